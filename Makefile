@@ -1,0 +1,80 @@
+# `make <target> PY=python3` uses an environment you already have and installs nothing.
+ifndef PY
+PY := .venv/bin/python
+BIN := .venv/bin/
+RUN := .venv/.run
+DEV := .venv/.dev
+endif
+
+JOBS ?= 2
+PYTEST := $(PY) -m pytest --no-header
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check test slow gpu bench study docs dist clean
+
+help: ## print this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-14s%s\n", $$1, $$2 }'
+
+setup: $(DEV) ## install softless and its tools into .venv
+
+check: $(DEV) ## format, lint, types and the layers of the house
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(BIN)lint-imports --no-logo
+
+test: $(DEV) ## every change: 2 cores, no GPU, minutes
+	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist worksteal --timeout 300 -m "not slow and not gpu and not compile"
+	SOFTLESS_TYPECHECK=0 $(PYTEST) --timeout 300 -m "compile and not slow and not gpu"
+
+slow: $(DEV) ## the full counts, with random hypothesis cases
+	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist worksteal --hypothesis-profile slow -m "not gpu and not compile"
+	SOFTLESS_TYPECHECK=0 $(PYTEST) --hypothesis-profile slow -m "compile and not gpu"
+
+gpu: $(DEV) ## tests and benchmarks that need a CUDA device
+	@$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu needs a CUDA device, and torch finds none.")'
+	SOFTLESS_TYPECHECK=0 $(PYTEST) -m gpu
+	$(PY) benchmarks/gpu.py
+
+bench: $(RUN) ## time the mechanisms on this CPU
+	$(PY) benchmarks/cpu.py
+
+study: $(RUN) ## do you need the softmax? ARGS="--help" lists the options
+	$(BIN)softless study $(ARGS)
+
+docs: $(DEV) ## build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+dist: $(DEV) ## build the wheel and the sdist into dist/
+	rm -rf dist
+	$(PY) -m build --no-isolation
+
+clean: ## remove what was built, keep .venv
+	rm -rf build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find softless tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+.venv/bin/python:
+	@for python in python3.11 python3.12 python3.13 python3; do \
+		$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+		echo "Making .venv with $$($$python --version)"; \
+		$$python -m venv .venv && exit 0; \
+		rm -rf .venv; exit 1; \
+	done; \
+	echo "softless needs Python 3.11 or newer: install one, as python3.11, python3.12, python3.13 or python3." >&2; exit 1
+
+# Without a shell that has pipefail, the stamp itself tells whether pip succeeded.
+define install
+	@echo "Installing $(1) into .venv; PyTorch makes the first time take minutes"
+	@rm -f $@
+	@{ $(PY) -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '$(1)' && touch $@; } \
+		| sed -nE -e 's/^ *(Downloading|Using cached) ([^ ]*\/)?([A-Za-z0-9_.]+)-[0-9].*\((.*[MG]B)\)$$/  \3, \4/p' \
+			-e 's/^Installing .*/  unpacking/p'
+	@test -e $@ || { echo "pip failed; its error is above." >&2; exit 1; }
+endef
+
+.venv/.run: pyproject.toml constraints.txt | .venv/bin/python
+	$(call install,.)
+
+.venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(call install,.[dev])
+	@touch .venv/.run

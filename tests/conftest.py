@@ -1,0 +1,63 @@
+"""What every test can rely on: a seed, no network, and shapes checked against their annotations."""
+
+import os
+import socket
+import zlib
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# The hook rewrites softless as it is imported, so it must be installed before any test module loads.
+CHECK_TYPES = os.environ.get("SOFTLESS_TYPECHECK", "1") != "0" and find_spec("beartype") is not None
+if CHECK_TYPES:
+    from jaxtyping import install_import_hook
+
+    install_import_hook("softless", "beartype.beartype")
+
+# too_slow measures the machine, not the test.
+COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("test", derandomize=True, max_examples=25, **COMMON)
+settings.register_profile("slow", max_examples=200, print_blob=True, **COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if CHECK_TYPES:
+        skip = pytest.mark.skip(reason="torch.compile cannot trace the checked functions: set SOFTLESS_TYPECHECK=0")
+        for item in items:
+            if item.get_closest_marker("compile"):
+                item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> int:
+    """A different seed for every test, the same in every run."""
+    value = zlib.crc32(request.node.nodeid.encode())
+    torch.manual_seed(value)
+    return value
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_network() -> Iterator[None]:
+    """Connections raise. Unix sockets stay open: multiprocessing speaks through them."""
+
+    def guard(name: str):
+        real = getattr(socket.socket, name)
+
+        def connect(self: socket.socket, address: object):
+            if self.family != socket.AF_UNIX:
+                raise RuntimeError(f"a test tried to reach {address}, and tests run without a network")
+            return real(self, address)
+
+        return connect
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect", "connect_ex"):
+            patch.setattr(socket.socket, name, guard(name))
+        yield

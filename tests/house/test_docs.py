@@ -1,0 +1,40 @@
+"""The documentation builds without a warning, and shows docstrings as they are written."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mkdocstrings")
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
+    env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def test_every_page_is_built(site):
+    pages = [path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")]
+    built = [site / (page.parent if page.name == "index" else page) / "index.html" for page in pages]
+    assert [path for path in built if not path.exists()] == []
+
+
+def test_doctests_are_shown_as_code(site):
+    text = (site / "reference/index.html").read_text()
+    assert "<p>&gt;&gt;&gt;" not in text
+    assert '<span class="gp">&gt;&gt;&gt; </span>' in text
+
+
+def test_nothing_is_fetched_when_a_page_is_read(site):
+    text = (site / "index.html").read_text()
+    assert 'src="http' not in text
+    assert 'rel="stylesheet" href="http' not in text
