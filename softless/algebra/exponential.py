@@ -1,0 +1,191 @@
+"""Exponential features, exactly: phi = exp(logs) is never formed except relative to a running maximum.
+
+In the causal form a maximum over later tokens would leak the future (and erase the past when a
+large key arrives), so query i works in units of what it has seen:
+
+    u_i = max_{j <= i} log phi(k_j)       channel by channel, as far as query i may know
+    q_i -> phi(q_i) e^{u_i} / e^{top_i}   no product with a visible key exceeds 1
+
+A chunk reads its past as one state in running units, and its own tokens by halves: the right half
+of every span reads the left half, span by span, so each product has its own exact reference.
+Shifts cancel wherever they are used; they carry no gradient.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from softless.algebra.chunks import before, fold, unfold
+from softless.algebra.readers import View, answer, level
+from softless.algebra.state import Log, State, keep
+
+GROUP = 64  # chunks whose pairwise decays are held at once
+
+
+def chunked(
+    phi_q: Float[Tensor, "*#b n d"] | Log,
+    phi_k: Log,
+    v: Float[Tensor, "*#b n e"],
+    reader: str,
+    scale: float,
+    mask: Bool[Tensor, "*#b n"] | None,
+    state: State | None,
+    chunk: int,
+) -> Float[Tensor, "*b n e"]:
+    """`forms.chunked` for keys given by their logarithm; `chunk` is a power of two."""
+    tokens, width = v.shape[-2], v.shape[-1]
+    floor = torch.finfo(v.dtype).min / 4  # below every logarithm, and finite: floor - floor is 0
+    v = keep(v, mask)
+    v_ref = v[..., :1, :] if state is None else state.v_mean[..., None, :]
+    logs = keep(phi_k.value, mask, floor)
+    v = keep(F.pad(v - v_ref, (0, 1), value=1.0), mask)  # [*b, n, e + 1]
+    seen = v.cumsum(-2)
+    y, n = seen[..., :width], seen[..., width:] + (0 if state is None else state.n[..., None, None])
+
+    value, exponent, log_gain = _query(phi_q, logs, reader, state, chunk)
+    logs_c, v_c = fold(logs, chunk, floor), fold(v, chunk)
+    value_c, exponent_c = fold(value, chunk), fold(exponent, chunk, floor)
+
+    units = logs_c.detach().amax(-2)  # [*b, c, d]
+    blocks = (logs_c - units[..., None, :]).exp().mT @ v_c  # [*b, c, d, e + 1]
+    units, past = running_sum(*_with_incoming(units, blocks, state, floor))
+    x = (value_c * (exponent_c + units[..., None, :]).exp()) @ past
+    x = x + (value_c * (exponent_c + logs_c).exp()).sum(-1, keepdim=True) * v_c
+    half = 1
+    while half < chunk:
+        x = x + _right_reads_left(value_c, exponent_c, logs_c, v_c, half)
+        half *= 2
+
+    x = unfold(x, tokens)
+    x, mass = x[..., :width], x[..., width:]
+    drift = y / n.clamp(min=1)
+    return answer(View(n, mass, v_ref + drift, x - mass * drift, log_gain), reader, scale)
+
+
+def _query(
+    phi_q: Tensor | Log, logs: Tensor, reader: str, state: State | None, chunk: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(value, exponent, log_gain): phi(q) e^-log_gain = value e^exponent, bounded on everything visible."""
+    if reader == "channel":
+        assert isinstance(phi_q, Tensor), "channel reads a softmax over channels, not a logarithm"
+        units, total = running_total(logs, state, chunk)
+        return phi_q / total, -units, None
+    seen = logs.detach().cummax(-2).values  # [*b, n, d]
+    if state is not None:
+        seen = torch.maximum(seen, state.shift[..., None, :])
+    if isinstance(phi_q, Log):
+        top = (phi_q.value.detach() + seen).amax(-1, keepdim=True)
+        return torch.ones_like(top), phi_q.value - top, top
+    top = seen.amax(-1, keepdim=True)
+    return (level(phi_q) if reader == "divide" else phi_q), -top, top
+
+
+def running_total(
+    logs: Float[Tensor, "*b n d"], state: State | None, chunk: int
+) -> tuple[Float[Tensor, "*b n d"], Float[Tensor, "*b n d"]]:
+    """(units, total): sum_{j <= i} e^{logs_j} = total e^units, channel by channel, by doubling inside chunks."""
+    floor = torch.finfo(logs.dtype).min / 4
+    folded = fold(logs, chunk, floor)
+    units = folded.detach()
+    total = (folded - units).exp()
+    step = 1
+    while step < chunk:
+        earlier = F.pad(units, (0, 0, step, -step), value=floor), F.pad(total, (0, 0, step, -step))
+        units, total = _add(units, total, *earlier)
+        step *= 2
+    last = _with_incoming(units[..., -1, :], total[..., -1, :, None], state, floor)
+    past_units, past = running_sum(*last)
+    units, total = _add(units, total, past_units[..., None, :], past.mT)
+    return unfold(units, logs.shape[-2]), unfold(total, logs.shape[-2])
+
+
+def _add(units: Tensor, total: Tensor, other_units: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of total e^units and other e^other_units, in the larger units."""
+    top = torch.maximum(units, other_units)
+    return top, total * (units - top).exp() + other * (other_units - top).exp()
+
+
+def _with_incoming(units: Tensor, blocks: Tensor, state: State | None, floor: float) -> tuple[Tensor, Tensor]:
+    """What stands before each chunk: the incoming state, then every chunk but the last.
+
+    Blocks are sums of features against [v', 1], or of features alone: the state gives its last columns.
+    """
+    if state is None:
+        first, start = torch.zeros_like(blocks[..., :1, :, :]), torch.full_like(units[..., :1, :], floor)
+    else:
+        sums = torch.cat([state.comoment, (state.n[..., None] * state.k_mean)[..., None]], -1)
+        first = sums[..., None, :, -blocks.shape[-1] :].expand_as(blocks[..., :1, :, :])
+        start = state.shift.clamp(min=floor)[..., None, :].expand_as(units[..., :1, :])
+    return before(start, units, -2), before(first, blocks, -3)
+
+
+def running_sum(
+    units: Float[Tensor, "*b c d"], blocks: Float[Tensor, "*b c d e"]
+) -> tuple[Float[Tensor, "*b c d"], Float[Tensor, "*b c d e"]]:
+    """Running sum of blocks in units of the running maximum: groups of chunks, then sums of groups."""
+    count, group = units.shape[-2], min(GROUP, units.shape[-2])
+    floor = torch.finfo(units.dtype).min / 4
+    groups = (count + group - 1) // group
+    spare = groups * group - count
+    units = F.pad(units, (0, 0, 0, spare), value=floor).unflatten(-2, (groups, group))  # [*b, g, k, d]
+    blocks = F.pad(blocks, (0, 0, 0, 0, 0, spare)).unflatten(-3, (groups, group))  # [*b, g, k, d, e]
+    inner_units, inner = _decayed_sum(units, blocks)
+    totals = _decayed_sum(inner_units[..., -1, :], inner[..., -1, :, :])
+    outer_units = before(torch.full_like(totals[0][..., :1, :], floor), totals[0], -2)[..., None, :]
+    outer = before(torch.zeros_like(totals[1][..., :1, :, :]), totals[1], -3)[..., None, :, :]
+    units = torch.maximum(inner_units, outer_units)
+    total = inner * (inner_units - units).exp()[..., None] + outer * (outer_units - units).exp()[..., None]
+    return units.flatten(-3, -2)[..., :count, :], total.flatten(-4, -3)[..., :count, :, :]
+
+
+def _decayed_sum(units: Float[Tensor, "*b k d"], blocks: Float[Tensor, "*b k d e"]) -> tuple[Tensor, Tensor]:
+    """sum_{j <= i} e^{u_j - m_i} block_j with m the running maximum of u, by one triangular product a channel."""
+    running = units.cummax(-2).values
+    decay = (units.mT[..., None, :] - running.mT[..., :, None]).exp().tril()  # [*b, d, k, k]
+    return running, (decay @ blocks.transpose(-3, -2)).transpose(-3, -2)
+
+
+def _right_reads_left(value: Tensor, exponent: Tensor, logs: Tensor, v: Tensor, half: int) -> Tensor:
+    """In every span of 2 `half` tokens, what the right half sees of the left."""
+    right = [x.unflatten(-2, (-1, 2, half))[..., 1, :, :] for x in (value, exponent)]
+    left, v_left = (x.unflatten(-2, (-1, 2, half))[..., 0, :, :] for x in (logs, v))
+    units = left.detach().amax(-2, keepdim=True)
+    score = (right[0] * (right[1] + units).exp()) @ (left - units).exp().mT  # [*b, c, spans, half, half]
+    out = score @ v_left
+    return torch.stack([torch.zeros_like(out), out], -3).flatten(-4, -2)  # [*b, c, l, e + 1]
+
+
+def scores(
+    phi_q: Tensor | Log, phi_k: Tensor | Log, visible: Bool[Tensor, "*#b #n m"]
+) -> tuple[Float[Tensor, "*b n m"], Float[Tensor, "*#b #n 1"]]:
+    """phi(q).phi(k) = score e^log_gain where either is exponential; the largest visible score is near 1."""
+    if isinstance(phi_q, Log) and isinstance(phi_k, Log):
+        logs = (phi_q.value[..., :, None, :] + phi_k.value[..., None, :, :]).logsumexp(-1)
+        sign = torch.ones_like(logs)
+    elif isinstance(phi_q, Log):
+        assert isinstance(phi_k, Tensor)
+        top = phi_q.value.detach().amax(-1, keepdim=True)
+        sign = (phi_q.value - top).exp() @ phi_k.mT
+        logs = top.expand_as(sign)
+    else:
+        assert isinstance(phi_k, Log)
+        top = phi_k.value.detach().amax(-1, keepdim=True)
+        sign = phi_q @ (phi_k.value - top).exp().mT
+        logs = top.mT.expand_as(sign)
+    floor = torch.finfo(logs.dtype).min / 4
+    logs = torch.where(visible, logs, floor)
+    log_gain = logs.detach().amax(-1, keepdim=True)
+    return torch.where(visible, sign * (logs - log_gain).exp(), 0.0), log_gain
+
+
+def token_softmax(phi_k: Tensor | Log, visible: Bool[Tensor, "*#b #n m"]) -> Float[Tensor, "*b n m d"]:
+    """phi(k_j) / sum_j phi(k_j) over the visible keys, channel by channel; an unused channel is even."""
+    seen = visible[..., None]
+    if isinstance(phi_k, Log):
+        logs = torch.where(seen, phi_k.value[..., None, :, :], torch.finfo(phi_k.value.dtype).min / 4)
+        return torch.where(seen, logs.softmax(-2), 0.0)
+    k = torch.where(seen, phi_k[..., None, :, :], 0.0)
+    total = k.sum(-2, keepdim=True)
+    even = seen / seen.sum(-2, keepdim=True).clamp(min=1).to(k.dtype)
+    return torch.where(total != 0, k / torch.where(total != 0, total, 1.0), even)

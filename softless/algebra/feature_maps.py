@@ -1,0 +1,69 @@
+"""Feature maps phi: what linear attention puts in place of the exponential of a score.
+
+    identity     x                          divide: fails (InLine Table 3: 0.2 % top-1)
+    relu         max(x, 0)
+    leaky_relu   max(x, 0.01 x)             divide: fails (InLine Table 3: 1.5 % top-1)
+    elu          elu(x) + 1                 Katharopoulos et al. 2020
+    exp          exp(t x)                   kept as its logarithm, see `Log`
+    softmax      softmax over channels
+    affine_relu  max(A x + b, 0)            A [H, d, d], b [H, d], shared by q and k
+
+A map takes x [B, H, N, d] and returns features [B, H, N, D], or their logarithm.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from softless.algebra.state import Log
+
+FeatureMap = Callable[[Tensor], Tensor]
+
+
+def elu(x: Tensor) -> Tensor:
+    """elu(x) + 1, as x + 1 above zero and e^x below: expm1(x) + 1 would round to 0 at x = -17."""
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+
+
+def softmax(x: Tensor) -> Tensor:
+    return x.softmax(-1)
+
+
+def identity(x: Tensor) -> Tensor:
+    return x
+
+
+def affine_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """ReLU(A x + b) with one A and b a head."""
+    return (x @ weight.mT + bias[:, None, :]).relu()  # [B, H, N, d] @ [H, d, d]
+
+
+def unit(x: Tensor, dims: tuple[int, ...] = (-1,)) -> Tensor:
+    """x / |x|, with 0 for the zero vector. Scaled by the largest entry first: |x|^2 cannot overflow."""
+    largest = x.detach().abs().amax(dims, keepdim=True)
+    x = x / torch.where(largest > 0, largest, 1.0)
+    square = x.square().sum(dims, keepdim=True)
+    return x * torch.where(square > 0, square, 1.0).rsqrt()
+
+
+ELEMENTWISE: dict[str, FeatureMap] = {
+    "identity": identity,
+    "relu": F.relu,
+    "leaky_relu": F.leaky_relu,
+    "elu": elu,
+    "softmax": softmax,
+}
+NAMES = (*ELEMENTWISE, "exp", "affine_relu")
+
+
+def apply(phi: str | FeatureMap, x: Tensor, *, t: float = 1.0, inputs: Mapping[str, Tensor]) -> Tensor | Log:
+    """phi(x) by name, or by any callable that maps the last dimension."""
+    if callable(phi):
+        return phi(x)
+    if phi == "exp":
+        return Log(t * x)
+    if phi == "affine_relu":
+        return affine_relu(x, inputs["weight"].to(x.dtype), inputs["bias"].to(x.dtype))
+    return ELEMENTWISE[phi](x)

@@ -1,0 +1,141 @@
+"""The four forms of one function: explicit weights, parallel, chunked, recurrent.
+
+    weights     w_ij, an N x M matrix to look at; the specification of the other three
+    parallel    read(phi(q), observe(phi(k), v))               every query sees every token
+    recurrent   merge a token, read, merge the next            query i sees tokens j <= i
+    chunked     the same, a chunk at a time, no loop over tokens and memory O(N d)
+
+They agree to rounding; the tests hold each against the weights.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from softless.algebra import exponential
+from softless.algebra.chunks import before, fold, unfold
+from softless.algebra.readers import View, answer, level, per_channel, read, settle
+from softless.algebra.state import Log, State, keep, merge, observe
+
+CHUNK = 64  # as long as a head is wide: the N/64 states then take the room of the N keys
+
+
+def weights(
+    phi_q: Float[Tensor, "*#b n d"] | Log,
+    phi_k: Float[Tensor, "*#b m d"] | Log,
+    reader: str,
+    scale: float,
+    visible: Bool[Tensor, "*#b #n m"],
+) -> Float[Tensor, "*b n m"]:
+    """Explicit weights; a key that is not visible weighs 0."""
+    n = visible.sum(-1, keepdim=True)
+    if reader == "channel":
+        assert isinstance(phi_q, Tensor), "channel reads a softmax over channels, not a logarithm"
+        shares = exponential.token_softmax(phi_k, visible)  # [*b, n, m, d]
+        return (shares @ phi_q[..., None]).squeeze(-1)
+    score, log_gain = _scores(phi_q, phi_k, reader, visible)
+    mass = score.sum(-1, keepdim=True)
+    even = visible / n.clamp(min=1).to(score.dtype)
+    if reader == "divide":
+        return torch.where(mass != 0, score / torch.where(mass != 0, mass, 1.0), even)
+    if reader == "subtract":
+        return even + torch.where(visible, scale * (score - mass * even) * log_gain.exp(), 0.0) / n.clamp(min=1)
+    return scale * score * log_gain.exp()
+
+
+def _scores(
+    phi_q: Tensor | Log, phi_k: Tensor | Log, reader: str, visible: Tensor
+) -> tuple[Float[Tensor, "*b n m"], Float[Tensor, "*#b #n 1"]]:
+    """phi(q).phi(k) e^-log_gain on the visible keys."""
+    if isinstance(phi_q, Log) or isinstance(phi_k, Log):
+        return exponential.scores(phi_q, phi_k, visible)
+    phi_q = level(phi_q) if reader == "divide" else phi_q
+    return torch.where(visible, phi_q @ phi_k.mT, 0.0), phi_q.new_zeros(())
+
+
+def parallel(
+    phi_q: Float[Tensor, "*#b n d"] | Log,
+    phi_k: Float[Tensor, "*#b m d"] | Log,
+    v: Float[Tensor, "*#b m e"],
+    reader: str,
+    scale: float = 1.0,
+    mask: Bool[Tensor, "*#b m"] | None = None,
+) -> Float[Tensor, "*b n e"]:
+    """Every query reads the state of all tokens."""
+    return read(phi_q, observe(phi_k, v, mask), reader, scale)
+
+
+def recurrent(
+    phi_q: Float[Tensor, "*#b n d"] | Log,
+    phi_k: Float[Tensor, "*#b n d"] | Log,
+    v: Float[Tensor, "*#b n e"],
+    reader: str,
+    scale: float = 1.0,
+    mask: Bool[Tensor, "*#b n"] | None = None,
+    state: State | None = None,
+) -> tuple[Float[Tensor, "*b n e"], State]:
+    """Token by token: the state grows by one and is read. Cost and memory do not depend on the past."""
+    outputs = []
+    for i in range(v.shape[-2]):
+        here = slice(i, i + 1)
+        seen = observe(_tokens(phi_k, here), v[..., here, :], None if mask is None else mask[..., here])
+        state = seen if state is None else merge(state, seen)
+        outputs.append(read(_tokens(phi_q, here), state, reader, scale))
+    assert state is not None, "recurrent needs at least one token"
+    return torch.cat(outputs, -2), state
+
+
+def chunked(
+    phi_q: Float[Tensor, "*#b n d"] | Log,
+    phi_k: Float[Tensor, "*#b n d"] | Log,
+    v: Float[Tensor, "*#b n e"],
+    reader: str,
+    scale: float = 1.0,
+    mask: Bool[Tensor, "*#b n"] | None = None,
+    state: State | None = None,
+    chunk: int = CHUNK,
+) -> Float[Tensor, "*b n e"]:
+    """The causal form for training. With k', v' relative to a point every query knows, and V = [v', 1]:
+
+        tril(q k'^T) V + q (sum over past chunks of k'^T V)  =  [sum q.k' v', sum q.k']
+        cumsum V                                             =  [sum v', n]
+
+    which is all a reader needs. The point is the incoming means, or the first token: centering on
+    anything later would let the future in through rounding.
+    """
+    if isinstance(phi_k, Log):
+        return exponential.chunked(phi_q, phi_k, v, reader, scale, mask, state, chunk)
+    tokens, width = v.shape[-2], v.shape[-1]
+    k, v = keep(phi_k, mask), keep(v, mask)
+    k_ref, v_ref = (
+        (k[..., :1, :], v[..., :1, :]) if state is None else (state.k_mean[..., None, :], state.v_mean[..., None, :])
+    )
+    k, v = keep(k - k_ref, mask), keep(F.pad(v - v_ref, (0, 1), value=1.0), mask)  # v: [*b, n, e + 1]
+    seen = v.cumsum(-2)
+    y, n = seen[..., :width], seen[..., width:] + (0 if state is None else state.n[..., None, None])
+
+    log_gain = None
+    if reader == "channel":
+        assert isinstance(phi_q, Tensor), "channel reads a softmax over channels, not a logarithm"
+        q = per_channel(phi_q, k.cumsum(-2) + n * k_ref)
+    elif isinstance(phi_q, Log):
+        q, log_gain = settle(phi_q.value)
+    else:
+        q = level(phi_q) if reader == "divide" else phi_q
+
+    q_c, k_c, v_c = (fold(x, chunk) for x in (q, k, v))  # [*b, c, chunk, .]
+    blocks = k_c.mT @ v_c  # [*b, c, d, e + 1]
+    first = torch.zeros_like(blocks[..., :1, :, :])
+    if state is not None:
+        first = first + F.pad(state.comoment, (0, 1))[..., None, :, :]
+    past = before(first, blocks, -3).cumsum(-3)
+    x = unfold((q_c @ k_c.mT).tril() @ v_c + q_c @ past, tokens)  # [*b, n, e + 1]
+    x, s = x[..., :width], x[..., width:]
+    drift = y / n.clamp(min=1)
+    view = View(n, n * (q @ k_ref.mT) + s, v_ref + drift, x - s * drift, log_gain)
+    return answer(view, reader, scale)
+
+
+def _tokens(phi: Tensor | Log, here: slice) -> Tensor | Log:
+    return Log(phi.value[..., here, :]) if isinstance(phi, Log) else phi[..., here, :]

@@ -1,0 +1,88 @@
+"""The State: everything a query needs to know about the tokens it may see.
+
+    n         how many tokens
+    k_mean    mean of phi(k)
+    v_mean    mean of v
+    comoment  sum_j (phi(k_j) - k_mean)(v_j - v_mean)^T
+    shift     the features are stored divided by e^shift, channel by channel
+
+Means and a co-moment, not raw sums: subtracting two large raw sums loses up to 31 bf16 ulps when
+keys and values have a mean; this form loses less than one. `merge` (Chan, Golub, LeVeque 1979) is
+associative, so one law gives every form: chunked and recurrent merge as they go, sequence
+parallelism merges across ranks, padding observes the valid tokens only.
+
+Float32 throughout, float64 where the input is float64.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+class Log(NamedTuple):
+    """Features known by their logarithm, phi = exp(value): formed only relative to a shift."""
+
+    value: Float[Tensor, "*b n d"]
+
+
+class State(NamedTuple):
+    """A summary of tokens. A tuple of tensors: `_asdict()` saves it, gradients flow through it."""
+
+    n: Int[Tensor, "*b"]
+    k_mean: Float[Tensor, "*b d"]
+    v_mean: Float[Tensor, "*b m"]
+    comoment: Float[Tensor, "*b d m"]
+    shift: Float[Tensor, "*b d"]
+
+
+def keep(x: Tensor, mask: Bool[Tensor, "*#b n"] | None, other: float = 0.0) -> Tensor:
+    """Replace what the mask hides. Multiplying by zero would let a NaN in the padding through."""
+    return x if mask is None else torch.where(mask[..., None], x, other)
+
+
+def observe(
+    phi_k: Float[Tensor, "*#b n d"] | Log, v: Float[Tensor, "*#b n m"], mask: Bool[Tensor, "*#b n"] | None = None
+) -> State:
+    """Summarize a block of tokens; only those the mask keeps."""
+    k, shift = (
+        _unlog(phi_k, mask) if isinstance(phi_k, Log) else (keep(phi_k, mask), torch.zeros_like(phi_k[..., 0, :]))
+    )
+    n = torch.full((1,) * (v.ndim - 2), v.shape[-2], device=v.device) if mask is None else mask.sum(-1)
+    tokens, v = n.clamp(min=1)[..., None], keep(v, mask)
+    k_mean, v_mean = k.sum(-2) / tokens, v.sum(-2) / tokens
+    deviation = keep(k - k_mean[..., None, :], mask)
+    return State(n, k_mean, v_mean, deviation.mT @ (v - v_mean[..., None, :]), shift)
+
+
+def merge(a: State, b: State) -> State:
+    """State of the concatenation of two blocks. A state of no tokens is the identity, bit for bit."""
+    n = a.n + b.n
+    share = (b.n / n.clamp(min=1).to(b.k_mean.dtype))[..., None]  # [*b, 1]
+    shift = torch.maximum(a.shift, b.shift)
+    a_units, b_units = rescale(a.shift, shift), rescale(b.shift, shift)
+    k_step, v_step = b.k_mean * b_units - a.k_mean * a_units, b.v_mean - a.v_mean
+    between = (a.n[..., None] * share * k_step)[..., :, None] * v_step[..., None, :]  # [*b, d, m]
+    return State(
+        n,
+        a.k_mean * a_units + share * k_step,
+        a.v_mean + share * v_step,
+        a.comoment * a_units[..., None] + b.comoment * b_units[..., None] + between,
+        shift,
+    )
+
+
+def rescale(old: Float[Tensor, "*b d"], new: Float[Tensor, "*#b d"]) -> Float[Tensor, "*b d"]:
+    """e^(old - new): the factor that takes features from units of e^old to units of e^new >= e^old."""
+    return torch.where(old == new, 0.0, old - new).exp()
+
+
+def _unlog(phi: Log, mask: Bool[Tensor, "*#b n"] | None) -> tuple[Tensor, Tensor]:
+    """(features / e^shift, shift), shift the largest logarithm of each channel: no feature exceeds 1.
+
+    The shift cancels wherever it is used, so it needs no gradient.
+    """
+    logs = keep(phi.value, mask, -torch.inf)
+    shift = logs.detach().amax(-2) if logs.shape[-2] else logs.new_full(logs[..., 0:1, :].sum(-2).shape, -torch.inf)
+    return (logs - shift.clamp(min=torch.finfo(logs.dtype).min)[..., None, :]).exp(), shift
