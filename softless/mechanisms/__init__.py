@@ -1,0 +1,57 @@
+"""Every mechanism by name, in one hand-written table."""
+
+from dataclasses import fields
+
+from softless.errors import ArgumentError
+from softless.mechanisms.angular import Angular
+from softless.mechanisms.base import Call, Mechanism
+from softless.mechanisms.efficient import Efficient
+from softless.mechanisms.focused import Focused
+from softless.mechanisms.general import General
+from softless.mechanisms.hydra import Hydra
+from softless.mechanisms.linear import InLine, Linear
+from softless.mechanisms.softmax import Softmax
+from softless.mechanisms.taylor import Taylor
+from softless.mechanisms.threshold import Threshold
+
+MECHANISMS: dict[str, type[Mechanism]] = {
+    each.name: each
+    for each in (Softmax, General, Linear, InLine, Efficient, Taylor, Hydra, Angular, Focused, Threshold)
+}
+
+__all__ = ["MECHANISMS", "Call", "Mechanism", "list_mechanisms", "mechanism"]
+
+
+def mechanism(name: str, **options: object) -> Mechanism:
+    """A mechanism with its options: a frozen, hashable value that `attention` takes in place of a name.
+
+    >>> import softless
+    >>> softless.mechanism("linear", phi="relu")
+    Linear(phi='relu', phi_k=None, t=1.0, normalize='divide')
+    >>> softless.mechanism("threshold", tau=2, expansion="minimax", tail="mean").tau
+    2
+
+    An unknown name or option raises and lists the known ones.
+    """
+    if name not in MECHANISMS:
+        raise ArgumentError(f"mechanism {name!r} is not one of {', '.join(MECHANISMS)}")
+    made = MECHANISMS[name]
+    known = [field.name for field in fields(made)]
+    if unknown := [option for option in options if option not in known]:
+        takes = f"takes {', '.join(known)}" if known else "takes no options"
+        raise ArgumentError(f"mechanism '{name}' has no option {', '.join(map(repr, unknown))}: it {takes}")
+    try:
+        return made(**options)
+    except TypeError as error:
+        given = ", ".join(f"{option}={value!r}" for option, value in options.items())
+        raise ArgumentError(f"mechanism '{name}' cannot take {given}: {error}") from None
+
+
+def list_mechanisms() -> list[str]:
+    """Names that `mechanism` and `attention` take.
+
+    >>> import softless
+    >>> softless.list_mechanisms()[:4]
+    ['softmax', 'general', 'linear', 'inline']
+    """
+    return list(MECHANISMS)

@@ -1,0 +1,76 @@
+"""Linear angular attention (Castling-ViT, You et al. 2022): the angle's kernel, cut to first order.
+
+    1 - theta(q, k)/pi  =  1/2 + q^.k^/pi + (arcsin's higher terms)
+    h_i = 1/2 v_i + (1/pi) q^_i (sum_j k^_j v_j^T)          o_i = h_i / |h_i|
+
+The kernel's constant summed over keys would be 1/2 sum_j v_j; the paper's final formula and its code
+use 1/2 v_i, and so does the default here. `exact=True` is the kernel itself. The explicit weights
+are those of h; the output's length is divided out afterwards.
+"""
+
+from dataclasses import dataclass
+from math import pi
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from softless.algebra.feature_maps import unit
+from softless.algebra.state import State, keep
+from softless.errors import UnsupportedError
+from softless.mechanisms.base import Call, repeat_heads
+from softless.mechanisms.kernelized import Kernelized
+
+
+@dataclass(frozen=True)
+class Angular(Kernelized):
+    name: ClassVar[str] = "angular"
+    formula: ClassVar[str] = "h / |h|,  h = 1/2 v_i + (1/pi) sum_j q^.k^_j v_j"
+    reader: ClassVar[str] = "none"
+
+    exact: bool = False
+
+    def default_scale(self, head_dim: int) -> None:
+        return None
+
+    def features_q(self, q: Tensor, call: Call) -> Tensor:
+        x = unit(q) * pi**-0.5
+        return F.pad(x, (1, 0), value=0.5**0.5) if self.exact else x
+
+    def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
+        kernel = super().weights(q, k, call)
+        if self.exact:
+            return kernel
+        self._check_own_token(q, k, call)
+        queries, keys = q.shape[2], k.shape[2]
+        own = torch.ones(queries, keys, device=q.device, dtype=q.dtype).tril(keys - queries).triu(keys - queries)
+        return kernel + 0.5 * own * call.visible(q, k)
+
+    def combine(self, weights: Tensor, v: Tensor, call: Call) -> Tensor:
+        return unit(super().combine(weights, v, call))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        return unit(self._own(q, k, v, call) + super().attend(q, k, v, call))
+
+    def attend_with_state(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call
+    ) -> tuple[Tensor, State]:
+        out, state = super().attend_with_state(q, k, v, state, call)
+        return unit(self._own(q, k, v, call._replace(is_causal=True)) + out), state
+
+    def _own(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor | float:
+        """1/2 v_i for the queries' own tokens: the last ones, if there are more keys than queries."""
+        if self.exact:
+            return 0.0
+        self._check_own_token(q, k, call)
+        v = repeat_heads(keep(v, None if call.key_mask is None else call.key_mask[:, None]), q.shape[1])
+        missing = q.shape[2] - v.shape[2]
+        return 0.5 * (F.pad(v, (0, 0, missing, 0)) if missing > 0 else v[:, :, -missing:])
+
+    def _check_own_token(self, q: Tensor, k: Tensor, call: Call) -> None:
+        if q.shape[2] != k.shape[2] and not call.is_causal:
+            raise UnsupportedError(
+                f"angular adds each query's own value: it needs as many queries as keys, got {q.shape[2]} and "
+                f"{k.shape[2]} (exact=True has no such term)"
+            )

@@ -1,0 +1,87 @@
+"""What every mechanism offers: explicit weights, an output, and a carried state, or a plain refusal.
+
+A mechanism is a frozen dataclass of plain options, hashable and without tensors. What it needs
+beyond q, k, v travels in `inputs`. Tensors arrive wide (float32 or float64) and validated.
+
+    q [B, H, N, d]    k [B, G, M, d]    v [B, G, M, e]    H a multiple of G (grouped queries)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from softless.algebra.masks import visible
+from softless.algebra.state import State, keep
+from softless.errors import UnsupportedError
+
+
+class Call(NamedTuple):
+    """Everything an attention call says besides q, k and v. `scale` is resolved before it gets here."""
+
+    is_causal: bool = False
+    key_mask: Tensor | None = None  # bool [B, M], True = a real token
+    bias: Tensor | None = None  # broadcastable to [B, H, N, M]
+    scale: float = 1.0
+    inputs: Mapping[str, Tensor] = {}
+
+    def visible(self, q: Tensor, k: Tensor) -> Tensor:
+        """Which key each query may see, broadcastable to [B, H, N, M]."""
+        return visible(q.shape[2], k.shape[2], is_causal=self.is_causal, key_mask=self.key_mask, device=q.device)
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """One attention mechanism with its options. Make one with `softless.mechanism(name, **options)`."""
+
+    name: ClassVar[str]
+    family: ClassVar[str]  # kernelized | scored
+    formula: ClassVar[str]  # one line, as `softless list` prints it
+    takes_bias: ClassVar[bool] = False
+    carries_state: ClassVar[bool] = False
+    sums_in_float32: ClassVar[bool] = False  # takes half precision as it is, and is exact about it
+
+    def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of the `inputs`, for q with these heads."""
+        return {}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the tensors it needs beyond q, k and v."""
+        return tuple(self.input_shapes(1, 1))
+
+    @property
+    def rows_sum_to_one(self) -> bool:
+        """Whether adding a constant to v adds it to the output."""
+        return True
+
+    def default_scale(self, head_dim: int) -> float | None:
+        """The factor on phi(q).phi(k); None where a factor would cancel."""
+        return None
+
+    def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
+        """Explicit weights [B, H, N, M]: the specification."""
+        raise NotImplementedError
+
+    def combine(self, weights: Tensor, v: Tensor, call: Call) -> Tensor:
+        """The output that explicit weights give."""
+        v = keep(v, None if call.key_mask is None else call.key_mask[:, None])
+        return weights @ repeat_heads(v, weights.shape[1])
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        """The output [B, H, N, e], by the fastest exact way in plain torch."""
+        return self.combine(self.weights(q, k, call), v, call)
+
+    def attend_with_state(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call
+    ) -> tuple[Tensor, State]:
+        """The causal output given what came before, and the state to go on from."""
+        raise UnsupportedError(
+            f"mechanism '{self.name}' has no state of fixed size: keep a KV cache and call attention(is_causal=True)"
+        )
+
+
+def repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """[B, G, M, d] -> [B, H, M, d]: each key head serves H / G query heads."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)

@@ -1,0 +1,49 @@
+"""General similarity attention: the quadratic form that every other mechanism specializes.
+
+    o_i = sum_j sim(q_i, k_j) v_j / sum_j sim(q_i, k_j),      sim >= 0
+
+`sim` maps q [B, H, N, d] and k [B, H, M, d] to [B, H, N, M]. exp(q.k) makes it softmax, phi(q).phi(k)
+linear attention, 1 + q^.k^ Taylor attention. A row whose similarities are all zero reads the mean.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from softless.errors import ArgumentError
+from softless.mechanisms.base import Call, Mechanism, repeat_heads
+
+
+@dataclass(frozen=True)
+class General(Mechanism):
+    name: ClassVar[str] = "general"
+    family: ClassVar[str] = "scored"
+    formula: ClassVar[str] = "sum_j sim(q, k_j) v_j / sum_j sim(q, k_j)"
+
+    sim: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.sim):
+            raise ArgumentError(
+                f"general needs sim, a function of q [B, H, N, d] and k [B, H, M, d] that returns [B, H, N, M]; "
+                f"got {self.sim!r}"
+            )
+
+    def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
+        k = repeat_heads(k, q.shape[1])
+        assert self.sim is not None
+        sim, needed = self.sim(q, k), (*q.shape[:3], k.shape[2])
+        if not isinstance(sim, Tensor) or sim.shape != needed:
+            raise ArgumentError(f"sim returned {_describe(sim)} and must return a tensor of shape {list(needed)}")
+        visible = call.visible(q, k)
+        sim = torch.where(visible, sim, 0.0)
+        mass = sim.sum(-1, keepdim=True)
+        even = visible / visible.sum(-1, keepdim=True).clamp(min=1).to(sim.dtype)
+        return torch.where(mass != 0, sim / torch.where(mass != 0, mass, 1.0), even)
+
+
+def _describe(x: object) -> str:
+    return f"a tensor of shape {list(x.shape)}" if isinstance(x, Tensor) else repr(type(x).__name__)

@@ -1,0 +1,64 @@
+"""Hydra attention (Bolya et al. 2022): as many heads as features.
+
+    o_i = q^_i * sum_j k^_j * v_j          elementwise; q^ = q/|q|, k^ = k/|k| over all H d channels
+
+No normalizer: the output is a sum over tokens and grows with them. Its explicit weights are one
+matrix a channel, A^c_ij = q^_ic k^_jc, so `attention_weights` returns [B, H d, N, M].
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from softless.algebra.feature_maps import unit
+from softless.algebra.state import State
+from softless.errors import UnsupportedError
+from softless.mechanisms.base import Call, repeat_heads
+from softless.mechanisms.kernelized import Kernelized
+
+
+@dataclass(frozen=True)
+class Hydra(Kernelized):
+    name: ClassVar[str] = "hydra"
+    formula: ClassVar[str] = "q^ * sum_j k^_j * v_j, channel by channel"
+    reader: ClassVar[str] = "none"
+    chunk: ClassVar[int] = 8
+
+    def features_q(self, q: Tensor, call: Call) -> Tensor:
+        return q  # unit vectors already, spread to heads of width one
+
+    def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
+        q, k, _ = _spread(q, k, k)
+        return super().weights(q, k, call)
+
+    def combine(self, weights: Tensor, v: Tensor, call: Call) -> Tensor:
+        heads = weights.shape[1] // v.shape[3]
+        return _gather(super().combine(weights, _channels(repeat_heads(v, heads)), call), heads)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        return _gather(super().attend(*_spread(q, k, v), call), q.shape[1])
+
+    def attend_with_state(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call
+    ) -> tuple[Tensor, State]:
+        out, state = super().attend_with_state(*_spread(q, k, v), state, call)
+        return _gather(out, q.shape[1]), state
+
+
+def _spread(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Unit q and k, and v, each as H d heads of width one."""
+    if v.shape[3] != q.shape[3]:
+        raise UnsupportedError(
+            f"hydra multiplies q, k and v channel by channel: v has {v.shape[3]} channels a head, q has {q.shape[3]}"
+        )
+    k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+    return _channels(unit(q, (1, 3))), _channels(unit(k, (1, 3))), _channels(v)
+
+
+def _channels(x: Tensor) -> Tensor:
+    return x.transpose(2, 3).flatten(1, 2)[..., None]  # [B, H, N, d] -> [B, H d, N, 1]
+
+
+def _gather(x: Tensor, heads: int) -> Tensor:
+    return x.squeeze(-1).unflatten(1, (heads, -1)).transpose(2, 3)  # [B, H d, N, 1] -> [B, H, N, d]

@@ -1,0 +1,115 @@
+"""Kernelized attention: a feature map for q, one for k, and a reader. Everything else is the algebra.
+
+    o_i = read(phi(q_i), observe(phi(k_j), v_j for the j that i may see))
+
+Queries that share a key head share its state: [B, G, H/G, N, .] reads [B, G, 1, d, e].
+"""
+
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from softless import algebra
+from softless.algebra.state import Log, State, merge, observe
+from softless.errors import ArgumentError
+from softless.mechanisms.base import Call, Mechanism, repeat_heads
+
+
+class Kernelized(Mechanism):
+    """A subclass says `features_q`, `features_k` and `reader`; features act on each token alone."""
+
+    family: ClassVar[str] = "kernelized"
+    carries_state: ClassVar[bool] = True
+    reader: ClassVar[str]  # divide | subtract | channel | none
+    chunk: ClassVar[int] = algebra.CHUNK
+
+    def features_q(self, q: Tensor, call: Call) -> Tensor | Log:
+        """phi(q), [B, H, N, D]."""
+        raise NotImplementedError
+
+    def features_k(self, k: Tensor, call: Call) -> Tensor | Log:
+        """phi(k), [B, G, M, D], or [B, H, M, D] where it differs by query head."""
+        return self.features_q(k, call)
+
+    def default_scale(self, head_dim: int) -> float | None:
+        return 1.0 if self.reader == "none" else None
+
+    @property
+    def rows_sum_to_one(self) -> bool:
+        return self.reader != "none"
+
+    def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
+        k = repeat_heads(k, q.shape[1])
+        phi_q, phi_k = self.features_q(q, call), self.features_k(k, call)
+        return algebra.weights(phi_q, phi_k, self.reader, call.scale, call.visible(q, k))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        if call.is_causal:
+            return self._causal(q, k, v, None, call)
+        phi_k, values, mask = self._keys(q, k, v, call)
+        out = algebra.parallel(self._queries(q, v, call), phi_k, values, self.reader, call.scale, mask)
+        return _ungroup(out)
+
+    def attend_with_state(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call
+    ) -> tuple[Tensor, State]:
+        seen = observe(*self._keys(q, k, v, call))
+        _check_state(state, seen)
+        after = seen if state is None else merge(state, seen)
+        if q.shape[2] == k.shape[2] == 1:
+            return _ungroup(algebra.read(self._queries(q, v, call), after, self.reader, call.scale)), after
+        return self._causal(q, k, v, state, call), after
+
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call) -> Tensor:
+        """The last query is aligned with the last key: earlier keys are past, missing ones are masked."""
+        past = k.shape[2] - q.shape[2]
+        if past > 0:
+            mask = None if call.key_mask is None else call.key_mask[:, :past]
+            seen = observe(*self._keys(q, k[:, :, :past], v[:, :, :past], call._replace(key_mask=mask)))
+            state = seen if state is None else merge(state, seen)
+            k, v = k[:, :, past:], v[:, :, past:]
+            call = call._replace(key_mask=None if call.key_mask is None else call.key_mask[:, past:])
+        elif past < 0:
+            mask = k.new_ones(k.shape[0], k.shape[2]).bool() if call.key_mask is None else call.key_mask
+            call = call._replace(key_mask=F.pad(mask, (-past, 0), value=False))
+            k, v = F.pad(k, (0, 0, -past, 0)), F.pad(v, (0, 0, -past, 0))
+        phi_k, values, mask = self._keys(q, k, v, call)
+        out = algebra.chunked(
+            self._queries(q, v, call), phi_k, values, self.reader, call.scale, mask, state, self.chunk
+        )
+        return _ungroup(out)
+
+    def _queries(self, q: Tensor, v: Tensor, call: Call) -> Tensor | Log:
+        return _group(self.features_q(q, call), v.shape[1], q.shape[1])
+
+    def _keys(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor | Log, Tensor, Tensor | None]:
+        """(phi(k), v, mask), with a dimension for the queries that share a key head."""
+        groups, heads = v.shape[1], q.shape[1]
+        mask = None if call.key_mask is None else call.key_mask[:, None]  # [B, 1, M]
+        if groups == heads:
+            return self.features_k(k, call), v, mask
+        return _group(self.features_k(k, call), groups, heads), v[:, :, None], None if mask is None else mask[:, None]
+
+
+def _check_state(state: State | None, seen: State) -> None:
+    """A state fits if it has the heads, widths and dtype that these tokens would give."""
+    if state is None:
+        return
+    given, needed = state.comoment, seen.comoment
+    if given.shape != needed.shape or given.dtype != needed.dtype:
+        raise ArgumentError(
+            f"the state's comoment is {given.dtype} {list(given.shape)} and these q, k, v continue one of "
+            f"{needed.dtype} {list(needed.shape)}"
+        )
+
+
+def _group(phi: Tensor | Log, groups: int, heads: int) -> Tensor | Log:
+    """[B, H, N, D] -> [B, G, H/G, N, D] where queries share key heads."""
+    if groups == heads:
+        return phi
+    return Log(phi.value.unflatten(1, (groups, -1))) if isinstance(phi, Log) else phi.unflatten(1, (groups, -1))
+
+
+def _ungroup(out: Tensor) -> Tensor:
+    return out if out.ndim == 4 else out.flatten(1, 2)

@@ -1,0 +1,82 @@
+"""Linear attention and InLine: the same feature maps, two ways to normalize.
+
+    linear   o_i = sum_j phi(q_i).phi(k_j) v_j / sum_j phi(q_i).phi(k_j)          Katharopoulos et al. 2020, eq. 4
+    inline   w_ij = (s/n) phi(q_i).(phi(k_j) - mean phi(k)) + 1/n                  Han et al. 2024, eq. 4, s = d^-1/2
+
+The factor s/n is the authors' code's, not eq. 4's: it makes the sum over keys a mean. In the causal
+form n, the means and the sums run over the tokens seen so far. `linear` with phi identity or
+leaky_relu divides by a sum that changes sign: allowed, because they are the failing rows of
+InLine's Table 3 (0.2 % and 1.5 % top-1), and not recommended.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from softless.algebra import feature_maps
+from softless.algebra.feature_maps import FeatureMap
+from softless.algebra.state import Log
+from softless.errors import ArgumentError
+from softless.mechanisms.base import Call, repeat_heads
+from softless.mechanisms.kernelized import Kernelized
+
+
+@dataclass(frozen=True)
+class FeatureMapped(Kernelized):
+    """A kernelized mechanism whose feature maps are chosen by name, or given as callables."""
+
+    phi: str | FeatureMap = "identity"
+    phi_k: str | FeatureMap | None = None  # None: the same as phi
+    t: float = 1.0  # exp(t x)
+
+    def __post_init__(self) -> None:
+        for option, phi in (("phi", self.phi), ("phi_k", self.phi_k or self.phi)):
+            if not callable(phi) and phi not in feature_maps.NAMES:
+                raise ArgumentError(f"{option} {phi!r} is not one of {', '.join(feature_maps.NAMES)} or a callable")
+        if not self.t > 0 or self.t == float("inf"):
+            raise ArgumentError(f"t {self.t} is not a positive number")
+        if self.t != 1 and "exp" not in (self.phi, self.phi_k):
+            raise ArgumentError(f"t {self.t} is only read by phi 'exp', and phi is {self.phi!r}")
+
+    def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
+        if "affine_relu" not in (self.phi, self.phi_k):
+            return {}
+        return {"weight": (heads, head_dim, head_dim), "bias": (heads, head_dim)}
+
+    def features_q(self, q: Tensor, call: Call) -> Tensor | Log:
+        return feature_maps.apply(self.phi, q, t=self.t, inputs=call.inputs)
+
+    def features_k(self, k: Tensor, call: Call) -> Tensor | Log:
+        phi = self.phi if self.phi_k is None else self.phi_k
+        if phi == "affine_relu":
+            k = repeat_heads(k, call.inputs["weight"].shape[0])
+        return feature_maps.apply(phi, k, t=self.t, inputs=call.inputs)
+
+
+@dataclass(frozen=True)
+class Linear(FeatureMapped):
+    name: ClassVar[str] = "linear"
+    formula: ClassVar[str] = "sum_j phi(q).phi(k_j) v_j / sum_j phi(q).phi(k_j)"
+
+    phi: str | FeatureMap = "elu"
+    normalize: str = "divide"  # divide | none
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.normalize not in ("divide", "none"):
+            raise ArgumentError(f"normalize {self.normalize!r} is not 'divide' or 'none'")
+
+    @property
+    def reader(self) -> str:  # type: ignore[override]
+        return self.normalize
+
+
+@dataclass(frozen=True)
+class InLine(FeatureMapped):
+    name: ClassVar[str] = "inline"
+    formula: ClassVar[str] = "sum_j [(s/n) phi(q).(phi(k_j) - mean phi(k)) + 1/n] v_j"
+    reader: ClassVar[str] = "subtract"
+
+    def default_scale(self, head_dim: int) -> float:
+        return head_dim**-0.5

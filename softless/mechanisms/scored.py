@@ -1,0 +1,33 @@
+"""Scored attention: a score for every pair, then a rule that turns a row of scores into weights.
+
+    s_ij = scale q_i.k_j + bias_ij          scale = d^-1/2
+    w_ij = rule(s_i over the keys that i may see)_j
+
+A row that sees nothing weighs nothing.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from softless.mechanisms.base import Call, Mechanism, repeat_heads
+
+
+@dataclass(frozen=True)
+class Scored(Mechanism):
+    """A subclass says `rule`."""
+
+    family: ClassVar[str] = "scored"
+    takes_bias: ClassVar[bool] = True
+
+    def default_scale(self, head_dim: int) -> float | None:
+        return head_dim**-0.5
+
+    def rule(self, scores: Tensor, visible: Tensor) -> Tensor:
+        """Weights [B, H, N, M] from scores; those of hidden keys may be anything, and must not matter."""
+        raise NotImplementedError
+
+    def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
+        scores = call.scale * (q @ repeat_heads(k, q.shape[1]).mT)
+        return self.rule(scores if call.bias is None else scores + call.bias, call.visible(q, k))
