@@ -1,0 +1,66 @@
+"""softless: attention without the softmax.
+
+    >>> import torch, softless
+    >>> q, k, v = torch.randn(3, 1, 8, 4096, 64).unbind()       # [batch, heads, tokens, dim]
+    >>> softless.attention(q, k, v, "inline").shape
+    torch.Size([1, 8, 4096, 64])
+
+Names are imported when first used: `import softless` alone loads neither torch nor triton nor timm.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from softless import errors, nn
+    from softless.algebra.state import State
+    from softless.functional import attention, attention_weights, attention_with_state
+    from softless.mechanisms import Mechanism, list_mechanisms, mechanism
+    from softless.threshold import ThresholdReport, threshold_report
+
+    __version__: str
+
+_HOMES = {
+    "attention": "softless.functional",
+    "attention_weights": "softless.functional",
+    "attention_with_state": "softless.functional",
+    "mechanism": "softless.mechanisms",
+    "list_mechanisms": "softless.mechanisms",
+    "Mechanism": "softless.mechanisms",
+    "State": "softless.algebra.state",
+    "threshold_report": "softless.threshold",
+    "ThresholdReport": "softless.threshold",
+}
+
+__all__ = [
+    "Mechanism",
+    "State",
+    "ThresholdReport",
+    "attention",
+    "attention_weights",
+    "attention_with_state",
+    "errors",
+    "list_mechanisms",
+    "mechanism",
+    "nn",
+    "threshold_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    elif name in ("nn", "errors"):
+        return import_module(f"softless.{name}")
+    elif name == "__version__":
+        from importlib.metadata import version
+
+        value = version("softless")
+    else:
+        raise AttributeError(f"module 'softless' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

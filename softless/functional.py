@@ -1,0 +1,185 @@
+"""The front door: validate, choose a backend, call.
+
+    attention              the output
+    attention_weights      the N x M matrix behind it, to look at
+    attention_with_state   the output and what to remember: prefill, decode, streaming
+
+Half precision is computed in float32 and rounded once, at the end.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from softless import validation
+from softless.algebra.state import State
+from softless.errors import ArgumentError, BackendError
+from softless.mechanisms import Call, Mechanism
+from softless.mechanisms import mechanism as make_mechanism
+from softless.mechanisms.base import repeat_heads
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mechanism: str | Mechanism = "inline",
+    *,
+    is_causal: bool = False,
+    key_mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
+    grid: tuple[int, int] | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Attention by any mechanism, in the layout of `F.scaled_dot_product_attention`.
+
+    >>> import torch, softless
+    >>> q, k, v = torch.randn(3, 2, 4, 100, 16).unbind()        # [batch, heads, tokens, dim]
+    >>> softless.attention(q, k, v).shape                       # InLine
+    torch.Size([2, 4, 100, 16])
+    >>> softless.attention(q, k, v, "linear", is_causal=True).shape
+    torch.Size([2, 4, 100, 16])
+
+    q [B, H, N, d], k [B, G, M, d], v [B, G, M, e] give [B, H, N, e]; H is a multiple of G.
+
+    mechanism  a name from `list_mechanisms()`, or `mechanism(name, **options)`
+    is_causal  query i sees keys up to its own; with N != M the last query is aligned with the last key
+    key_mask   bool [B, M], True for a real token; what it hides may even be NaN
+    bias       added to the scores, broadcastable to [B, H, N, M]; scored mechanisms only
+    scale      the factor on phi(q).phi(k); None is the mechanism's own; raises where it would cancel
+    inputs     tensors that `mechanism.inputs` names
+    grid       (height, width), for mechanisms that read tokens as a picture
+    backend    auto | reference (explicit weights, the specification) | torch | triton
+
+    A query that sees no key gives zeros.
+    """
+    made, call = _prepare(q, k, v, mechanism, is_causal, key_mask, bias, scale, inputs, grid, backend)
+    q, k, v = _autocast(q, k, v)
+    if q.shape[2] == 0 or k.shape[2] == 0:
+        return (q @ repeat_heads(k, q.shape[1]).mT) @ repeat_heads(v, q.shape[1])
+    fast = backend != "reference"
+    with torch.autocast(q.device.type, enabled=False):
+        if fast and made.sums_in_float32:
+            return made.attend(q, k, v, call)
+        wide_q, wide_k, wide_v = widen(q), widen(k), widen(v)
+        if fast:
+            out = made.attend(wide_q, wide_k, wide_v, call)
+        else:
+            out = made.combine(made.weights(wide_q, wide_k, call), wide_v, call)
+        return out.to(q.dtype)
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    mechanism: str | Mechanism = "inline",
+    *,
+    is_causal: bool = False,
+    key_mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
+    grid: tuple[int, int] | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """The explicit weights behind `attention`: quadratic, to look at.
+
+    >>> import torch, softless
+    >>> q, k = torch.randn(2, 1, 4, 50, 16).unbind()            # [batch, heads, tokens, dim]
+    >>> w = softless.attention_weights(q, k, "inline")          # [batch, heads, queries, keys]
+    >>> w.shape, torch.allclose(w.sum(-1), torch.ones(1, 4, 50), atol=1e-5)
+    (torch.Size([1, 4, 50, 50]), True)
+
+    Weights may be negative (inline) and need not sum to one (hydra, angular, linear without a
+    normalizer). hydra has one matrix a channel: [B, H d, N, M].
+    """
+    made, call = _prepare(q, k, k, mechanism, is_causal, key_mask, bias, scale, inputs, grid, backend)
+    if backend == "torch":
+        raise BackendError("backend 'torch' never forms the weights: use 'auto' or 'reference'")
+    q, k = _autocast(q, k)
+    if q.shape[2] == 0 or k.shape[2] == 0:
+        return q @ repeat_heads(k, q.shape[1]).mT
+    with torch.autocast(q.device.type, enabled=False):
+        return made.weights(widen(q), widen(k), call).to(q.dtype)
+
+
+def attention_with_state(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mechanism: str | Mechanism = "inline",
+    state: State | None = None,
+    *,
+    key_mask: Tensor | None = None,
+    scale: float | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
+    grid: tuple[int, int] | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, State]:
+    """Causal attention that goes on where an earlier call stopped: prefill, decode, streaming.
+
+    >>> import torch, softless
+    >>> q, k, v = torch.randn(3, 1, 4, 100, 16).unbind()        # [batch, heads, tokens, dim]
+    >>> prompt, state = softless.attention_with_state(q[:, :, :99], k[:, :, :99], v[:, :, :99], "linear")
+    >>> token, state = softless.attention_with_state(q[:, :, 99:], k[:, :, 99:], v[:, :, 99:], "linear", state)
+    >>> whole = softless.attention(q, k, v, "linear", is_causal=True)
+    >>> torch.allclose(torch.cat([prompt, token], 2), whole, atol=1e-5), state.n.item()
+    (True, 100)
+
+    The state has a fixed size, is float32 (float64 for float64 input), carries gradients, and
+    survives `State(**state._asdict())` through any tensor file. `key_mask` [B, M] covers this call's
+    tokens: padding is never absorbed. Scored mechanisms have no such state and raise.
+    """
+    made, call = _prepare(q, k, v, mechanism, True, key_mask, None, scale, inputs, grid, backend)
+    validation.check_state(state)
+    if backend == "reference":
+        raise BackendError("backend 'reference' forms all weights at once and has no state: use 'auto' or 'torch'")
+    if q.shape[2] > k.shape[2]:
+        raise ArgumentError(f"{q.shape[2]} queries and {k.shape[2]} keys: every query needs its own token's key")
+    q, k, v = _autocast(q, k, v)
+    with torch.autocast(q.device.type, enabled=False):
+        out, state = made.attend_with_state(widen(q), widen(k), widen(v), state, call)
+        return out.to(q.dtype), state
+
+
+def widen(x: Tensor) -> Tensor:
+    """float32 for half precision, unchanged otherwise."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _prepare(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mechanism: str | Mechanism,
+    is_causal: bool,
+    key_mask: Tensor | None,
+    bias: Tensor | None,
+    scale: float | None,
+    inputs: Mapping[str, Tensor] | None,
+    grid: tuple[int, int] | None,
+    backend: str,
+) -> tuple[Mechanism, Call]:
+    """Refuse what is wrong with a call, in one sentence; make the rest ready."""
+    if not isinstance(mechanism, str | Mechanism):
+        raise ArgumentError(f"mechanism is a {type(mechanism).__name__} and must be a name or a Mechanism")
+    made = make_mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+    validation.check_tensors(q, k, v)
+    validation.check_key_mask(key_mask, k)
+    validation.check_bias(bias, made, q, k)
+    validation.check_inputs(inputs, made, q)
+    validation.check_grid(grid, made)
+    validation.check_backend(backend)
+    resolved = validation.resolve_scale(scale, made, q.shape[3])
+    return made, Call(bool(is_causal), key_mask, bias, resolved, inputs or {})
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Cast as SDPA does where autocast is on: everything but float64."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device) or tensors[0].dtype == torch.float64:
+        return tensors
+    return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)

@@ -1,0 +1,69 @@
+"""The local residual of InLine attention (Han et al. 2024, eq. 6), as the authors' models compute it.
+
+    r = MLP(mean of the input tokens)                     a 3x3 kernel for every sample and channel
+    residual_i = sum over the 3x3 neighbors j of i of r_j v_j             zero beyond the border
+
+The MLP is two 1x1 convolutions in `heads` groups with a GELU between: d -> d -> 9 d in each head.
+Class tokens (`prefix`) lie outside the picture: they get no residual and give none.
+
+Shapes: B batch, C = heads * d channels, N = prefix + h * w tokens.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from softless.errors import ArgumentError
+
+
+class LocalResidual(nn.Sequential):
+    """Predicted 3x3 residual on v.
+
+    >>> import torch, softless
+    >>> residual = softless.nn.LocalResidual(dim=64, heads=2)
+    >>> context, v = torch.randn(5, 64), torch.randn(5, 2, 1 + 7 * 9, 32)     # [B, C], [B, heads, N, d]
+    >>> residual(context, v, grid=(7, 9), prefix=1).shape
+    torch.Size([5, 2, 64, 32])
+
+    Add it to the attention output. Parameters are `0.*` and `2.*`, so as `attn.residual` it loads the
+    authors' weights by name.
+    """
+
+    def __init__(self, dim: int, heads: int):
+        if heads < 1 or dim % heads:
+            raise ArgumentError(f"dim {dim} is not a multiple of heads {heads}")
+        super().__init__(nn.Conv1d(dim, dim, 1, groups=heads), nn.GELU(), nn.Conv1d(dim, 9 * dim, 1, groups=heads))
+        self.heads = heads
+
+    def kernels(self, context: Float[Tensor, "b c"]) -> Float[Tensor, "b heads 3 3 d"]:
+        """The 3x3 kernel of every channel; row and column 1 are the center."""
+        taps = super().forward(context[..., None])  # [B, 9 C, 1], output 9 c + 3 row + column
+        return taps.view(len(context), self.heads, -1, 3, 3).permute(0, 1, 3, 4, 2)
+
+    def forward(  # type: ignore[override]
+        self, context: Float[Tensor, "b c"], v: Float[Tensor, "b heads n d"], grid: tuple[int, int], prefix: int = 0
+    ) -> Float[Tensor, "b heads n d"]:
+        height, width = grid
+        if v.shape[2] != prefix + height * width:
+            raise ArgumentError(
+                f"v has {v.shape[2]} tokens, and a grid of {height} x {width} with prefix {prefix} has "
+                f"{prefix + height * width}"
+            )
+        picture = v[:, :, prefix:].unflatten(2, (height, width))  # [B, heads, h, w, d]
+        residual = convolve(picture, self.kernels(context)).flatten(2, 3)
+        return F.pad(residual, (0, 0, prefix, 0))
+
+
+def convolve(
+    picture: Float[Tensor, "b heads h w d"], kernels: Float[Tensor, "b heads 3 3 d"]
+) -> Float[Tensor, "b heads h w d"]:
+    """Every channel of every sample with its own 3x3 kernel: nine shifted products."""
+    height, width = picture.shape[2:4]
+    bordered = F.pad(picture, (0, 0, 1, 1, 1, 1))
+    out = torch.zeros_like(picture)
+    for row in range(3):
+        for column in range(3):
+            tap = kernels[:, :, row, column, None, None]  # [B, heads, 1, 1, d]
+            out = out + tap * bordered[:, :, row : row + height, column : column + width]
+    return out

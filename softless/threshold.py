@@ -1,0 +1,73 @@
+"""What the threshold filter keeps, discards and gets wrong, query by query."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from softless.errors import ArgumentError
+from softless.functional import attention_weights, widen
+from softless.mechanisms import Call, mechanism
+from softless.mechanisms.base import repeat_heads
+from softless.mechanisms.threshold import Threshold
+
+
+@dataclass(frozen=True)
+class ThresholdReport:
+    """One number a query, each [B, H, N]; a query that sees no key counts as nothing kept, nothing lost.
+
+    kept_fraction   share of the visible keys whose score is within tau of the row's largest
+    discarded_mass  softmax weight on the keys that are not
+    range           largest score minus smallest, over the visible keys
+    error           |w - p| / |p|, w the threshold weights and p the softmax weights of the row
+    """
+
+    kept_fraction: Tensor
+    discarded_mass: Tensor
+    range: Tensor
+    error: Tensor
+
+    def summary(self) -> dict[str, float]:
+        """Means over all queries."""
+        return {name: getattr(self, name).mean().item() for name in self.__dataclass_fields__}
+
+
+def threshold_report(
+    q: Tensor,
+    k: Tensor,
+    *,
+    tau: float = 1.0,
+    expansion: str = "max",
+    tail: str = "drop",
+    is_causal: bool = False,
+    key_mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+) -> ThresholdReport:
+    """How well `threshold` stands in for softmax on these queries and keys.
+
+    >>> import torch, softless
+    >>> q, k = torch.randn(2, 1, 4, 256, 64).unbind()           # [batch, heads, tokens, dim]
+    >>> published = softless.threshold_report(q, k)
+    >>> better = softless.threshold_report(q, k, expansion="minimax", tail="mean")
+    >>> published.error.shape, bool(better.error.mean() < published.error.mean())
+    (torch.Size([1, 4, 256]), True)
+    """
+    made = mechanism("threshold", tau=tau, expansion=expansion, tail=tail)
+    assert isinstance(made, Threshold)
+    q, k = widen(q), widen(k)
+    weigh = partial(attention_weights, q, k, is_causal=is_causal, key_mask=key_mask, bias=bias, scale=scale)
+    weights, softmax = weigh(mechanism=made), weigh(mechanism="softmax")
+    if k.shape[2] == 0:
+        raise ArgumentError("threshold_report needs at least one key, got k with 0 tokens")
+    visible = Call(is_causal, key_mask).visible(q, k).expand_as(weights)
+    scores = (q.shape[3] ** -0.5 if scale is None else scale) * (q @ repeat_heads(k, q.shape[1]).mT)
+    _, kept, spread = made.keep(scores if bias is None else scores + bias, visible)
+    norm = softmax.norm(dim=-1)
+    return ThresholdReport(
+        kept_fraction=kept.sum(-1) / visible.sum(-1).clamp(min=1),
+        discarded_mass=torch.where(kept, 0.0, softmax).sum(-1),
+        range=spread.squeeze(-1),
+        error=(weights - softmax).norm(dim=-1) / torch.where(norm > 0, norm, 1.0),
+    )

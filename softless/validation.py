@@ -1,0 +1,110 @@
+"""What a call must satisfy. Each failure is one sentence: what was given, and what was needed."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from softless.algebra.state import State
+from softless.errors import ArgumentError, BackendError, UnsupportedError
+from softless.mechanisms import MECHANISMS, Mechanism
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+BACKENDS = ("auto", "reference", "torch", "triton")
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """q [B, H, N, d], k [B, G, M, d], v [B, G, M, e], one dtype, one device, H a multiple of G."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise ArgumentError(f"{name} is a {type(x).__name__} and must be a tensor [batch, heads, tokens, dim]")
+        if x.ndim != 4:
+            raise ArgumentError(f"{name} has shape {list(x.shape)} and must be [batch, heads, tokens, dim]")
+        if x.dtype not in DTYPES:
+            raise ArgumentError(f"{name} is {x.dtype} and must be float16, bfloat16, float32 or float64")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ArgumentError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype} and must share one dtype")
+    if not q.device == k.device == v.device:
+        raise ArgumentError(f"q, k, v are on {q.device}, {k.device}, {v.device} and must share one device")
+    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        raise ArgumentError(f"{shapes}: the batch sizes must be equal")
+    if q.shape[3] != k.shape[3] or q.shape[3] == 0:
+        raise ArgumentError(f"{shapes}: q and k must have the same head dimension, at least 1")
+    if k.shape[1:3] != v.shape[1:3]:
+        raise ArgumentError(f"{shapes}: k and v must have the same heads and tokens")
+    if k.shape[1] == 0 or q.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ArgumentError(f"{shapes}: {q.shape[1]} query heads are not a multiple of {k.shape[1]} key heads")
+
+
+def check_key_mask(key_mask: Tensor | None, k: Tensor) -> None:
+    if key_mask is None:
+        return
+    if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
+        given = key_mask.dtype if isinstance(key_mask, Tensor) else type(key_mask).__name__
+        raise ArgumentError(f"key_mask is {given} and must be a bool tensor, True for a real token")
+    if key_mask.shape != (k.shape[0], k.shape[2]):
+        raise ArgumentError(
+            f"key_mask has shape {list(key_mask.shape)} and must be [batch, keys] = {[k.shape[0], k.shape[2]]}"
+        )
+
+
+def check_bias(bias: Tensor | None, mechanism: Mechanism, q: Tensor, k: Tensor) -> None:
+    if bias is None:
+        return
+    if not mechanism.takes_bias:
+        takers = ", ".join(name for name, each in MECHANISMS.items() if each.takes_bias)
+        raise UnsupportedError(
+            f"bias is added to scores and mechanism '{mechanism.name}' has none to add it to; these have: {takers}"
+        )
+    needed = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    if not isinstance(bias, Tensor) or not bias.is_floating_point():
+        given = bias.dtype if isinstance(bias, Tensor) else type(bias).__name__
+        raise ArgumentError(f"bias is {given} and must be a float tensor (key_mask takes the bool ones)")
+    fits = bias.ndim <= 4 and all(b in (1, n) for b, n in zip(bias.shape[::-1], needed[::-1], strict=False))
+    if not fits:
+        raise ArgumentError(f"bias has shape {list(bias.shape)} and must broadcast to [B, H, N, M] = {list(needed)}")
+
+
+def check_inputs(inputs: Mapping[str, Tensor] | None, mechanism: Mechanism, q: Tensor) -> None:
+    needed, given = mechanism.input_shapes(q.shape[1], q.shape[3]), dict(inputs or {})
+    if missing := [name for name in needed if name not in given]:
+        raise ArgumentError(
+            f"mechanism '{mechanism.name}' needs inputs {', '.join(missing)} and got "
+            f"{', '.join(given) or 'none'}: pass inputs={{'{missing[0]}': tensor}}"
+        )
+    if extra := [name for name in given if name not in needed]:
+        takes = ", ".join(needed) or "none"
+        raise ArgumentError(f"mechanism '{mechanism.name}' takes inputs {takes} and got {', '.join(extra)}")
+    for name, shape in needed.items():
+        if not isinstance(given[name], Tensor) or given[name].shape != shape:
+            was = list(given[name].shape) if isinstance(given[name], Tensor) else type(given[name]).__name__
+            raise ArgumentError(f"input '{name}' is {was} and must be a tensor of shape {list(shape)}")
+
+
+def resolve_scale(scale: float | None, mechanism: Mechanism, head_dim: int) -> float:
+    default = mechanism.default_scale(head_dim)
+    if scale is None:
+        return 1.0 if default is None else default
+    if default is None:
+        raise UnsupportedError(f"scale {scale} would have no effect: mechanism '{mechanism.name}' cancels it")
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) < float("inf"):
+        raise ArgumentError(f"scale {scale!r} is not a finite number")
+    return float(scale)
+
+
+def check_grid(grid: object, mechanism: Mechanism) -> None:
+    if grid is not None:
+        raise UnsupportedError(f"grid {grid!r} was given and mechanism '{mechanism.name}' does not read one")
+
+
+def check_backend(backend: str) -> None:
+    if backend not in BACKENDS:
+        raise ArgumentError(f"backend {backend!r} is not one of {', '.join(BACKENDS)}")
+    if backend == "triton":
+        raise BackendError("backend 'triton' was asked for and this version has no Triton kernels: use 'auto'")
+
+
+def check_state(state: object) -> None:
+    if state is not None and not isinstance(state, State):
+        raise ArgumentError(f"state is a {type(state).__name__} and must be None or the State of an earlier call")
