@@ -1,0 +1,144 @@
+"""Speed on this CPU, as ratios in one run, each beside its bar.
+
+    make bench        or        python benchmarks/cpu.py [--json FILE]
+
+    forward      parallel linear and inline against SDPA at N = 4096, d = 64, and their growth per doubling of N
+    training     one causal forward + backward, chunked, against SDPA causal at N = 4096
+    decode       one token with a state: its time after 64 tokens and after 65,536
+
+Medians of interleaved repeats on 2 threads. Exit status 1 if a bar is missed.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+import softless
+
+HEADS, DIM = 4, 64
+NAMES = ("linear", "inline")
+
+
+def qkv(tokens: int, *, grad: bool = False) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(tokens)
+    return [torch.randn(1, HEADS, tokens, DIM, generator=generator).requires_grad_(grad) for _ in range(3)]
+
+
+def medians(jobs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median seconds of each job, the jobs taking turns so that a slow moment hits them all."""
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(repeats + 1):
+        for name, job in jobs.items():
+            start = time.perf_counter()
+            job()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
+
+
+def forward_jobs(tokens: int) -> dict[str, Callable[[], object]]:
+    q, k, v = qkv(tokens)
+    jobs: dict[str, Callable[[], object]] = {
+        f"{name} {tokens}": lambda name=name: softless.attention(q, k, v, name) for name in NAMES
+    }
+    return jobs | {f"sdpa {tokens}": lambda: F.scaled_dot_product_attention(q, k, v)}
+
+
+def training_jobs(tokens: int) -> dict[str, Callable[[], object]]:
+    q, k, v = qkv(tokens, grad=True)
+    cotangent = torch.randn_like(v)
+
+    def step(attend: Callable[[], torch.Tensor]) -> None:
+        torch.autograd.grad(attend(), (q, k, v), cotangent)
+
+    jobs: dict[str, Callable[[], object]] = {
+        name: lambda name=name: step(lambda: softless.attention(q, k, v, name, is_causal=True)) for name in NAMES
+    }
+    return jobs | {"sdpa": lambda: step(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))}
+
+
+def decode_jobs(name: str) -> dict[str, Callable[[], object]]:
+    jobs: dict[str, Callable[[], object]] = {}
+    q, k, v = qkv(1)
+    for tokens in (64, 65_536):
+        _, state = softless.attention_with_state(*qkv(tokens), name)
+        jobs[f"after {tokens}"] = lambda state=state: softless.attention_with_state(q, k, v, name, state)
+    return jobs
+
+
+@torch.no_grad()
+def forward_rows(repeats: int) -> list[dict[str, object]]:
+    times = {}
+    for tokens in (2048, 4096, 8192):
+        times |= medians(forward_jobs(tokens) if tokens == 4096 else _linear_only(tokens), repeats)
+    rows: list[dict[str, object]] = []
+    for name in NAMES:
+        rows.append(
+            row(f"{name} forward, N = 4096, against SDPA", times["sdpa 4096"] / times[f"{name} 4096"], ">=", 5.0)
+        )
+        for small, large in ((2048, 4096), (4096, 8192)):
+            growth = times[f"{name} {large}"] / times[f"{name} {small}"]
+            rows.append(row(f"{name} forward, time at N = {large} over N = {small}", growth, "<=", 2.1))
+    return rows
+
+
+def _linear_only(tokens: int) -> dict[str, Callable[[], object]]:
+    return {name: job for name, job in forward_jobs(tokens).items() if not name.startswith("sdpa")}
+
+
+def training_rows(repeats: int) -> list[dict[str, object]]:
+    times = medians(training_jobs(4096), repeats)
+    return [
+        row(f"{name} causal training step, N = 4096, against SDPA", times["sdpa"] / times[name], ">=", 1.0)
+        for name in NAMES
+    ]
+
+
+@torch.no_grad()
+def decode_rows(repeats: int) -> list[dict[str, object]]:
+    rows = []
+    for name in NAMES:
+        times = medians(decode_jobs(name), repeats)
+        ratio = times["after 65536"] / times["after 64"]
+        rows.append(row(f"{name} decode step, after 65,536 tokens over after 64", ratio, "<=", 1.1))
+    return rows
+
+
+def row(what: str, ratio: float, sign: str, bar: float) -> dict[str, object]:
+    holds = ratio >= bar if sign == ">=" else ratio <= bar
+    return {"what": what, "ratio": round(ratio, 2), "bar": f"{sign} {bar:g}", "holds": holds}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="also write the table here")
+    arguments = parser.parse_args()
+    torch.set_num_threads(2)
+    rows = []
+    for measure, repeats in ((forward_rows, 15), (training_rows, 7), (decode_rows, 1001)):
+        for each in measure(repeats):
+            rows.append(each)
+            print(f"{each['what']:<62} {each['ratio']:>7}x   bar {each['bar']:<7} {'' if each['holds'] else 'MISSED'}")
+    if arguments.json:
+        about = {
+            "date": date.today().isoformat(),
+            "machine": platform.processor() or platform.machine(),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "shape": [1, HEADS, "N", DIM],
+            "command": "python benchmarks/cpu.py",
+        }
+        arguments.json.write_text(json.dumps(about | {"rows": rows}, indent=2) + "\n")
+    return int(not all(each["holds"] for each in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
