@@ -23,8 +23,8 @@ FeatureMap = Callable[[Tensor], Tensor]
 
 
 def elu(x: Tensor) -> Tensor:
-    """elu(x) + 1, as x + 1 above zero and e^x below: expm1(x) + 1 would round to 0 at x = -17."""
-    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+    """elu(x) + 1, as e^min(x, 0) + max(x, 0): expm1(x) + 1 would round to 0 at x = -17."""
+    return x.clamp(max=0).exp() + x.relu()
 
 
 def softmax(x: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def answer(view: View, reader: str, scale: float) -> Float[Tensor, "*b n m"]:
     """The readers themselves."""
     n, mass, v_mean, correlation, log_gain = view
     if reader == "divide":
-        return v_mean + torch.where(mass != 0, correlation / torch.where(mass != 0, mass, 1.0), 0.0)
+        return v_mean + correlation / torch.where(mass != 0, mass, torch.inf)
     if reader == "subtract":
         return v_mean + scale * grow(correlation, log_gain) / n.clamp(min=1)
     if reader == "channel":
@@ -84,4 +84,4 @@ def level(phi_q: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
 
 def per_channel(rho: Float[Tensor, "*#b n d"], total: Float[Tensor, "*#b #n d"]) -> Float[Tensor, "*b n d"]:
     """rho(q) / sum phi(k), channel by channel; a channel no key uses reads the mean."""
-    return torch.where(total != 0, rho / torch.where(total != 0, total, 1.0), 0.0)
+    return rho / torch.where(total != 0, total, torch.inf)
