@@ -27,9 +27,11 @@ test: $(DEV) ## every change: 2 cores, no GPU, minutes
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist worksteal --timeout 300 -m "not slow and not gpu and not compile"
 	SOFTLESS_TYPECHECK=0 $(PYTEST) --timeout 300 -m "compile and not slow and not gpu"
 
-slow: $(DEV) ## the full counts, with random hypothesis cases
+slow: $(DEV) ## the full counts, with random cases, mutants and reruns: hours
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist worksteal --hypothesis-profile slow -m "not gpu and not compile"
 	SOFTLESS_TYPECHECK=0 $(PYTEST) --hypothesis-profile slow -m "compile and not gpu"
+	$(PY) tests/meta/mutants.py --jobs $(JOBS)
+	$(PY) tests/meta/flakes.py --jobs $(JOBS)
 
 gpu: $(DEV) ## tests and benchmarks that need a CUDA device
 	@$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu needs a CUDA device, and torch finds none.")'

@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from datetime import date
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -129,7 +129,7 @@ def main() -> int:
             print(f"{each['what']:<62} {each['ratio']:>7}x   bar {each['bar']:<7} {'' if each['holds'] else 'MISSED'}")
     if arguments.json:
         about = {
-            "date": date.today().isoformat(),
+            "date": datetime.now(UTC).date().isoformat(),
             "machine": platform.processor() or platform.machine(),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,

@@ -11,7 +11,8 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
-from datetime import date
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -54,9 +55,9 @@ def rows() -> list[dict[str, object]]:
         q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         floor = 4 * q.nbytes / rate
         for is_causal in (False, True):
-            sdpa = milliseconds(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=is_causal))
+            sdpa = milliseconds(partial(F.scaled_dot_product_attention, q, k, v, is_causal=is_causal))
             for name in ("linear", "inline"):
-                ours = milliseconds(lambda: softless.attention(q, k, v, name, is_causal=is_causal))
+                ours = milliseconds(partial(softless.attention, q, k, v, name, is_causal=is_causal))
                 found.append(
                     {
                         "shape": list(shape),
@@ -79,7 +80,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("this benchmark needs a CUDA device, and torch finds none", file=sys.stderr)
         return 3
-    today = date.today().isoformat()
+    today = datetime.now(UTC).date().isoformat()
     target = arguments.json or Path(__file__).parent / "results" / f"gpu-{today}.json"
     about = {
         "date": today,

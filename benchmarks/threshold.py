@@ -37,8 +37,10 @@ def table() -> str:
     columns = {deviation: errors(deviation) for deviation in DEVIATIONS}
     lines = ["| weights | " + " | ".join(f"sd {deviation:g}" for deviation in DEVIATIONS) + " |"]
     lines.append("|---|" + "---|" * len(DEVIATIONS))
-    for rule in columns[DEVIATIONS[0]]:
-        lines.append(f"| {rule} | " + " | ".join(f"{columns[each][rule]:.2f}" for each in DEVIATIONS) + " |")
+    lines += [
+        f"| {rule} | " + " | ".join(f"{columns[each][rule]:.2f}" for each in DEVIATIONS) + " |"
+        for rule in columns[DEVIATIONS[0]]
+    ]
     return "\n".join(lines)
 
 

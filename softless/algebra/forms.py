@@ -51,7 +51,7 @@ def _scores(
     if isinstance(phi_q, Log) or isinstance(phi_k, Log):
         return exponential.scores(phi_q, phi_k, visible)
     phi_q = level(phi_q) if reader == "divide" else phi_q
-    return torch.where(visible, phi_q @ phi_k.mT, 0.0), phi_q.new_zeros(())
+    return torch.where(visible, phi_q @ phi_k.mT, 0.0), phi_q.new_zeros((1,) * phi_q.ndim)
 
 
 def parallel(

@@ -73,7 +73,7 @@ def merge(a: State, b: State) -> State:
     )
 
 
-def rescale(old: Float[Tensor, "*b d"], new: Float[Tensor, "*#b d"]) -> Float[Tensor, "*b d"]:
+def rescale(old: Float[Tensor, "*b d"], new: Float[Tensor, "*#b #d"]) -> Float[Tensor, "*b d"]:
     """e^(old - new): the factor that takes features from units of e^old to units of e^new >= e^old."""
     return torch.where(old == new, 0.0, old - new).exp()
 

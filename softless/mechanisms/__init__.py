@@ -18,6 +18,8 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     each.name: each
     for each in (Softmax, General, Linear, InLine, Efficient, Taylor, Hydra, Angular, Focused, Threshold)
 }
+OPTIONS = {name: tuple(field.name for field in fields(each)) for name, each in MECHANISMS.items()}
+PLAIN = {name: each() for name, each in MECHANISMS.items() if each is not General}  # general needs a sim
 
 __all__ = ["MECHANISMS", "Call", "Mechanism", "list_mechanisms", "mechanism"]
 
@@ -33,15 +35,15 @@ def mechanism(name: str, **options: object) -> Mechanism:
 
     An unknown name or option raises and lists the known ones.
     """
-    if name not in MECHANISMS:
+    if not isinstance(name, str) or name not in MECHANISMS:
         raise ArgumentError(f"mechanism {name!r} is not one of {', '.join(MECHANISMS)}")
-    made = MECHANISMS[name]
-    known = [field.name for field in fields(made)]
-    if unknown := [option for option in options if option not in known]:
-        takes = f"takes {', '.join(known)}" if known else "takes no options"
+    if not options and name in PLAIN:
+        return PLAIN[name]
+    if unknown := [option for option in options if option not in OPTIONS[name]]:
+        takes = f"takes {', '.join(OPTIONS[name])}" if OPTIONS[name] else "takes no options"
         raise ArgumentError(f"mechanism '{name}' has no option {', '.join(map(repr, unknown))}: it {takes}")
     try:
-        return made(**options)
+        return MECHANISMS[name](**options)
     except TypeError as error:
         given = ", ".join(f"{option}={value!r}" for option, value in options.items())
         raise ArgumentError(f"mechanism '{name}' cannot take {given}: {error}") from None
