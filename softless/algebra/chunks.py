@@ -1,9 +1,20 @@
-"""Cutting tokens into chunks, and the running sum over them."""
+"""What both chunked forms share: cutting tokens into chunks, sums before a chunk, and the view they add up to.
+
+With v' = v - v_ref and V = [v', 1], where v_ref is a point every query of the call may know,
+
+    sum_j q.phi(k_j) V_j = [x, mass]        sum_j V_j = [y, n]        over the tokens that the query sees
+
+are all a reader needs: its mean is v_ref + y/n and its correlation x - mass y/n. The point is the incoming
+mean, or the first token: centering on anything later would let the future in through rounding.
+"""
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
+
+from softless.algebra.readers import View
+from softless.algebra.state import State, keep
 
 
 def fold(x: Float[Tensor, "*b n d"], chunk: int, fill: float = 0.0) -> Float[Tensor, "*b c l d"]:
@@ -20,3 +31,32 @@ def unfold(x: Float[Tensor, "*b c l d"], tokens: int) -> Float[Tensor, "*b n d"]
 def before(first: Tensor, blocks: Tensor, dim: int) -> Tensor:
     """What stands before each block: `first`, then every block but the last."""
     return torch.cat([first, blocks], dim).narrow(dim, 0, blocks.shape[dim])
+
+
+def relative(
+    v: Float[Tensor, "*b n e"], mask: Bool[Tensor, "*#b n"] | None, state: State | None
+) -> tuple[Float[Tensor, "*b 1 e"], Float[Tensor, "*b n e1"]]:
+    """(v_ref, V)."""
+    v = keep(v, mask)
+    v_ref = v[..., :1, :] if state is None else state.v_mean[..., None, :]
+    return v_ref, keep(F.pad(v - v_ref, (0, 1), value=1.0), mask)
+
+
+def incoming(state: State) -> Float[Tensor, "*b d e1"]:
+    """What the state has seen, as sum_j phi(k_j) V_j: relative to its own mean, that is the co-moment and the mass."""
+    return torch.cat([state.comoment, (state.n[..., None] * state.k_mean)[..., None]], -1)
+
+
+def view(
+    sums: Float[Tensor, "*b n e1"],
+    v: Float[Tensor, "*#b n e1"],
+    v_ref: Tensor,
+    state: State | None,
+    log_gain: Tensor | None,
+) -> View:
+    """What each query sees, from [x, mass] and V."""
+    x, mass = sums[..., :-1], sums[..., -1:]
+    seen = v.cumsum(-2)
+    n = seen[..., -1:] if state is None else seen[..., -1:] + state.n[..., None, None]
+    drift = seen[..., :-1] / n.clamp(min=1)
+    return View(n, mass, v_ref + drift, x - mass * drift, log_gain)

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from softless.algebra.chunks import before, fold, unfold
-from softless.algebra.readers import View, answer, level
+from softless.algebra.chunks import before, fold, incoming, relative, unfold, view
+from softless.algebra.readers import answer, level
 from softless.algebra.state import Log, State, keep
 
 GROUP = 64  # chunks whose pairwise decays are held at once
@@ -34,15 +34,9 @@ def chunked(
     chunk: int,
 ) -> Float[Tensor, "*b n e"]:
     """`forms.chunked` for keys given by their logarithm; `chunk` is a power of two."""
-    tokens, width = v.shape[-2], v.shape[-1]
     floor = torch.finfo(v.dtype).min / 4  # below every logarithm, and finite: floor - floor is 0
-    v = keep(v, mask)
-    v_ref = v[..., :1, :] if state is None else state.v_mean[..., None, :]
     logs = keep(phi_k.value, mask, floor)
-    v = keep(F.pad(v - v_ref, (0, 1), value=1.0), mask)  # [*b, n, e + 1]
-    seen = v.cumsum(-2)
-    y, n = seen[..., :width], seen[..., width:] + (0 if state is None else state.n[..., None, None])
-
+    v_ref, v = relative(v, mask, state)
     value, exponent, log_gain = _query(phi_q, logs, reader, state, chunk)
     logs_c, v_c = fold(logs, chunk, floor), fold(v, chunk)
     value_c, exponent_c = fold(value, chunk), fold(exponent, chunk, floor)
@@ -50,17 +44,13 @@ def chunked(
     units = logs_c.detach().amax(-2)  # [*b, c, d]
     blocks = (logs_c - units[..., None, :]).exp().mT @ v_c  # [*b, c, d, e + 1]
     units, past = running_sum(*_with_incoming(units, blocks, state, floor))
-    x = (value_c * (exponent_c + units[..., None, :]).exp()) @ past
-    x = x + (value_c * (exponent_c + logs_c).exp()).sum(-1, keepdim=True) * v_c
+    sums = (value_c * (exponent_c + units[..., None, :]).exp()) @ past
+    sums = sums + (value_c * (exponent_c + logs_c).exp()).sum(-1, keepdim=True) * v_c
     half = 1
     while half < chunk:
-        x = x + _right_reads_left(value_c, exponent_c, logs_c, v_c, half)
+        sums = sums + _right_reads_left(value_c, exponent_c, logs_c, v_c, half)
         half *= 2
-
-    x = unfold(x, tokens)
-    x, mass = x[..., :width], x[..., width:]
-    drift = y / n.clamp(min=1)
-    return answer(View(n, mass, v_ref + drift, x - mass * drift, log_gain), reader, scale)
+    return answer(view(unfold(sums, v.shape[-2]), v, v_ref, state, log_gain), reader, scale)
 
 
 def _query(
@@ -114,8 +104,7 @@ def _with_incoming(units: Tensor, blocks: Tensor, state: State | None, floor: fl
     if state is None:
         first, start = torch.zeros_like(blocks[..., :1, :, :]), torch.full_like(units[..., :1, :], floor)
     else:
-        sums = torch.cat([state.comoment, (state.n[..., None] * state.k_mean)[..., None]], -1)
-        first = sums[..., None, :, -blocks.shape[-1] :].expand_as(blocks[..., :1, :, :])
+        first = incoming(state)[..., None, :, -blocks.shape[-1] :].expand_as(blocks[..., :1, :, :])
         start = state.shift.clamp(min=floor)[..., None, :].expand_as(units[..., :1, :])
     return before(start, units, -2), before(first, blocks, -3)
 

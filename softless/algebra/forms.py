@@ -9,13 +9,12 @@ They agree to rounding; the tests hold each against the weights.
 """
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from softless.algebra import exponential
-from softless.algebra.chunks import before, fold, unfold
-from softless.algebra.readers import View, answer, level, per_channel, read, settle
+from softless.algebra.chunks import before, fold, incoming, relative, unfold, view
+from softless.algebra.readers import answer, level, per_channel, read, settle
 from softless.algebra.state import Log, State, keep, merge, observe
 
 CHUNK = 64  # as long as a head is wide: the N/64 states then take the room of the N keys
@@ -96,29 +95,21 @@ def chunked(
     state: State | None = None,
     chunk: int = CHUNK,
 ) -> Float[Tensor, "*b n e"]:
-    """The causal form for training. With k', v' relative to a point every query knows, and V = [v', 1]:
+    """The causal form for training: the chunk's own tokens by a triangular product, those before it by their sum.
 
-        tril(q k'^T) V + q (sum over past chunks of k'^T V)  =  [sum q.k' v', sum q.k']
-        cumsum V                                             =  [sum v', n]
+        [x, mass] = tril(q k^T) V + q (sum over earlier chunks of k^T V)          V as `chunks` defines it
 
-    which is all a reader needs. The point is the incoming means, or the first token: centering on
-    anything later would let the future in through rounding.
+    Keys are not centered: every mass is then a sum of what the query sees, with nothing large to cancel.
     """
     if isinstance(phi_k, Log):
         return exponential.chunked(phi_q, phi_k, v, reader, scale, mask, state, chunk)
-    tokens, width = v.shape[-2], v.shape[-1]
-    k, v = keep(phi_k, mask), keep(v, mask)
-    k_ref, v_ref = (
-        (k[..., :1, :], v[..., :1, :]) if state is None else (state.k_mean[..., None, :], state.v_mean[..., None, :])
-    )
-    k, v = keep(k - k_ref, mask), keep(F.pad(v - v_ref, (0, 1), value=1.0), mask)  # v: [*b, n, e + 1]
-    seen = v.cumsum(-2)
-    y, n = seen[..., :width], seen[..., width:] + (0 if state is None else state.n[..., None, None])
-
-    log_gain = None
+    k, log_gain = keep(phi_k, mask), None
+    v_ref, v = relative(v, mask, state)
     if reader == "channel":
         assert isinstance(phi_q, Tensor), "channel reads a softmax over channels, not a logarithm"
-        q = per_channel(phi_q, k.cumsum(-2) + n * k_ref)
+        q = per_channel(
+            phi_q, k.cumsum(-2) + (0 if state is None else (state.n[..., None] * state.k_mean)[..., None, :])
+        )
     elif isinstance(phi_q, Log):
         q, log_gain = settle(phi_q.value)
     else:
@@ -128,13 +119,10 @@ def chunked(
     blocks = k_c.mT @ v_c  # [*b, c, d, e + 1]
     first = torch.zeros_like(blocks[..., :1, :, :])
     if state is not None:
-        first = first + F.pad(state.comoment, (0, 1))[..., None, :, :]
+        first = first + incoming(state)[..., None, :, :]
     past = before(first, blocks, -3).cumsum(-3)
-    x = unfold((q_c @ k_c.mT).tril() @ v_c + q_c @ past, tokens)  # [*b, n, e + 1]
-    x, s = x[..., :width], x[..., width:]
-    drift = y / n.clamp(min=1)
-    view = View(n, n * (q @ k_ref.mT) + s, v_ref + drift, x - s * drift, log_gain)
-    return answer(view, reader, scale)
+    sums = unfold((q_c @ k_c.mT).tril() @ v_c + q_c @ past, v.shape[-2])  # [*b, n, e + 1]
+    return answer(view(sums, v, v_ref, state, log_gain), reader, scale)
 
 
 def _tokens(phi: Tensor | Log, here: slice) -> Tensor | Log:
