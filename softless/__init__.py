@@ -53,9 +53,12 @@ def __getattr__(name: str) -> Any:
     elif name in ("nn", "errors"):
         return import_module(f"softless.{name}")
     elif name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        value = version("softless")
+        try:
+            value = version("softless")
+        except PackageNotFoundError:
+            value = "0+uninstalled"
     else:
         raise AttributeError(f"module 'softless' has no attribute {name!r}")
     globals()[name] = value

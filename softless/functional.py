@@ -8,6 +8,7 @@ Half precision is computed in float32 and rounded once, at the end.
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -61,7 +62,7 @@ def attention(
     if q.shape[2] == 0 or k.shape[2] == 0:
         return (q @ repeat_heads(k, q.shape[1]).mT) @ repeat_heads(v, q.shape[1])
     fast = backend != "reference"
-    with torch.autocast(q.device.type, enabled=False):
+    with _full_precision(q):
         if fast and made.sums_in_float32:
             return made.attend(q, k, v, call)
         wide_q, wide_k, wide_v = widen(q), widen(k), widen(v)
@@ -102,7 +103,7 @@ def attention_weights(
     q, k = _autocast(q, k)
     if q.shape[2] == 0 or k.shape[2] == 0:
         return q @ repeat_heads(k, q.shape[1]).mT
-    with torch.autocast(q.device.type, enabled=False):
+    with _full_precision(q):
         return made.weights(widen(q), widen(k), call).to(q.dtype)
 
 
@@ -140,7 +141,7 @@ def attention_with_state(
     if q.shape[2] > k.shape[2]:
         raise ArgumentError(f"{q.shape[2]} queries and {k.shape[2]} keys: every query needs its own token's key")
     q, k, v = _autocast(q, k, v)
-    with torch.autocast(q.device.type, enabled=False):
+    with _full_precision(q):
         out, state = made.attend_with_state(widen(q), widen(k), widen(v), state, call)
         return out.to(q.dtype), state
 
@@ -179,7 +180,15 @@ def _prepare(
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast as SDPA does where autocast is on: everything but float64."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device) or tensors[0].dtype == torch.float64:
+    if not _autocasting(tensors[0]) or tensors[0].dtype == torch.float64:
         return tensors
-    return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)
+    return tuple(x.to(torch.get_autocast_dtype(x.device.type)) for x in tensors)
+
+
+def _full_precision(x: Tensor) -> AbstractContextManager[object]:
+    """Inside, autocast does not touch our float32 sums."""
+    return torch.autocast(x.device.type, enabled=False) if _autocasting(x) else nullcontext()
+
+
+def _autocasting(x: Tensor) -> bool:
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)  # meta tensors have no autocast to ask about

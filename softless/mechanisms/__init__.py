@@ -18,7 +18,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     each.name: each
     for each in (Softmax, General, Linear, InLine, Efficient, Taylor, Hydra, Angular, Focused, Threshold)
 }
-OPTIONS = {name: tuple(field.name for field in fields(each)) for name, each in MECHANISMS.items()}
+OPTIONS = {name: {field.name: field.default for field in fields(each)} for name, each in MECHANISMS.items()}
 PLAIN = {name: each() for name, each in MECHANISMS.items() if each is not General}  # general needs a sim
 
 __all__ = ["MECHANISMS", "Call", "Mechanism", "list_mechanisms", "mechanism"]
@@ -42,11 +42,21 @@ def mechanism(name: str, **options: object) -> Mechanism:
     if unknown := [option for option in options if option not in OPTIONS[name]]:
         takes = f"takes {', '.join(OPTIONS[name])}" if OPTIONS[name] else "takes no options"
         raise ArgumentError(f"mechanism '{name}' has no option {', '.join(map(repr, unknown))}: it {takes}")
+    for option, value in options.items():
+        _check_type(name, option, OPTIONS[name][option], value)
     try:
         return MECHANISMS[name](**options)
     except TypeError as error:
         given = ", ".join(f"{option}={value!r}" for option, value in options.items())
         raise ArgumentError(f"mechanism '{name}' cannot take {given}: {error}") from None
+
+
+def _check_type(name: str, option: str, default: object, value: object) -> None:
+    """A switch takes a bool, a number takes a number; a bool is not a number."""
+    if isinstance(default, bool) and not isinstance(value, bool):
+        raise ArgumentError(f"mechanism '{name}' takes {option}=True or False, got {value!r}")
+    if type(default) in (int, float) and type(value) not in (int, float):
+        raise ArgumentError(f"mechanism '{name}' takes a number for {option}, got {value!r}")
 
 
 def list_mechanisms() -> list[str]:

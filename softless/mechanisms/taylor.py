@@ -33,6 +33,8 @@ class Taylor(Kernelized):
     def __post_init__(self) -> None:
         if self.order not in (1, 2):
             raise ArgumentError(f"order {self.order!r} is not 1 or 2")
+        if self.normalize not in (None, True, False):
+            raise ArgumentError(f"normalize {self.normalize!r} is not True, False or None")
         if self.order == 1 and self.normalize is False:
             raise ArgumentError("normalize=False needs order 2: 1 + q.k is negative where q.k < -1")
 

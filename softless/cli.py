@@ -1,0 +1,50 @@
+"""The softless command: one file a verb, in softless/commands/.
+
+Exit status of every verb: 0 ok, 1 a check failed, 2 usage, 3 bad input, 130 interrupted.
+"""
+
+from typing import Annotated
+
+import typer
+
+from softless.commands import explain, study
+from softless.commands import list as list_
+from softless.commands.manners import INTERRUPTED, installed_version
+
+# Plain help: rich would double the time `--help` takes.
+app = typer.Typer(
+    name="softless",
+    help="Attention without the softmax: what each mechanism is, what it costs, and when it is safe.",
+    epilog="Exit status: 0 ok, 1 a check failed, 2 usage, 3 bad input.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("list", help=list_.HELP, short_help=list_.SUMMARY)(list_.run)
+app.command("explain", help=explain.HELP, short_help=explain.SUMMARY)(explain.run)
+app.command("study", help=study.HELP, short_help=study.SUMMARY)(study.run)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"softless {installed_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """What every verb shares."""
+
+
+def main() -> None:
+    """Entry point of the console script and of `python -m softless`."""
+    try:
+        app(prog_name="softless")
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None

@@ -1,0 +1,135 @@
+"""How every verb behaves: exit codes, one-line errors, clean JSON, and no half-written file."""
+
+import errno
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+import typer
+
+from softless.errors import ArgumentError, SoftlessError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+CHECK_FAILED, USAGE, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 1, 2, 3, 130, 141
+
+LONGEST_NUMBER = 15  # digits: no product of a few of them is mistaken for infinity
+
+P = ParamSpec("P")
+
+
+def polite(verb: Callable[P, None]) -> Callable[P, None]:
+    """Answer what a user can cause with one sentence and an exit code, never with a traceback."""
+
+    @wraps(verb)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            _import_torch()
+            verb(*args, **kwargs)
+            sys.stdout.flush()
+        except SoftlessError as error:
+            complain(str(error))
+            raise typer.Exit(BAD_INPUT) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except OSError as error:
+            _drop_stdout()
+            if error.errno == errno.EPIPE:
+                raise typer.Exit(CLOSED_PIPE) from None
+            complain(f"{error.filename or 'output'}: {error.strerror or error}")
+            raise typer.Exit(BAD_INPUT) from None
+
+    return run
+
+
+def complain(sentence: str) -> None:
+    """One line on stderr, red on a terminal."""
+    color = False if "NO_COLOR" in os.environ else None
+    typer.secho(f"error: {' '.join(sentence.split())}", fg="red", err=True, color=color)
+
+
+def whole_number(text: str, least: int = 1) -> int:
+    """A number of something, from a command line."""
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= LONGEST_NUMBER and int(digits) >= least):
+        raise typer.BadParameter(f"{text!r} is not a whole number from {least} to {10**LONGEST_NUMBER - 1}")
+    return int(digits)
+
+
+def console() -> "Console":
+    """stdout as rich shows it: plain text where it is not a terminal."""
+    from rich.console import Console
+
+    return Console(highlight=False, emoji=False, markup=False)
+
+
+def emit_json(document: dict[str, Any]) -> None:
+    """The document and nothing else on stdout."""
+    print(to_json(document))
+
+
+def to_json(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make the folder and be sure that a file can be written in it, before any work is done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(f"cannot write in the folder {str(folder)!r}: {reason}") from None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The file is there whole or not at all: written beside its place, synced, then renamed."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def installed_version() -> str:
+    """The version of the installed package, or 'unknown' in a checkout that was never installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("softless")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _import_torch() -> None:
+    """Importing torch takes a second and swallows a KeyboardInterrupt now and then: until it is done, Ctrl-C exits."""
+    if threading.current_thread() is not threading.main_thread() or "torch" in sys.modules:
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    try:
+        import torch  # noqa: F401
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _drop_stdout() -> None:
+    """Python flushes stdout once more as it exits, and would complain about it again."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError, AttributeError):
+        sys.stdout = None

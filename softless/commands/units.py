@@ -1,0 +1,41 @@
+"""Numbers as people read them."""
+
+
+def short(value: float) -> str:
+    """Three significant digits at most: 0.541, 34.4, 1,410."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def flops(value: float, beside: float = 0) -> str:
+    """34.4 GFLOP; in the unit of a larger number it stands beside, if it is not lost there."""
+    names = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
+    _, unit = _with_unit(max(value, beside), names).split()
+    scale = 1000 ** names.index(unit)
+    return f"{short(value / scale)} {unit}" if value / scale >= 0.1 else _with_unit(value, names)
+
+
+def size(value: float) -> str:
+    """16.8 MB, decimal."""
+    return _with_unit(value, ("B", "kB", "MB", "GB", "TB", "PB"))
+
+
+def seconds(value: float) -> str:
+    """1.25 ms."""
+    return f"{short(value)} s" if value >= 1 else f"{short(value * 1e3)} ms"
+
+
+def compare(ratio: float, more: str, less: str) -> str:
+    """How a quantity compares, `ratio` times the other: '64x less', '1.5x more', 'the same'."""
+    if 0.995 < ratio < 1.005:
+        return "the same"
+    return f"{short(ratio)}x {more}" if ratio > 1 else f"{short(1 / ratio)}x {less}"
+
+
+def _with_unit(value: float, units: tuple[str, ...]) -> str:
+    for unit in units[:-1]:
+        if value < 999.5:
+            return f"{short(value)} {unit}"
+        value /= 1000
+    return f"{short(value)} {units[-1]}"

@@ -1,0 +1,83 @@
+"""`softless list` says what the table of mechanisms says."""
+
+import json
+from dataclasses import fields
+
+import pytest
+import torch
+
+import softless as library
+from softless.commands.mechanism import make
+from softless.errors import SoftlessError, UnsupportedError
+from softless.mechanisms import MECHANISMS
+
+
+def listed(softless):
+    return json.loads(softless("list", "--json").stdout)
+
+
+def test_the_json_schema_is_frozen(softless):
+    document = listed(softless)
+    assert list(document) == ["schema", "mechanisms"]
+    assert document["schema"] == "softless.list/1"
+    for row in document["mechanisms"]:
+        assert list(row) == ["name", "family", "formula", "causal", "state", "bias", "options"]
+
+
+def test_every_mechanism_is_listed_with_its_options(softless):
+    rows = listed(softless)["mechanisms"]
+    assert [row["name"] for row in rows] == library.list_mechanisms()
+    for row in rows:
+        assert row["options"] == {field.name: field.default for field in fields(MECHANISMS[row["name"]])}
+        assert row["formula"] == MECHANISMS[row["name"]].formula
+
+
+def test_abilities_are_those_the_mechanisms_show(softless):
+    q, k, v = torch.randn(3, 1, 2, 4, 3).unbind()
+    for row in listed(softless)["mechanisms"]:
+        made = make(row["name"], {})
+
+        def can(call, made=made):
+            inputs = {name: torch.randn(shape) for name, shape in made.input_shapes(2, 3).items()}
+            try:
+                call(made, inputs)
+            except UnsupportedError:
+                return False
+            return True
+
+        assert row["causal"] == can(lambda made, i: library.attention(q, k, v, made, inputs=i, is_causal=True))
+        assert row["state"] == can(lambda made, i: library.attention_with_state(q, k, v, made, inputs=i))
+        assert row["bias"] == can(lambda made, i: library.attention(q, k, v, made, inputs=i, bias=torch.zeros(4, 4)))
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_the_table_fits_and_holds_every_name_formula_and_option(softless, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    text = softless("list").stdout
+    assert max(map(len, text.splitlines())) <= int(columns)
+    words = " ".join(text.split())
+    for row in listed(softless)["mechanisms"]:
+        assert row["name"] in words
+        for part in row["formula"].split(", "):
+            assert " ".join(part.split()) in words
+        for option, default in row["options"].items():
+            assert (f"{option}={default}" if row["name"] != "general" else "needs sim, a function") in words
+
+
+def test_options_are_read_by_their_kind():
+    assert make("threshold", {"tau": "2", "tail": "mean"}) == library.mechanism("threshold", tau=2, tail="mean")
+    assert make("angular", {"exact": "True"}) == library.mechanism("angular", exact=True)
+    assert make("linear", {"phi": "exp", "phi_k": "none", "t": "0.5"}) == library.mechanism("linear", phi="exp", t=0.5)
+    assert make("linear", {"normalize": "none"}) == library.mechanism("linear", normalize="none")
+
+
+def test_general_is_softmax_on_the_command_line():
+    q, k, v = torch.randn(3, 1, 2, 5, 4, dtype=torch.float64).unbind()
+    expected = library.attention(q, k, v, "softmax")
+    torch.testing.assert_close(library.attention(q, k, v, make("general", {})), expected)
+
+
+def test_an_option_without_a_value_of_its_kind_is_refused():
+    for name, options in (("focused", {"learned_scale": "2"}), ("focused", {"p": "big"}), ("general", {"x": "1"})):
+        with pytest.raises(SoftlessError):
+            make(name, options)

@@ -1,0 +1,208 @@
+"""Manners of the command line (R24): exit codes, one-line errors, quick help, clean pipes, whole files."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+
+from softless.commands import manners
+from softless.errors import ArgumentError
+
+ROOT = Path(__file__).parents[2]
+
+GOOD = [["list"], ["list", "--json"], ["explain", "inline"], ["explain", "linear", "--option", "phi=relu", "--causal"]]
+USAGE = [
+    [],
+    ["nonsense"],
+    ["--nonsense"],
+    ["list", "extra"],
+    ["explain"],
+    ["explain", "inline", "--shape", "1,8,4096"],
+    ["explain", "inline", "--shape", "1,8,x,64"],
+    ["explain", "inline", "--shape", "1,8,0,64"],
+    ["explain", "inline", "--shape", "1,8,-4,64"],
+    ["explain", "inline", "--keys", "0"],
+    ["explain", "inline", "--dtype", "int8"],
+    ["explain", "inline", "--device", "tpu"],
+    ["explain", "inline", "--option", "phi"],
+    ["study", "--tokens", ""],
+    ["study", "--tokens", "256,,512"],
+    ["study", "--tokens", "2097152"],
+    ["study", "--seed", "-1"],
+    ["study", "--seed", "9" * 40],
+]
+BAD_INPUT = [
+    (["explain", "nonsense"], "'nonsense' is not one of softmax"),
+    (["explain", "linear", "--option", "phi=tanh"], "'tanh' is not one of identity"),
+    (["explain", "linear", "--option", "color=red"], "has no option 'color'"),
+    (["explain", "softmax", "--option", "x=1"], "takes no options"),
+    (["explain", "threshold", "--option", "tau=wide"], "tau is 'wide' and must be a number"),
+    (["explain", "threshold", "--option", "tau=nan"], "tau is 'nan' and must be a number"),
+    (["explain", "angular", "--option", "exact=perhaps"], "exact is 'perhaps' and must be true or false"),
+    (["explain", "general", "--option", "sim=dot"], "always exp(q.k/sqrt(d))"),
+    (["explain", "inline", "--kv-heads", "3"], "8 query heads are not a multiple of 3 key heads"),
+    (["explain", "angular", "--keys", "7"], "got 4096 and 7"),
+    (["explain", "inline", "--shape", "1,8,999999999999,64"], "999999999999"),
+    (["study", "--out", "/dev/null/report"], "cannot write in the folder '/dev/null/report'"),
+]
+
+
+@pytest.mark.parametrize("words", GOOD, ids=" ".join)
+def test_what_works_exits_0_and_says_nothing_on_stderr(softless, words):
+    result = softless(*words)
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", USAGE, ids=" ".join)
+def test_a_usage_error_exits_2_and_points_to_help(softless, words):
+    result = softless(*words)
+    assert result.exit_code == 2
+    assert "Usage: softless" in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(("words", "says"), BAD_INPUT, ids=lambda value: " ".join(value) if value is list else None)
+def test_bad_input_exits_3_with_one_line_that_repeats_it(softless, words, says):
+    result = softless(*words)
+    assert result.exit_code == 3
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert says in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("verb", ["list", "explain", "study"])
+def test_every_verb_has_help_and_json(softless, verb):
+    result = softless(verb, "--help")
+    assert result.exit_code == 0
+    assert "--json" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_the_command_and_the_module_are_the_same_program(fresh):
+    assert fresh("--version").stdout.startswith("softless ")
+    for words, status in ((["list", "--json"], 0), (["nonsense"], 2), (["explain", "nonsense"], 3)):
+        result = fresh(*words)
+        assert result.returncode == status
+        assert "Traceback" not in result.stderr
+
+
+def test_help_answers_in_a_third_of_a_second(fresh):
+    """R24, best of 5, in processor time: on a free machine that is the wait, on a busy one it still means the same."""
+    times = []
+    for _ in range(5):
+        before = children_seconds()
+        assert fresh("--help").returncode == 0
+        times.append(children_seconds() - before)
+    assert min(times) <= 0.3
+
+
+def children_seconds():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_help_imports_neither_torch_nor_rich():
+    code = "import sys, softless.cli; print([n for n in ('torch', 'numpy', 'rich', 'triton') if n in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("words", [["list"], ["explain", "inline"], ["explain", "nonsense"]], ids=" ".join)
+def test_no_color_codes_reach_a_pipe(fresh, words):
+    result = fresh(*words)
+    assert "\x1b" not in result.stdout + result.stderr
+
+
+def test_a_terminal_that_knows_only_ascii_is_enough(fresh):
+    result = fresh("list", env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
+    assert result.returncode == 0
+    assert result.stdout.isascii()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_sentence(fresh):
+    with Path("/dev/full").open("w") as full:
+        result = fresh("list", "--json", capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert result.returncode == 3
+    assert result.stderr == "error: output: No space left on device\n"
+
+
+def test_a_closed_pipe_ends_the_program_without_a_word(fresh):
+    read, write = os.pipe()
+    os.close(read)
+    result = fresh("list", "--json", capture_output=False, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (result.returncode, result.stderr) == (manners.CLOSED_PIPE, "")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks into /proc to know the moment")
+@pytest.mark.parametrize("moment", ["while torch is imported", "while it measures"])
+def test_ctrl_c_exits_130_and_leaves_no_file(tmp_path, moment):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "softless", "study", "--tokens", "256,512,1024,2048,4096", "--out", "out"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, **pipes) as process:
+        torch_is_loading = wait_for(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text())
+        assert torch_is_loading
+        if moment == "while it measures":
+            assert wait_for((tmp_path / "out").exists)
+            time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "")
+    assert not list(tmp_path.glob("out/*"))
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not (done := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return done
+
+
+def test_our_own_mistakes_are_not_hidden():
+    @manners.polite
+    def verb() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        verb()
+
+
+def test_an_error_is_one_line_whatever_it_says(capsys):
+    @manners.polite
+    def verb() -> None:
+        raise ArgumentError("two\nlines and a [bracket]")
+
+    with pytest.raises(typer.Exit) as exit_:
+        verb()
+    assert exit_.value.exit_code == manners.BAD_INPUT
+    assert capsys.readouterr().err == "error: two lines and a [bracket]\n"
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    manners.write_atomically(path, "old")
+
+    def fail(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        manners.write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_json_never_holds_what_json_cannot(softless):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        manners.to_json({"x": float("nan")})
+    assert json.loads(softless("list", "--json").stdout)
