@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from softless import validation
-from softless.algebra.state import State
+from softless.algebra.state import State, keep
 from softless.errors import ArgumentError, BackendError
-from softless.mechanisms import Call, Mechanism
-from softless.mechanisms import mechanism as make_mechanism
+from softless.mechanisms import Call, Mechanism, resolve
 from softless.mechanisms.base import repeat_heads
 
 
@@ -58,7 +57,7 @@ def attention(
     A query that sees no key gives zeros.
     """
     made, call = _prepare(q, k, v, mechanism, is_causal, key_mask, bias, scale, inputs, grid, backend)
-    q, k, v = _autocast(q, k, v)
+    q, k, v = _autocast(q, hide(k, key_mask), hide(v, key_mask))
     if q.shape[2] == 0 or k.shape[2] == 0:
         return (q @ repeat_heads(k, q.shape[1]).mT) @ repeat_heads(v, q.shape[1])
     fast = backend != "reference"
@@ -100,9 +99,9 @@ def attention_weights(
     made, call = _prepare(q, k, k, mechanism, is_causal, key_mask, bias, scale, inputs, grid, backend)
     if backend == "torch":
         raise BackendError("backend 'torch' never forms the weights: use 'auto' or 'reference'")
-    q, k = _autocast(q, k)
+    q, k = _autocast(q, hide(k, key_mask))
     if q.shape[2] == 0 or k.shape[2] == 0:
-        return q @ repeat_heads(k, q.shape[1]).mT
+        return q.new_zeros(q.shape[0], made.matrices(q.shape[1], q.shape[3]), q.shape[2], k.shape[2])
     with _full_precision(q):
         return made.weights(widen(q), widen(k), call).to(q.dtype)
 
@@ -135,15 +134,20 @@ def attention_with_state(
     tokens: padding is never absorbed. Scored mechanisms have no such state and raise.
     """
     made, call = _prepare(q, k, v, mechanism, True, key_mask, None, scale, inputs, grid, backend)
-    validation.check_state(state)
+    validation.check_state(state, k)
     if backend == "reference":
         raise BackendError("backend 'reference' forms all weights at once and has no state: use 'auto' or 'torch'")
     if q.shape[2] > k.shape[2]:
         raise ArgumentError(f"{q.shape[2]} queries and {k.shape[2]} keys: every query needs its own token's key")
-    q, k, v = _autocast(q, k, v)
+    q, k, v = _autocast(q, hide(k, key_mask), hide(v, key_mask))
     with _full_precision(q):
         out, state = made.attend_with_state(widen(q), widen(k), widen(v), state, call)
         return out.to(q.dtype), state
+
+
+def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Zeros for what the mask hides, before anything reads it: a NaN there reaches no output and no gradient."""
+    return keep(x, None if key_mask is None else key_mask[:, None])
 
 
 def widen(x: Tensor) -> Tensor:
@@ -165,17 +169,17 @@ def _prepare(
     backend: str,
 ) -> tuple[Mechanism, Call]:
     """Refuse what is wrong with a call, in one sentence; make the rest ready."""
-    if not isinstance(mechanism, str | Mechanism):
-        raise ArgumentError(f"mechanism is a {type(mechanism).__name__} and must be a name or a Mechanism")
-    made = make_mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+    made = resolve(mechanism)
     validation.check_tensors(q, k, v)
+    validation.check_is_causal(is_causal)
     validation.check_key_mask(key_mask, k)
     validation.check_bias(bias, made, q, k)
     validation.check_inputs(inputs, made, q)
     validation.check_grid(grid, made)
     validation.check_backend(backend)
-    resolved = validation.resolve_scale(scale, made, q.shape[3])
-    return made, Call(bool(is_causal), key_mask, bias, resolved, inputs or {})
+    call = Call(is_causal, key_mask, bias, validation.resolve_scale(scale, made, q.shape[3]), inputs or {})
+    made.check(q, k, v, call)
+    return made, call
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

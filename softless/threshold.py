@@ -11,6 +11,7 @@ from softless.functional import attention_weights, widen
 from softless.mechanisms import Call, mechanism
 from softless.mechanisms.base import repeat_heads
 from softless.mechanisms.threshold import Threshold
+from softless.validation import check_tensors
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,12 @@ def threshold_report(
     """
     made = mechanism("threshold", tau=tau, expansion=expansion, tail=tail)
     assert isinstance(made, Threshold)
+    check_tensors(q, k, k)
+    if k.shape[2] == 0:
+        raise ArgumentError("threshold_report needs at least one key, got k with 0 tokens")
     q, k = widen(q), widen(k)
     weigh = partial(attention_weights, q, k, is_causal=is_causal, key_mask=key_mask, bias=bias, scale=scale)
     weights, softmax = weigh(mechanism=made), weigh(mechanism="softmax")
-    if k.shape[2] == 0:
-        raise ArgumentError("threshold_report needs at least one key, got k with 0 tokens")
     visible = Call(is_causal, key_mask).visible(q, k).expand_as(weights)
     scores = (q.shape[3] ** -0.5 if scale is None else scale) * (q @ repeat_heads(k, q.shape[1]).mT)
     _, kept, spread = made.keep(scores if bias is None else scores + bias, visible)

@@ -47,6 +47,7 @@ def check_key_mask(key_mask: Tensor | None, k: Tensor) -> None:
         raise ArgumentError(
             f"key_mask has shape {list(key_mask.shape)} and must be [batch, keys] = {[k.shape[0], k.shape[2]]}"
         )
+    check_device("key_mask", key_mask, k)
 
 
 def check_bias(bias: Tensor | None, mechanism: Mechanism, q: Tensor, k: Tensor) -> None:
@@ -64,9 +65,12 @@ def check_bias(bias: Tensor | None, mechanism: Mechanism, q: Tensor, k: Tensor) 
     fits = bias.ndim <= 4 and all(b in (1, n) for b, n in zip(bias.shape[::-1], needed[::-1], strict=False))
     if not fits:
         raise ArgumentError(f"bias has shape {list(bias.shape)} and must broadcast to [B, H, N, M] = {list(needed)}")
+    check_device("bias", bias, k)
 
 
 def check_inputs(inputs: Mapping[str, Tensor] | None, mechanism: Mechanism, q: Tensor) -> None:
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise ArgumentError(f"inputs is a {type(inputs).__name__} and must map names to tensors")
     needed, given = mechanism.input_shapes(q.shape[1], q.shape[3]), dict(inputs or {})
     if missing := [name for name in needed if name not in given]:
         raise ArgumentError(
@@ -80,6 +84,17 @@ def check_inputs(inputs: Mapping[str, Tensor] | None, mechanism: Mechanism, q: T
         if not isinstance(given[name], Tensor) or given[name].shape != shape:
             was = list(given[name].shape) if isinstance(given[name], Tensor) else type(given[name]).__name__
             raise ArgumentError(f"input '{name}' is {was} and must be a tensor of shape {list(shape)}")
+        check_device(f"input '{name}'", given[name], q)
+
+
+def check_device(name: str, x: Tensor, like: Tensor) -> None:
+    if x.device != like.device:
+        raise ArgumentError(f"{name} is on {x.device} and must be where q, k and v are, on {like.device}")
+
+
+def check_is_causal(is_causal: object) -> None:
+    if not isinstance(is_causal, bool):
+        raise ArgumentError(f"is_causal is {is_causal!r} and must be True or False")
 
 
 def resolve_scale(scale: float | None, mechanism: Mechanism, head_dim: int) -> float:
@@ -105,6 +120,12 @@ def check_backend(backend: str) -> None:
         raise BackendError("backend 'triton' was asked for and this version has no Triton kernels: use 'auto'")
 
 
-def check_state(state: object) -> None:
-    if state is not None and not isinstance(state, State):
+def check_state(state: object, k: Tensor) -> None:
+    if state is None:
+        return
+    if not isinstance(state, State):
         raise ArgumentError(f"state is a {type(state).__name__} and must be None or the State of an earlier call")
+    for name, part in state._asdict().items():
+        if not isinstance(part, Tensor):
+            raise ArgumentError(f"the state's {name} is {part!r} and must be a tensor")
+        check_device(f"the state's {name}", part, k)

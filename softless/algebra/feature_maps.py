@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from softless.algebra.state import Log
+from softless.errors import ArgumentError
 
 FeatureMap = Callable[[Tensor], Tensor]
 
@@ -61,9 +62,20 @@ NAMES = (*ELEMENTWISE, "exp", "affine_relu")
 def apply(phi: str | FeatureMap, x: Tensor, *, t: float = 1.0, inputs: Mapping[str, Tensor]) -> Tensor | Log:
     """phi(x) by name, or by any callable that maps the last dimension."""
     if callable(phi):
-        return phi(x)
+        return _checked(phi(x), x)
     if phi == "exp":
         return Log(t * x)
     if phi == "affine_relu":
         return affine_relu(x, inputs["weight"].to(x.dtype), inputs["bias"].to(x.dtype))
     return ELEMENTWISE[phi](x)
+
+
+def _checked(features: object, x: Tensor) -> Tensor:
+    """What a user's map returned, if it mapped each token's last dimension."""
+    if not isinstance(features, Tensor) or features.shape[:-1] != x.shape[:-1] or features.dtype != x.dtype:
+        given = f"{features.dtype} {list(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
+        needed = [*x.shape[:-1], "D"]
+        raise ArgumentError(
+            f"phi returned {given} and must map {list(x.shape)} to a {x.dtype} tensor of shape {needed}"
+        )
+    return features

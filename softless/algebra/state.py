@@ -46,14 +46,13 @@ def observe(
     phi_k: Float[Tensor, "*#b n d"] | Log, v: Float[Tensor, "*#b n m"], mask: Bool[Tensor, "*#b n"] | None = None
 ) -> State:
     """Summarize a block of tokens; only those the mask keeps."""
-    k, shift = (
-        _unlog(phi_k, mask) if isinstance(phi_k, Log) else (keep(phi_k, mask), torch.zeros_like(phi_k[..., 0, :]))
-    )
+    k, shift = _unlog(phi_k, mask) if isinstance(phi_k, Log) else (keep(phi_k, mask), None)
     n = torch.full((1,) * (v.ndim - 2), v.shape[-2], device=v.device) if mask is None else mask.sum(-1)
     tokens, v = n.clamp(min=1)[..., None], keep(v, mask)
     k_mean, v_mean = k.sum(-2) / tokens, v.sum(-2) / tokens
     deviation = keep(k - k_mean[..., None, :], mask)
-    return State(n, k_mean, v_mean, deviation.mT @ (v - v_mean[..., None, :]), shift)
+    comoment = deviation.mT @ (v - v_mean[..., None, :])
+    return State(n, k_mean, v_mean, comoment, torch.zeros_like(k_mean) if shift is None else shift)
 
 
 def merge(a: State, b: State) -> State:
@@ -84,5 +83,5 @@ def _unlog(phi: Log, mask: Bool[Tensor, "*#b n"] | None) -> tuple[Tensor, Tensor
     The shift cancels wherever it is used, so it needs no gradient.
     """
     logs = keep(phi.value, mask, -torch.inf)
-    shift = logs.detach().amax(-2) if logs.shape[-2] else logs.new_full(logs[..., 0:1, :].sum(-2).shape, -torch.inf)
+    shift = logs.detach().amax(-2) if logs.shape[-2] else logs.new_full(logs.sum(-2).shape, -torch.inf)
     return (logs - shift.clamp(min=torch.finfo(logs.dtype).min)[..., None, :]).exp(), shift

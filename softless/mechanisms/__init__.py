@@ -21,7 +21,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
 OPTIONS = {name: {field.name: field.default for field in fields(each)} for name, each in MECHANISMS.items()}
 PLAIN = {name: each() for name, each in MECHANISMS.items() if each is not General}  # general needs a sim
 
-__all__ = ["MECHANISMS", "Call", "Mechanism", "list_mechanisms", "mechanism"]
+__all__ = ["MECHANISMS", "Call", "Mechanism", "list_mechanisms", "mechanism", "resolve"]
 
 
 def mechanism(name: str, **options: object) -> Mechanism:
@@ -49,6 +49,16 @@ def mechanism(name: str, **options: object) -> Mechanism:
     except TypeError as error:
         given = ", ".join(f"{option}={value!r}" for option, value in options.items())
         raise ArgumentError(f"mechanism '{name}' cannot take {given}: {error}") from None
+
+
+def resolve(mechanism_or_name: object) -> Mechanism:
+    """A mechanism as it is, or by its name."""
+    if isinstance(mechanism_or_name, Mechanism):
+        return mechanism_or_name
+    if not isinstance(mechanism_or_name, str):
+        given = type(mechanism_or_name).__name__
+        raise ArgumentError(f"mechanism is a {given} and must be a name or a Mechanism")
+    return mechanism(mechanism_or_name)
 
 
 def _check_type(name: str, option: str, default: object, value: object) -> None:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from softless.algebra.feature_maps import unit
-from softless.algebra.state import State, keep
+from softless.algebra.state import State
 from softless.errors import UnsupportedError
 from softless.mechanisms.base import Call, repeat_heads
 from softless.mechanisms.kernelized import Kernelized
@@ -38,11 +38,18 @@ class Angular(Kernelized):
         x = unit(q) * pi**-0.5
         return F.pad(x, (1, 0), value=0.5**0.5) if self.exact else x
 
+    def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
+        queries, keys = q.shape[2], k.shape[2]
+        if queries and keys and queries != keys and not call.is_causal and not self.exact:
+            raise UnsupportedError(
+                f"angular adds each query's own value: it needs as many queries as keys, got {queries} and "
+                f"{keys} (exact=True has no such term)"
+            )
+
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         kernel = super().weights(q, k, call)
         if self.exact:
             return kernel
-        self._check_own_token(q, k, call)
         queries, keys = q.shape[2], k.shape[2]
         own = torch.ones(queries, keys, device=q.device, dtype=q.dtype).tril(keys - queries).triu(keys - queries)
         return kernel + 0.5 * own * call.visible(q, k)
@@ -51,26 +58,18 @@ class Angular(Kernelized):
         return unit(super().combine(weights, v, call))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        return unit(self._own(q, k, v, call) + super().attend(q, k, v, call))
+        return unit(self._own(q, v) + super().attend(q, k, v, call))
 
     def attend_with_state(
         self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call
     ) -> tuple[Tensor, State]:
         out, state = super().attend_with_state(q, k, v, state, call)
-        return unit(self._own(q, k, v, call._replace(is_causal=True)) + out), state
+        return unit(self._own(q, v) + out), state
 
-    def _own(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor | float:
+    def _own(self, q: Tensor, v: Tensor) -> Tensor | float:
         """1/2 v_i for the queries' own tokens: the last ones, if there are more keys than queries."""
         if self.exact:
             return 0.0
-        self._check_own_token(q, k, call)
-        v = repeat_heads(keep(v, None if call.key_mask is None else call.key_mask[:, None]), q.shape[1])
+        v = repeat_heads(v, q.shape[1])
         missing = q.shape[2] - v.shape[2]
         return 0.5 * (F.pad(v, (0, 0, missing, 0)) if missing > 0 else v[:, :, -missing:])
-
-    def _check_own_token(self, q: Tensor, k: Tensor, call: Call) -> None:
-        if q.shape[2] != k.shape[2] and not call.is_causal:
-            raise UnsupportedError(
-                f"angular adds each query's own value: it needs as many queries as keys, got {q.shape[2]} and "
-                f"{k.shape[2]} (exact=True has no such term)"
-            )

@@ -1,7 +1,7 @@
 """What every mechanism offers: explicit weights, an output, and a carried state, or a plain refusal.
 
 A mechanism is a frozen dataclass of plain options, hashable and without tensors. What it needs
-beyond q, k, v travels in `inputs`. Tensors arrive wide (float32 or float64) and validated.
+beyond q, k, v travels in `inputs`. Tensors arrive validated, wide (float32 or float64), and zero in the padding.
 
     q [B, H, N, d]    k [B, G, M, d]    v [B, G, M, e]    H a multiple of G (grouped queries)
 """
@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from softless.algebra.masks import visible
-from softless.algebra.state import State, keep
+from softless.algebra.state import State
 from softless.errors import UnsupportedError
 
 
@@ -60,13 +60,19 @@ class Mechanism:
         """The factor on phi(q).phi(k); None where a factor would cancel."""
         return None
 
+    def matrices(self, heads: int, head_dim: int) -> int:
+        """How many weight matrices a sample has."""
+        return heads
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
+        """Refuse what this mechanism cannot do."""
+
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         """Explicit weights [B, H, N, M]: the specification."""
         raise NotImplementedError
 
     def combine(self, weights: Tensor, v: Tensor, call: Call) -> Tensor:
         """The output that explicit weights give."""
-        v = keep(v, None if call.key_mask is None else call.key_mask[:, None])
         return weights @ repeat_heads(v, weights.shape[1])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:

@@ -28,6 +28,15 @@ class Hydra(Kernelized):
     def features_q(self, q: Tensor, call: Call) -> Tensor:
         return q  # unit vectors already, spread to heads of width one
 
+    def matrices(self, heads: int, head_dim: int) -> int:
+        return heads * head_dim
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
+        if v.shape[3] != q.shape[3]:
+            raise UnsupportedError(
+                f"hydra multiplies q, k and v channel by channel: heads of v have {v.shape[3]}, those of q {q.shape[3]}"
+            )
+
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         q, k, _ = _spread(q, k, k)
         return super().weights(q, k, call)
@@ -48,10 +57,6 @@ class Hydra(Kernelized):
 
 def _spread(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Unit q and k, and v, each as H d heads of width one."""
-    if v.shape[3] != q.shape[3]:
-        raise UnsupportedError(
-            f"hydra multiplies q, k and v channel by channel: v has {v.shape[3]} channels a head, q has {q.shape[3]}"
-        )
     k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     return _channels(unit(q, (1, 3))), _channels(unit(k, (1, 3))), _channels(v)
 

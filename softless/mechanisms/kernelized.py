@@ -42,13 +42,15 @@ class Kernelized(Mechanism):
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         k = repeat_heads(k, q.shape[1])
         phi_q, phi_k = self.features_q(q, call), self.features_k(k, call)
+        _check_widths(phi_q, phi_k)
         return algebra.weights(phi_q, phi_k, self.reader, call.scale, call.visible(q, k))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         if call.is_causal:
             return self._causal(q, k, v, None, call)
-        phi_k, values, mask = self._keys(q, k, v, call)
-        out = algebra.parallel(self._queries(q, v, call), phi_k, values, self.reader, call.scale, mask)
+        phi_q, (phi_k, values, mask) = self._queries(q, v, call), self._keys(q, k, v, call)
+        _check_widths(phi_q, phi_k)
+        out = algebra.parallel(phi_q, phi_k, values, self.reader, call.scale, mask)
         return _ungroup(out)
 
     def attend_with_state(
@@ -57,6 +59,8 @@ class Kernelized(Mechanism):
         seen = observe(*self._keys(q, k, v, call))
         _check_state(state, seen)
         after = seen if state is None else merge(state, seen)
+        if q.shape[2] == 0:
+            return q.new_zeros(*q.shape[:3], v.shape[3]), after
         if q.shape[2] == k.shape[2] == 1:
             return _ungroup(algebra.read(self._queries(q, v, call), after, self.reader, call.scale)), after
         return self._causal(q, k, v, state, call), after
@@ -74,10 +78,9 @@ class Kernelized(Mechanism):
             mask = k.new_ones(k.shape[0], k.shape[2]).bool() if call.key_mask is None else call.key_mask
             call = call._replace(key_mask=F.pad(mask, (-past, 0), value=False))
             k, v = F.pad(k, (0, 0, -past, 0)), F.pad(v, (0, 0, -past, 0))
-        phi_k, values, mask = self._keys(q, k, v, call)
-        out = algebra.chunked(
-            self._queries(q, v, call), phi_k, values, self.reader, call.scale, mask, state, self.chunk
-        )
+        phi_q, (phi_k, values, mask) = self._queries(q, v, call), self._keys(q, k, v, call)
+        _check_widths(phi_q, phi_k)
+        out = algebra.chunked(phi_q, phi_k, values, self.reader, call.scale, mask, state, self.chunk)
         return _ungroup(out)
 
     def _queries(self, q: Tensor, v: Tensor, call: Call) -> Tensor | Log:
@@ -92,16 +95,28 @@ class Kernelized(Mechanism):
         return _group(self.features_k(k, call), groups, heads), v[:, :, None], None if mask is None else mask[:, None]
 
 
+def _check_widths(phi_q: Tensor | Log, phi_k: Tensor | Log) -> None:
+    """Two maps of the user's own may disagree."""
+    width_q, width_k = ((phi.value if isinstance(phi, Log) else phi).shape[-1] for phi in (phi_q, phi_k))
+    if width_q != width_k:
+        raise ArgumentError(f"phi makes {width_q} features and phi_k makes {width_k}: they must make equally many")
+
+
 def _check_state(state: State | None, seen: State) -> None:
-    """A state fits if it has the heads, widths and dtype that these tokens would give."""
+    """A state fits if its parts look like those that these tokens give."""
     if state is None:
         return
-    given, needed = state.comoment, seen.comoment
-    if given.shape != needed.shape or given.dtype != needed.dtype:
-        raise ArgumentError(
-            f"the state's comoment is {given.dtype} {list(given.shape)} and these q, k, v continue one of "
-            f"{needed.dtype} {list(needed.shape)}"
-        )
+    batch = seen.comoment.shape[:-2]
+    for name in ("comoment", "k_mean", "v_mean", "shift", "n"):
+        given, needed = getattr(state, name), getattr(seen, name)
+        fits = given.shape == needed.shape and given.dtype == needed.dtype
+        if name == "n":
+            fits = given.ndim == len(batch) and all(a in (1, b) for a, b in zip(given.shape, batch, strict=True))
+        if not fits:
+            raise ArgumentError(
+                f"the state's {name} is {given.dtype} {list(given.shape)}, and these q, k, v continue one of "
+                f"{needed.dtype} {list(batch if name == 'n' else needed.shape)}"
+            )
 
 
 def _group(phi: Tensor | Log, groups: int, heads: int) -> Tensor | Log:

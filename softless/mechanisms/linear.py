@@ -31,7 +31,7 @@ class FeatureMapped(Kernelized):
     t: float = 1.0  # exp(t x)
 
     def __post_init__(self) -> None:
-        for option, phi in (("phi", self.phi), ("phi_k", self.phi_k or self.phi)):
+        for option, phi in (("phi", self.phi), ("phi_k", self.phi if self.phi_k is None else self.phi_k)):
             if not callable(phi) and phi not in feature_maps.NAMES:
                 raise ArgumentError(f"{option} {phi!r} is not one of {', '.join(feature_maps.NAMES)} or a callable")
         if not self.t > 0 or self.t == float("inf"):

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from softless.algebra.state import keep
 from softless.mechanisms.base import Call
 from softless.mechanisms.scored import Scored
 
@@ -38,8 +37,6 @@ class Softmax(Scored):
         mask = seen | blind
         if call.bias is not None:
             mask = torch.where(mask, call.bias, -torch.inf).to(q.dtype)
-        real = None if call.key_mask is None else call.key_mask[:, None]
-        k, v = keep(k, real), keep(v, real)
         mask = mask.expand(q.shape[0], -1, q.shape[2], -1)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=call.scale, enable_gqa=grouped)
         return torch.where(blind, 0.0, out)

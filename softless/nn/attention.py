@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from softless.algebra.state import State, keep
 from softless.errors import ArgumentError, UnsupportedError
 from softless.functional import attention, attention_weights, attention_with_state
-from softless.mechanisms import Mechanism
-from softless.mechanisms import mechanism as make_mechanism
+from softless.mechanisms import Mechanism, resolve
 from softless.mechanisms.base import repeat_heads
 from softless.nn.local_residual import LocalResidual
 
@@ -55,8 +54,11 @@ class Attention(nn.Module):
             raise ArgumentError(f"heads {heads} is not a multiple of kv_heads {kv_heads}")
         if local and kv_heads != heads:
             raise ArgumentError(f"local needs a value head for each of {heads} heads, got kv_heads {kv_heads}")
+        for name, rate in (("attn_drop", attn_drop), ("proj_drop", proj_drop)):
+            if not 0 <= rate < 1:
+                raise ArgumentError(f"{name} {rate} is not a rate between 0 and 1")
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim // heads
-        self.mechanism = make_mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+        self.mechanism = resolve(mechanism)
         if attn_drop and self.mechanism.family != "scored":
             raise UnsupportedError(
                 f"attn_drop {attn_drop} needs explicit weights, and '{self.mechanism.name}' has none"
@@ -109,8 +111,10 @@ class Attention(nn.Module):
         return self._mix(out), state
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
-        kv = self.kv_heads * self.head_dim
-        parts = self.qkv(x).split((x.shape[-1], kv, kv), -1)
+        dim, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        if x.ndim != 3 or x.shape[-1] != dim:
+            raise ArgumentError(f"x has shape {list(x.shape)} and must be [batch, tokens, {dim}]")
+        parts = self.qkv(x).split((dim, kv, kv), -1)
         return tuple(part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)  # [B, heads, N, d]
 
     def _local(
@@ -119,8 +123,8 @@ class Attention(nn.Module):
         assert self.residual is not None
         if is_causal:
             raise UnsupportedError("local=True sees a token's 3x3 neighbors, later ones among them: it is not causal")
-        if grid is None:
-            raise ArgumentError(f"local=True needs grid=(height, width) to place the {x.shape[1]} tokens")
+        if not isinstance(grid, tuple | list) or len(grid) != 2:
+            raise ArgumentError(f"local=True needs grid=(height, width) to place the {x.shape[1]} tokens, got {grid}")
         if key_mask is None:
             context = x.mean(1)
         else:
