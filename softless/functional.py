@@ -62,7 +62,7 @@ def attention(
         return (q @ repeat_heads(k, q.shape[1]).mT) @ repeat_heads(v, q.shape[1])
     fast = backend != "reference"
     with _full_precision(q):
-        if fast and made.sums_in_float32:
+        if fast and made.fused_on_gpu and not q.is_cpu:
             return made.attend(q, k, v, call)
         wide_q, wide_k, wide_v = widen(q), widen(k), widen(v)
         if fast:

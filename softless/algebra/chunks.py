@@ -42,9 +42,13 @@ def relative(
     return v_ref, keep(F.pad(v - v_ref, (0, 1), value=1.0), mask)
 
 
-def incoming(state: State) -> Float[Tensor, "*b d e1"]:
-    """What the state has seen, as sum_j phi(k_j) V_j: relative to its own mean, that is the co-moment and the mass."""
-    return torch.cat([state.comoment, (state.n[..., None] * state.k_mean)[..., None]], -1)
+def incoming(state: State, *, centered: bool = False) -> Float[Tensor, "*b d e1"]:
+    """What the state has seen, as sum_j phi(k_j) V_j: relative to its own mean, that is the co-moment and the mass.
+
+    With keys centered too, on the value of their mean, the mass is zero and only its gradient is left.
+    """
+    mean = state.k_mean - state.k_mean.detach() if centered else state.k_mean
+    return torch.cat([state.comoment, (state.n[..., None] * mean)[..., None]], -1)
 
 
 def view(

@@ -38,19 +38,37 @@ def chunked(
     logs = keep(phi_k.value, mask, floor)
     v_ref, v = relative(v, mask, state)
     value, exponent, log_gain = _query(phi_q, logs, reader, state, chunk)
-    logs_c, v_c = fold(logs, chunk, floor), fold(v, chunk)
+    origin = _origin(logs, state) if reader == "subtract" else torch.full_like(logs[..., :1, :], floor)
+    logs_c, v_c, origin = fold(logs, chunk, floor), fold(v, chunk), origin[..., None, :, :]  # origin: [*b, 1, 1, d]
     value_c, exponent_c = fold(value, chunk), fold(exponent, chunk, floor)
 
-    units = logs_c.detach().amax(-2)  # [*b, c, d]
-    blocks = (logs_c - units[..., None, :]).exp().mT @ v_c  # [*b, c, d, e + 1]
-    units, past = running_sum(*_with_incoming(units, blocks, state, floor))
+    units = torch.maximum(logs_c.detach().amax(-2), origin.squeeze(-2))  # [*b, c, d]
+    blocks = _features(logs_c, origin, units[..., None, :]).mT @ v_c  # [*b, c, d, e + 1]
+    first = None if state is None else incoming(state, centered=reader == "subtract")
+    units, past = running_sum(*_with_incoming(units, blocks, state, first, floor))
     sums = (value_c * (exponent_c + units[..., None, :]).exp()) @ past
-    sums = sums + (value_c * (exponent_c + logs_c).exp()).sum(-1, keepdim=True) * v_c
+    own = (exponent_c + logs_c).exp() - (exponent_c + origin).exp()
+    sums = sums + (value_c * own).sum(-1, keepdim=True) * v_c
     half = 1
     while half < chunk:
-        sums = sums + _right_reads_left(value_c, exponent_c, logs_c, v_c, half)
+        sums = sums + _right_reads_left(value_c, exponent_c, logs_c, origin[..., None, :, :], v_c, half)
         half *= 2
     return answer(view(unfold(sums, v.shape[-2]), v, v_ref, state, log_gain), reader, scale)
+
+
+def _origin(logs: Tensor, state: State | None) -> Float[Tensor, "*b 1 d"]:
+    """A feature every query may know, to center keys on: subtraction multiplies what is left by e^top, so keys that
+    are equal must leave exactly nothing. The incoming mean, or the first token.
+    """
+    if state is None:
+        return logs[..., :1, :].detach()
+    mean = state.k_mean.detach().clamp(min=torch.finfo(logs.dtype).tiny).log() + state.shift
+    return mean.clamp(min=torch.finfo(logs.dtype).min / 4)[..., None, :]
+
+
+def _features(logs: Tensor, origin: Tensor, units: Tensor) -> Tensor:
+    """Features relative to the origin, in units no smaller than either."""
+    return (logs - units).exp() - (origin - units).exp()
 
 
 def _query(
@@ -84,7 +102,8 @@ def running_total(
         earlier = F.pad(units, (0, 0, step, -step), value=floor), F.pad(total, (0, 0, step, -step))
         units, total = _add(units, total, *earlier)
         step *= 2
-    last = _with_incoming(units[..., -1, :], total[..., -1, :, None], state, floor)
+    first = None if state is None else incoming(state)[..., -1:]
+    last = _with_incoming(units[..., -1, :], total[..., -1, :, None], state, first, floor)
     past_units, past = running_sum(*last)
     units, total = _add(units, total, past_units[..., None, :], past.mT)
     return unfold(units, logs.shape[-2]), unfold(total, logs.shape[-2])
@@ -96,15 +115,14 @@ def _add(units: Tensor, total: Tensor, other_units: Tensor, other: Tensor) -> tu
     return top, total * (units - top).exp() + other * (other_units - top).exp()
 
 
-def _with_incoming(units: Tensor, blocks: Tensor, state: State | None, floor: float) -> tuple[Tensor, Tensor]:
-    """What stands before each chunk: the incoming state, then every chunk but the last.
-
-    Blocks are sums of features against [v', 1], or of features alone: the state gives its last columns.
-    """
-    if state is None:
+def _with_incoming(
+    units: Tensor, blocks: Tensor, state: State | None, sums: Tensor | None, floor: float
+) -> tuple[Tensor, Tensor]:
+    """What stands before each chunk: the incoming state, with its sums, then every chunk but the last."""
+    if state is None or sums is None:
         first, start = torch.zeros_like(blocks[..., :1, :, :]), torch.full_like(units[..., :1, :], floor)
     else:
-        first = incoming(state)[..., None, :, -blocks.shape[-1] :].expand_as(blocks[..., :1, :, :])
+        first = sums[..., None, :, :].expand_as(blocks[..., :1, :, :])
         start = state.shift.clamp(min=floor)[..., None, :].expand_as(units[..., :1, :])
     return before(start, units, -2), before(first, blocks, -3)
 
@@ -135,12 +153,12 @@ def _decayed_sum(units: Float[Tensor, "*b k d"], blocks: Float[Tensor, "*b k d e
     return running, (decay @ blocks.transpose(-3, -2)).transpose(-3, -2)
 
 
-def _right_reads_left(value: Tensor, exponent: Tensor, logs: Tensor, v: Tensor, half: int) -> Tensor:
+def _right_reads_left(value: Tensor, exponent: Tensor, logs: Tensor, origin: Tensor, v: Tensor, half: int) -> Tensor:
     """In every span of 2 `half` tokens, what the right half sees of the left."""
     right = [x.unflatten(-2, (-1, 2, half))[..., 1, :, :] for x in (value, exponent)]
     left, v_left = (x.unflatten(-2, (-1, 2, half))[..., 0, :, :] for x in (logs, v))
-    units = left.detach().amax(-2, keepdim=True)
-    score = (right[0] * (right[1] + units).exp()) @ (left - units).exp().mT  # [*b, c, spans, half, half]
+    units = torch.maximum(left.detach().amax(-2, keepdim=True), origin)
+    score = (right[0] * (right[1] + units).exp()) @ _features(left, origin, units).mT  # [*b, c, spans, half, half]
     out = score @ v_left
     return torch.stack([torch.zeros_like(out), out], -3).flatten(-4, -2)  # [*b, c, l, e + 1]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from softless.algebra import exponential
 from softless.algebra.chunks import before, fold, incoming, relative, unfold, view
-from softless.algebra.readers import answer, level, per_channel, read, settle
+from softless.algebra.readers import answer, grow, level, per_channel, quotient, read, settle
 from softless.algebra.state import Log, State, keep, merge, observe
 
 CHUNK = 64  # as long as a head is wide: the N/64 states then take the room of the N keys
@@ -37,10 +37,10 @@ def weights(
     mass = score.sum(-1, keepdim=True)
     even = visible / n.clamp(min=1).to(score.dtype)
     if reader == "divide":
-        return torch.where(mass != 0, score / torch.where(mass != 0, mass, 1.0), even)
+        return torch.where(mass != 0, quotient(score, mass), even)
     if reader == "subtract":
-        return even + torch.where(visible, scale * (score - mass * even) * log_gain.exp(), 0.0) / n.clamp(min=1)
-    return scale * score * log_gain.exp()
+        return even + grow(torch.where(visible, scale * (score - mass * even) / n.clamp(min=1), 0.0), log_gain)
+    return grow(scale * score, log_gain)
 
 
 def _scores(
@@ -62,7 +62,7 @@ def parallel(
     mask: Bool[Tensor, "*#b m"] | None = None,
 ) -> Float[Tensor, "*b n e"]:
     """Every query reads the state of all tokens."""
-    return read(phi_q, observe(phi_k, v, mask), reader, scale)
+    return read(phi_q, observe(phi_k, v, mask), reader, scale, shifted=isinstance(phi_k, Log))
 
 
 def recurrent(

@@ -9,13 +9,13 @@
 
 Division cancels any positive rescaling of phi(q): that one line is why linear attention is not
 injective (InLine, Proposition 2). Subtraction does not cancel it (Proposition 3).
-A query with phi(q) = 0 reads the mean, and a query that sees no token reads zero.
+A query with phi(q) = 0, or whose mass is 0, reads the mean; a query that sees no token reads zero.
 """
 
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from softless.algebra.state import Log, State, rescale
@@ -34,9 +34,9 @@ class View(NamedTuple):
 
 
 def read(
-    phi_q: Float[Tensor, "*#b n d"] | Log, state: State, reader: str, scale: float = 1.0
+    phi_q: Float[Tensor, "*#b n d"] | Log, state: State, reader: str, scale: float = 1.0, *, shifted: bool = True
 ) -> Float[Tensor, "*b n m"]:
-    """Answer queries from a state."""
+    """Answer queries from a state. `shifted=False` says that its shift is zero, and saves the rescaling."""
     total, comoment = state.n[..., None] * state.k_mean, state.comoment  # sum of phi(k): [*b, d]
     log_gain = None
     if reader == "channel":
@@ -44,11 +44,12 @@ def read(
         q = per_channel(phi_q, total[..., None, :])
     elif isinstance(phi_q, Log):
         q, log_gain = settle(phi_q.value + state.shift[..., None, :])
-    elif reader == "divide":
-        q, units = level(phi_q), rescale(state.shift, state.shift.amax(-1, keepdim=True))
-        total, comoment = total * units, comoment * units[..., None]
     else:
-        q, total, comoment = phi_q, grow(total, state.shift), grow(comoment, state.shift[..., None])
+        q = level(phi_q) if reader == "divide" else phi_q
+        if shifted:
+            top = state.shift.amax(-1, keepdim=True)
+            units, log_gain = rescale(state.shift, top), top[..., None]
+            total, comoment = total * units, comoment * units[..., None]
     view = View(state.n[..., None, None], q @ total[..., None], state.v_mean[..., None, :], q @ comoment, log_gain)
     return answer(view, reader, scale)
 
@@ -57,17 +58,33 @@ def answer(view: View, reader: str, scale: float) -> Float[Tensor, "*b n m"]:
     """The readers themselves."""
     n, mass, v_mean, correlation, log_gain = view
     if reader == "divide":
-        return v_mean + correlation / torch.where(mass != 0, mass, torch.inf)
+        return v_mean + quotient(correlation, mass)
     if reader == "subtract":
-        return v_mean + scale * grow(correlation, log_gain) / n.clamp(min=1)
+        return v_mean + grow(scale * correlation / n.clamp(min=1), log_gain)
     if reader == "channel":
         return v_mean + correlation
-    return scale * grow(correlation + mass * v_mean, log_gain)
+    return grow(scale * (correlation + mass * v_mean), log_gain)
+
+
+def quotient(x: Float[Tensor, "*b n m"], mass: Float[Tensor, "*#b n 1"]) -> Float[Tensor, "*b n m"]:
+    """x / mass, and 0 where the mass is 0. Where 1/mass would leave no room for a gradient, there is none."""
+    live = alive(mass)
+    mass = torch.where(live, mass, torch.where(mass != 0, mass, torch.inf).detach())
+    return torch.where(live, x, x.detach()) / mass
+
+
+def alive(size: Float[Tensor, "*b"]) -> Bool[Tensor, "*b"]:
+    """Whether 1/size is finite with room to spare: 2^26 times the smallest normal number."""
+    return size.abs() > 2**26 * torch.finfo(size.dtype).tiny
 
 
 def grow(x: Float[Tensor, "*b"], log_gain: Float[Tensor, "*#b"] | None) -> Float[Tensor, "*b"]:
-    """x e^log_gain, where 0 stays 0 even if the gain overflows."""
-    return x if log_gain is None else x * torch.where(x == 0, 0.0, log_gain).exp()
+    """x e^log_gain in two steps, so that only the result can overflow; 0 stays 0."""
+    if log_gain is None:
+        return x
+    half = (log_gain / 2).exp()
+    half = torch.where((x == 0) & (half * half == torch.inf), 0.0, half)
+    return x * half * half
 
 
 def settle(logs: Float[Tensor, "*b n d"]) -> tuple[Float[Tensor, "*b n d"], Float[Tensor, "*b n 1"]]:
@@ -79,7 +96,7 @@ def settle(logs: Float[Tensor, "*b n d"]) -> tuple[Float[Tensor, "*b n d"], Floa
 def level(phi_q: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
     """Queries with largest entry 1: division cancels the factor, so neither end of the range is lost."""
     largest = phi_q.detach().abs().amax(-1, keepdim=True)
-    return phi_q / torch.where(largest > 0, largest, 1.0)
+    return torch.where(alive(largest), phi_q, phi_q.detach()) / torch.where(largest > 0, largest, 1.0)
 
 
 def per_channel(rho: Float[Tensor, "*#b n d"], total: Float[Tensor, "*#b #n d"]) -> Float[Tensor, "*b n d"]:

@@ -144,7 +144,7 @@ def _notes(made: "Mechanism", causal: bool, dtype: str, device: str) -> list[str
     notes = ["FLOPs are those of matrix products; exponentials and sums are not counted."]
     if causal:
         notes.append("Causal softmax counts the whole square; a fused kernel skips up to half of it.")
-    if dtype in ("bfloat16", "float16") and not made.sums_in_float32:
+    if dtype in ("bfloat16", "float16") and not (made.fused_on_gpu and device == "cuda"):
         notes.append(f"{made.name} computes {dtype} in float32 and rounds once, at the end.")
     if device == "cuda":
         notes.append("On CUDA: untested here.")

@@ -40,7 +40,7 @@ class Mechanism:
     formula: ClassVar[str]  # one line, as `softless list` prints it
     takes_bias: ClassVar[bool] = False
     carries_state: ClassVar[bool] = False
-    sums_in_float32: ClassVar[bool] = False  # takes half precision as it is, and is exact about it
+    fused_on_gpu: ClassVar[bool] = False  # a kernel there takes half precision as it is
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the `inputs`, for q with these heads."""

@@ -34,7 +34,7 @@ class Hydra(Kernelized):
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
         if v.shape[3] != q.shape[3]:
             raise UnsupportedError(
-                f"hydra multiplies q, k and v channel by channel: heads of v have {v.shape[3]}, those of q {q.shape[3]}"
+                f"hydra multiplies channel by channel: v has {v.shape[3]} channels a head, q has {q.shape[3]}"
             )
 
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:

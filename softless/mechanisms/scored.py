@@ -3,12 +3,13 @@
     s_ij = scale q_i.k_j + bias_ij          scale = d^-1/2
     w_ij = rule(s_i over the keys that i may see)_j
 
-A row that sees nothing weighs nothing.
+A bias of minus infinity hides a key. A row that sees nothing weighs nothing.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from softless.mechanisms.base import Call, Mechanism, repeat_heads
@@ -29,5 +30,7 @@ class Scored(Mechanism):
         raise NotImplementedError
 
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
-        scores = call.scale * (q @ repeat_heads(k, q.shape[1]).mT)
-        return self.rule(scores if call.bias is None else scores + call.bias, call.visible(q, k))
+        scores, visible = call.scale * (q @ repeat_heads(k, q.shape[1]).mT), call.visible(q, k)
+        if call.bias is not None:
+            scores, visible = scores + call.bias, visible & (call.bias > -torch.inf)
+        return self.rule(scores, visible)

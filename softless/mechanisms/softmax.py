@@ -20,7 +20,7 @@ from softless.mechanisms.scored import Scored
 class Softmax(Scored):
     name: ClassVar[str] = "softmax"
     formula: ClassVar[str] = "sum_j e^{q.k_j/sqrt(d)} v_j / sum_j e^{q.k_j/sqrt(d)}"
-    sums_in_float32: ClassVar[bool] = True
+    fused_on_gpu: ClassVar[bool] = True
 
     def rule(self, scores: Tensor, visible: Tensor) -> Tensor:
         scores = torch.where(visible, scores, torch.finfo(scores.dtype).min)

@@ -16,6 +16,7 @@ With tau > 1 weights can be negative and their sum can cross zero. m and R keep 
 """
 
 from dataclasses import dataclass
+from math import exp
 from typing import ClassVar
 
 import torch
@@ -73,5 +74,5 @@ class Threshold(Scored):
         return (1 + b - b * b.log()) / 2 + b * x
 
     def _tail(self, spread: Tensor) -> Tensor:
-        gap = torch.where(spread > self.tau, spread - self.tau, 1.0)
-        return torch.exp(torch.full_like(gap, -self.tau)) * -torch.expm1(-gap) / gap
+        gap = (spread - self.tau).clamp(min=0)
+        return exp(-self.tau) * torch.where(gap > 0, -torch.expm1(-gap) / torch.where(gap > 0, gap, 1.0), 1.0)

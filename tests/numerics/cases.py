@@ -1,0 +1,164 @@
+"""Every mechanism, with each option that changes its arithmetic, and the tensors to try it on."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from softless import Mechanism, attention, mechanism
+
+
+def gaussian(q: Tensor, k: Tensor) -> Tensor:
+    return (-0.5 * (q[..., :, None, :] - k[..., None, :, :]).square().sum(-1)).exp()
+
+
+CASES: dict[str, Mechanism] = {
+    "softmax": mechanism("softmax"),
+    "general": mechanism("general", sim=gaussian),
+    "linear": mechanism("linear"),
+    "linear-identity": mechanism("linear", phi="identity"),
+    "linear-relu": mechanism("linear", phi="relu"),
+    "linear-leaky_relu": mechanism("linear", phi="leaky_relu"),
+    "linear-exp": mechanism("linear", phi="exp", t=0.5),
+    "linear-softmax": mechanism("linear", phi="softmax"),
+    "linear-affine_relu": mechanism("linear", phi="affine_relu"),
+    "linear-exp-elu": mechanism("linear", phi="exp", phi_k="elu"),
+    "linear-elu-exp": mechanism("linear", phi="elu", phi_k="exp"),
+    "linear-none": mechanism("linear", normalize="none"),
+    "linear-exp-none": mechanism("linear", phi="exp", normalize="none"),
+    "inline": mechanism("inline"),
+    "inline-relu": mechanism("inline", phi="relu"),
+    "inline-leaky_relu": mechanism("inline", phi="leaky_relu"),
+    "inline-elu": mechanism("inline", phi="elu"),
+    "inline-exp": mechanism("inline", phi="exp", t=0.2),
+    "inline-elu-exp": mechanism("inline", phi="elu", phi_k="exp"),
+    "inline-softmax": mechanism("inline", phi="softmax"),
+    "inline-affine_relu": mechanism("inline", phi="affine_relu"),
+    "efficient": mechanism("efficient"),
+    "taylor": mechanism("taylor"),
+    "taylor-2": mechanism("taylor", order=2),
+    "taylor-2-unit": mechanism("taylor", order=2, normalize=True),
+    "hydra": mechanism("hydra"),
+    "angular": mechanism("angular"),
+    "angular-exact": mechanism("angular", exact=True),
+    "focused": mechanism("focused"),
+    "focused-learned": mechanism("focused", learned_scale=True),
+    "threshold": mechanism("threshold"),
+    "threshold-mean": mechanism("threshold", expansion="mean", tau=0.9),
+    "threshold-minimax-mean": mechanism("threshold", expansion="minimax", tail="mean"),
+    "threshold-wide": mechanism("threshold", tau=2.0),
+}
+
+# Their denominators may change sign; they are held to a bar only where |mass| >= 0.1 sum |s|.
+SIGN_CHANGING = {"linear-identity", "linear-leaky_relu", "threshold-wide"}
+STATEFUL = [name for name, made in CASES.items() if made.carries_state]
+CAUSALITY = {"all": False, "causal": True}
+# One head is as good as another, but hydra and focused have norms over all of them.
+HEADS = {case: 2 if CASES[case].name in ("hydra", "focused") else 1 for case in CASES}
+
+
+class Draw(NamedTuple):
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    inputs: dict[str, Tensor]
+
+    def to(self, dtype: torch.dtype) -> "Draw":
+        inputs = {name: x.to(dtype) for name, x in self.inputs.items()}
+        return Draw(self.q.to(dtype), self.k.to(dtype), self.v.to(dtype), inputs)
+
+    def leaves(self) -> list[Tensor]:
+        return [self.q, self.k, self.v, *self.inputs.values()]
+
+    def rebuilt(self, *leaves: Tensor) -> "Draw":
+        return Draw(*leaves[:3], dict(zip(self.inputs, leaves[3:], strict=True)))
+
+
+def draw(
+    case: str, tokens: int, dim: int, *, batch: int = 1, heads: int = 2, kv_heads: int | None = None, width: int = 0
+) -> Draw:
+    """Standard normal q, k, v (v as wide as q, or `width`) and inputs, float64."""
+    kv_heads = heads if kv_heads is None else kv_heads
+    width = width if width and case != "hydra" else dim
+    q = torch.randn(batch, heads, tokens, dim, dtype=torch.float64)
+    k = torch.randn(batch, kv_heads, tokens, dim, dtype=torch.float64)
+    v = torch.randn(batch, kv_heads, tokens, width, dtype=torch.float64)
+    shapes = CASES[case].input_shapes(heads, dim)
+    return Draw(q, k, v, {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()})
+
+
+def attend(case: str, given: Draw, *, is_causal: bool, backend: str = "auto", **options: object) -> Tensor:
+    q, k, v, inputs = given
+    return attention(q, k, v, CASES[case], is_causal=is_causal, inputs=inputs, backend=backend, **options)
+
+
+def gradients(out: Tensor, upstream: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    found = torch.autograd.grad(out, leaves, upstream.to(out.dtype), allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)]
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * q.shape[-1] ** -0.5
+
+
+def steady(case: str, q: Tensor, k: Tensor, *, is_causal: bool) -> Tensor:
+    """Which rows [B, H, N] have a denominator that keeps away from zero: |mass| >= 0.1 sum |s|."""
+    if case not in SIGN_CHANGING:
+        return torch.ones(q.shape[:3], dtype=torch.bool)
+    visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+    visible = visible.tril(k.shape[2] - q.shape[2]) if is_causal else visible
+    if case == "threshold-wide":
+        s = torch.where(visible, scores(q, k), -torch.inf)
+        x = s - s.amax(-1, keepdim=True)
+        weight = torch.where(x > -2, 1 + x, 0.0)
+    else:
+        phi = {"linear-identity": lambda x: x, "linear-leaky_relu": torch.nn.functional.leaky_relu}[case]
+        weight = torch.where(visible, phi(q) @ phi(k).repeat_interleave(q.shape[1] // k.shape[1], 1).mT, 0.0)
+    return weight.sum(-1).abs() >= 0.1 * weight.abs().sum(-1)
+
+
+def smooth(case: str, given: Draw, *, is_causal: bool, margin: float = 1e-2) -> bool:
+    """Whether every kink (a feature map's corner, a threshold, a tie for the maximum) is `margin` away."""
+    q, k, _, inputs = given
+    if not steady(case, q, k, is_causal=is_causal).all():
+        return False
+    if min(q.abs().min(), k.abs().min()) < margin:
+        return False
+    if "affine_relu" in case:
+        corners = [x @ inputs["weight"].mT + inputs["bias"][:, None] for x in (q, k)]
+        return all(x.abs().min() > margin for x in corners)
+    if "threshold" in case:
+        s = scores(q, k)
+        rows = [s[..., i, : i + 1] for i in range(s.shape[-2])] if is_causal else list(s.unbind(-2))
+        tau = CASES[case].tau
+        return all(_clear(row, tau, margin) for row in rows)
+    return True
+
+
+def _clear(row: Tensor, tau: float, margin: float) -> bool:
+    ordered = row.sort(-1).values
+    top, low = ordered[..., -1:], ordered[..., :1]
+    ties = bool((ordered.diff(dim=-1) < margin).any())
+    edges = ((row - (top - tau)).abs() < margin).any() or ((top - low - tau).abs() < margin).any()
+    return not ties and not edges
+
+
+def draw_smooth(case: str, tokens: int, dim: int, *, is_causal: bool, **options: int) -> Draw:
+    """The first draw that is smooth."""
+    for _ in range(10_000):
+        given = draw(case, tokens, dim, **options)
+        if smooth(case, given, is_causal=is_causal):
+            return given
+    raise AssertionError(f"{case}: no smooth draw")
+
+
+def judged(case: str, q: Tensor, k: Tensor, *, is_causal: bool) -> Tensor:
+    """Rows [B, H, N] with one right answer: steady, and no score so near a threshold that rounding picks the side."""
+    rows = steady(case, q, k, is_causal=is_causal)
+    if "threshold" not in case:
+        return rows
+    s = scores(q, k)
+    s = torch.where(torch.ones_like(s[0, 0]).bool().tril(k.shape[2] - q.shape[2]), s, -torch.inf) if is_causal else s
+    top = s.amax(-1, keepdim=True)
+    near = (s - top + CASES[case].tau).abs() < 1e-4 * (1 + top.abs())
+    return rows & ~near.any(-1)

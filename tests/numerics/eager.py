@@ -1,0 +1,183 @@
+"""The published formulas as anyone would type them: explicit, unfused, in the dtype that comes in.
+
+Written from the papers, not from the library. A sum that changes sign is divided by all the same.
+"""
+
+from collections.abc import Callable
+from math import pi
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Formula = Callable[[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]], Tensor]
+
+
+def visible(q: Tensor, k: Tensor, is_causal: bool) -> Tensor:
+    """1 where key j is not after query i, in the dtype of q."""
+    ones = q.new_ones(q.shape[2], k.shape[2])
+    return ones.tril(k.shape[2] - q.shape[2]) if is_causal else ones
+
+
+def divided(score: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    score = score * seen
+    return (score @ v) / score.sum(-1, keepdim=True)
+
+
+def subtracted(score: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """w_ij = (s/n) (a_ij - mean_j a_ij) + 1/n over the n keys that i sees."""
+    n = seen.sum(-1, keepdim=True)
+    score = score * seen
+    weight = (scale * (score - score.sum(-1, keepdim=True) / n) + 1) / n * seen
+    return weight @ v
+
+
+def unit(x: Tensor) -> Tensor:
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def unit_over_heads(x: Tensor) -> Tensor:
+    return x / x.square().sum((1, 3), keepdim=True).sqrt()
+
+
+def focused_map(x: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+    x = x.relu() + 1e-6
+    if "scale" in inputs:
+        x = x / F.softplus(inputs["scale"])[:, None]
+    size = x.square().sum((1, 3), keepdim=True).sqrt()
+    return x**3 * size / (x**3).square().sum((1, 3), keepdim=True).sqrt()
+
+
+def feature_map(name: str, t: float = 1.0) -> Callable[[Tensor, dict[str, Tensor]], Tensor]:
+    maps = {
+        "identity": lambda x, _: x,
+        "relu": lambda x, _: x.relu(),
+        "leaky_relu": lambda x, _: F.leaky_relu(x, 0.01),
+        "elu": lambda x, _: F.elu(x) + 1,
+        "exp": lambda x, _: (t * x).exp(),
+        "softmax": lambda x, _: x.softmax(-1),
+        "affine_relu": lambda x, inputs: (x @ inputs["weight"].mT + inputs["bias"][:, None]).relu(),
+        "focused": focused_map,
+        "unit": lambda x, _: unit(x),
+    }
+    return maps[name]
+
+
+def linear(phi: str, phi_k: str | None = None, t: float = 1.0) -> Formula:
+    on_q, on_k = feature_map(phi, t), feature_map(phi_k or phi, t)
+    return lambda q, k, v, seen, inputs: divided(on_q(q, inputs) @ on_k(k, inputs).mT, v, seen)
+
+
+def unnormalized(phi: str) -> Formula:
+    on = feature_map(phi)
+    return lambda q, k, v, seen, inputs: (on(q, inputs) @ on(k, inputs).mT * seen) @ v
+
+
+def inline(phi: str, phi_k: str | None = None, t: float = 1.0) -> Formula:
+    on_q, on_k = feature_map(phi, t), feature_map(phi_k or phi, t)
+    return lambda q, k, v, seen, inputs: subtracted(on_q(q, inputs) @ on_k(k, inputs).mT, v, seen, q.shape[-1] ** -0.5)
+
+
+def softmax(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
+    score = q @ k.mT * q.shape[-1] ** -0.5
+    return score.masked_fill(seen == 0, -torch.inf).softmax(-1) @ v
+
+
+def gaussian(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
+    return divided((-0.5 * (q[..., :, None, :] - k[..., None, :, :]).square().sum(-1)).exp(), v, seen)
+
+
+def efficient(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
+    hidden = (seen == 0)[..., None]  # [n, m, 1]
+    shares = (
+        k[..., None, :, :].expand(*k.shape[:2], len(seen), *k.shape[2:]).masked_fill(hidden, -torch.inf).softmax(-2)
+    )
+    return (shares @ q.softmax(-1)[..., None]).squeeze(-1) @ v
+
+
+def taylor(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
+    return divided(1 + unit(q) @ unit(k).mT, v, seen)
+
+
+def second_taylor(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
+    a = q @ k.mT * q.shape[-1] ** -0.5
+    return divided(1 + a + a.square() / 2, v, seen)
+
+
+def second_taylor_unit(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
+    a = unit(q) @ unit(k).mT
+    return divided(1 + a + a.square() / 2, v, seen)
+
+
+def hydra(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
+    return unit_over_heads(q) * (seen @ (unit_over_heads(k) * v))
+
+
+def angular(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
+    return unit(0.5 * v + (unit(q) @ unit(k).mT * seen) @ v / pi)
+
+
+def angular_exact(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
+    return unit(((0.5 + unit(q) @ unit(k).mT / pi) * seen) @ v)
+
+
+def threshold(tau: float, expansion: str = "max", tail: str = "drop") -> Formula:
+    def formula(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
+        score = q @ k.mT * q.shape[-1] ** -0.5
+        top = score.masked_fill(seen == 0, -torch.inf).amax(-1, keepdim=True)
+        span = top - score.masked_fill(seen == 0, torch.inf).amin(-1, keepdim=True)
+        x = score - top
+        kept = (x > -tau).to(q.dtype) * seen
+        if expansion == "max":
+            weight = 1 + x
+        elif expansion == "mean":
+            weight = 1 + x - (x * kept).sum(-1, keepdim=True) / kept.sum(-1, keepdim=True)
+        else:
+            rho = span.clamp(min=1e-3, max=tau)
+            slope = (1 - (-rho).exp()) / rho
+            weight = (1 + slope - slope * slope.log()) / 2 + slope * x
+        weight = weight * kept
+        if tail == "mean":
+            gap = (span - tau).clamp(min=1e-3)
+            weight = weight + (seen - kept) * (q.new_tensor(-tau).exp() - (-span).exp()) / gap
+        return (weight @ v) / weight.sum(-1, keepdim=True)
+
+    return formula
+
+
+FORMULAS: dict[str, Formula] = {
+    "softmax": softmax,
+    "general": gaussian,
+    "linear": linear("elu"),
+    "linear-identity": linear("identity"),
+    "linear-relu": linear("relu"),
+    "linear-leaky_relu": linear("leaky_relu"),
+    "linear-exp": linear("exp", t=0.5),
+    "linear-softmax": linear("softmax"),
+    "linear-affine_relu": linear("affine_relu"),
+    "linear-exp-elu": linear("exp", "elu"),
+    "linear-elu-exp": linear("elu", "exp"),
+    "linear-none": unnormalized("elu"),
+    "linear-exp-none": unnormalized("exp"),
+    "inline": inline("identity"),
+    "inline-relu": inline("relu"),
+    "inline-leaky_relu": inline("leaky_relu"),
+    "inline-elu": inline("elu"),
+    "inline-exp": inline("exp", t=0.2),
+    "inline-elu-exp": inline("elu", "exp"),
+    "inline-softmax": inline("softmax"),
+    "inline-affine_relu": inline("affine_relu"),
+    "efficient": efficient,
+    "taylor": taylor,
+    "taylor-2": second_taylor,
+    "taylor-2-unit": second_taylor_unit,
+    "hydra": hydra,
+    "angular": angular,
+    "angular-exact": angular_exact,
+    "focused": linear("focused"),
+    "focused-learned": linear("focused"),
+    "threshold": threshold(1.0),
+    "threshold-mean": threshold(0.9, "mean"),
+    "threshold-minimax-mean": threshold(1.0, "minimax", "mean"),
+    "threshold-wide": threshold(2.0),
+}

@@ -1,0 +1,174 @@
+"""Gradients are right: R2.
+
+Finite differences in float64 judge the formulas; explicit weights judge the chunks. Inputs are drawn
+away from corners and thresholds, where there is no derivative to be right about.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+from softless import State, attention, attention_weights, attention_with_state
+from tests.numerics.cases import CASES, CAUSALITY, HEADS, STATEFUL, Draw, attend, draw, draw_smooth, gradients
+
+every_case = pytest.mark.parametrize("case", CASES)
+every_stateful_case = pytest.mark.parametrize("case", STATEFUL)
+both_causalities = pytest.mark.parametrize("is_causal", CAUSALITY.values(), ids=CAUSALITY)
+
+
+def asking(given: Draw) -> list[Tensor]:
+    return [x.requires_grad_() for x in given.leaves()]
+
+
+def exactly(check, function, leaves) -> bool:
+    return check(function, leaves, nondet_tol=0.0)
+
+
+@every_case
+@both_causalities
+def test_the_specification_is_differentiated_right(case, is_causal):
+    given = draw_smooth(case, tokens=3, dim=2, heads=HEADS[case], is_causal=is_causal)
+
+    def output(*leaves):
+        return attend(case, given.rebuilt(*leaves), is_causal=is_causal, backend="reference")
+
+    assert exactly(gradcheck, output, asking(given))
+
+
+@every_case
+@both_causalities
+def test_the_specification_is_differentiated_right_twice(case, is_causal):
+    given = draw_smooth(case, tokens=3, dim=2, heads=HEADS[case], is_causal=is_causal)
+
+    def output(*leaves):
+        return attend(case, given.rebuilt(*leaves), is_causal=is_causal, backend="reference")
+
+    assert exactly(gradgradcheck, output, asking(given))
+
+
+@every_case
+@both_causalities
+def test_the_fast_path_is_differentiated_right(case, is_causal):
+    given = draw_smooth(case, tokens=3, dim=2, heads=HEADS[case], is_causal=is_causal)
+
+    def output(*leaves):
+        return attend(case, given.rebuilt(*leaves), is_causal=is_causal, backend="torch")
+
+    assert exactly(gradcheck, output, asking(given))
+
+
+@every_case
+@both_causalities
+def test_the_fast_path_is_differentiated_right_with_padding_and_shared_key_heads(case, is_causal):
+    given = draw_smooth(case, tokens=3, dim=2, kv_heads=1, is_causal=is_causal)
+    mask = torch.tensor([[False, True, False]])
+
+    def output(*leaves):
+        return attend(case, given.rebuilt(*leaves), is_causal=is_causal, backend="torch", key_mask=mask)
+
+    assert exactly(gradcheck, output, asking(given))
+
+
+@pytest.mark.parametrize("case", [case for case, made in CASES.items() if made.takes_bias])
+@both_causalities
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_the_bias_is_differentiated_right(case, is_causal, backend):
+    given = draw_smooth(case, tokens=3, dim=2, heads=HEADS[case], is_causal=is_causal)
+    bias = 1e-3 * torch.randn(1, 1, 3, 3, dtype=torch.float64)
+
+    def output(bias, *leaves):
+        return attend(case, given.rebuilt(*leaves), is_causal=is_causal, backend=backend, bias=bias)
+
+    assert exactly(gradcheck, output, [bias.requires_grad_(), *asking(given)])
+
+
+def test_differentiating_fused_softmax_twice_raises_and_the_specification_is_the_way():
+    q, k, v = (torch.randn(1, 1, 3, 2, dtype=torch.float64, requires_grad=True) for _ in "qkv")
+    first = torch.autograd.grad(attention(q, k, v, "softmax").square().sum(), q, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="not implemented"):
+        first.square().sum().backward()
+    exact = attention(q, k, v, "softmax", backend="reference")
+    first = torch.autograd.grad(exact.square().sum(), q, create_graph=True)[0]
+    first.square().sum().backward()
+    assert q.grad.isfinite().all()
+
+
+def known(state: State) -> list[Tensor]:
+    """What a state says, in units of one: the shift is a unit, and its choice has no derivative."""
+    units = state.shift.exp()
+    return [state.k_mean * units, state.v_mean, state.comoment * units[..., None]]
+
+
+def earlier_state(case: str, given: Draw, tokens: int) -> State:
+    """The state of some other tokens, as a leaf."""
+    q, k, v, _ = draw(case, tokens, given.q.shape[-1], heads=given.q.shape[1], width=given.v.shape[-1])
+    state = attention_with_state(q, k, v, CASES[case], inputs=given.inputs)[1]
+    return state._replace(k_mean=state.k_mean.abs()) if case in ("linear-identity", "linear-leaky_relu") else state
+
+
+@every_stateful_case
+@pytest.mark.parametrize("carried", ["no state", "state in", "state out"])
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_a_carried_state_is_differentiated_right(case, carried, tokens):
+    given = draw_smooth(case, tokens=tokens, dim=2, heads=HEADS[case], is_causal=True)
+    if case in ("linear-identity", "linear-leaky_relu"):  # with positive features no denominator nears zero
+        given = Draw(given.q.abs(), given.k.abs(), given.v, given.inputs)
+    state = None if carried == "no state" else earlier_state(case, given, tokens=4)
+    parts = [] if state is None else [state.k_mean, state.v_mean, state.comoment]
+
+    def output(*leaves):
+        q, k, v, inputs = given.rebuilt(*leaves[len(parts) :])
+        before = None if state is None else State(state.n, *leaves[: len(parts)], state.shift)
+        out, after = attention_with_state(q, k, v, CASES[case], before, inputs=inputs)
+        return (out, *known(after)) if carried == "state out" else out
+
+    assert exactly(gradcheck, output, [*(x.detach().requires_grad_() for x in parts), *asking(given)])
+
+
+def close(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        error, bound = (a - b).abs().max().item(), 1e-10 * max(1.0, b.abs().max().item())
+        assert error <= bound, f"{error:.1e} > {bound:.1e}"
+
+
+@every_case
+@both_causalities
+def test_chunked_gradients_are_those_of_the_weights(case, is_causal):
+    given = draw(case, 131, 3, batch=2)
+    leaves = asking(given)
+    fast = attend(case, given, is_causal=is_causal, backend="torch")
+    exact = attend(case, given, is_causal=is_causal, backend="reference")
+    upstream = torch.randn_like(exact)
+    close(gradients(fast, upstream, leaves), gradients(exact, upstream, leaves))
+
+
+@every_stateful_case
+@pytest.mark.parametrize("cut", [1, 57, 64, 130])
+def test_gradients_through_a_carried_state_are_those_of_the_weights(case, cut):
+    given = draw(case, 131, 3, kv_heads=1)
+    leaves = asking(given)
+    q, k, v, inputs = given
+    first, state = attention_with_state(*(x[:, :, :cut] for x in (q, k, v)), CASES[case], inputs=inputs)
+    second, _ = attention_with_state(*(x[:, :, cut:] for x in (q, k, v)), CASES[case], state, inputs=inputs)
+    exact = attend(case, given, is_causal=True, backend="reference")
+    upstream = torch.randn_like(exact)
+    close(gradients(torch.cat([first, second], 2), upstream, leaves), gradients(exact, upstream, leaves))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("angular")])
+@both_causalities
+@pytest.mark.parametrize("value", ["zero", "constant", "one dead channel"])
+def test_the_gradient_in_v_is_the_weights_whatever_v_is(case, is_causal, value):
+    """The output is linear in v, so dead and constant values have the derivative that all others have."""
+    given = draw(case, 5, 3, width=3)
+    v = torch.zeros_like(given.v) if value != "one dead channel" else given.v * torch.tensor([0.0, 1.0, 1.0])
+    v = (v + 1 if value == "constant" else v).requires_grad_()
+    out = attend(case, given._replace(v=v), is_causal=is_causal, backend="torch")
+    upstream = torch.randn_like(out)
+    weights = attention_weights(given.q, given.k, CASES[case], is_causal=is_causal, inputs=given.inputs)
+    if case == "hydra":
+        expected = (weights.unflatten(1, (2, 3)) * upstream.permute(0, 1, 3, 2)[..., None]).sum(-2).mT
+    else:
+        expected = weights.mT @ upstream
+    close(gradients(out, upstream, [v]), [expected])
