@@ -56,8 +56,9 @@ def attention(
 
     A query that sees no key gives zeros.
     """
+    q, k, v = _autocast(q, k, v)
     made, call = _prepare(q, k, v, mechanism, is_causal, key_mask, bias, scale, inputs, grid, backend)
-    q, k, v = _autocast(q, hide(k, key_mask), hide(v, key_mask))
+    k, v = hide(k, key_mask), hide(v, key_mask)
     if q.shape[2] == 0 or k.shape[2] == 0:
         return (q @ repeat_heads(k, q.shape[1]).mT) @ repeat_heads(v, q.shape[1])
     fast = backend != "reference"
@@ -96,10 +97,11 @@ def attention_weights(
     Weights may be negative (inline) and need not sum to one (hydra, angular, linear without a
     normalizer). hydra has one matrix a channel: [B, H d, N, M].
     """
+    q, k = _autocast(q, k)
     made, call = _prepare(q, k, k, mechanism, is_causal, key_mask, bias, scale, inputs, grid, backend)
     if backend == "torch":
         raise BackendError("backend 'torch' never forms the weights: use 'auto' or 'reference'")
-    q, k = _autocast(q, hide(k, key_mask))
+    k = hide(k, key_mask)
     if q.shape[2] == 0 or k.shape[2] == 0:
         return q.new_zeros(q.shape[0], made.matrices(q.shape[1], q.shape[3]), q.shape[2], k.shape[2])
     with _full_precision(q):
@@ -133,13 +135,14 @@ def attention_with_state(
     survives `State(**state._asdict())` through any tensor file. `key_mask` [B, M] covers this call's
     tokens: padding is never absorbed. Scored mechanisms have no such state and raise.
     """
+    q, k, v = _autocast(q, k, v)
     made, call = _prepare(q, k, v, mechanism, True, key_mask, None, scale, inputs, grid, backend)
     validation.check_state(state, k)
     if backend == "reference":
         raise BackendError("backend 'reference' forms all weights at once and has no state: use 'auto' or 'torch'")
     if q.shape[2] > k.shape[2]:
         raise ArgumentError(f"{q.shape[2]} queries and {k.shape[2]} keys: every query needs its own token's key")
-    q, k, v = _autocast(q, hide(k, key_mask), hide(v, key_mask))
+    k, v = hide(k, key_mask), hide(v, key_mask)
     with _full_precision(q):
         out, state = made.attend_with_state(widen(q), widen(k), widen(v), state, call)
         return out.to(q.dtype), state
@@ -184,9 +187,12 @@ def _prepare(
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast as SDPA does where autocast is on: everything but float64."""
-    if not _autocasting(tensors[0]) or tensors[0].dtype == torch.float64:
-        return tensors
-    return tuple(x.to(torch.get_autocast_dtype(x.device.type)) for x in tensors)
+    return tuple(
+        x.to(torch.get_autocast_dtype(x.device.type))
+        if isinstance(x, Tensor) and _autocasting(x) and x.is_floating_point() and x.dtype != torch.float64
+        else x
+        for x in tensors
+    )
 
 
 def _full_precision(x: Tensor) -> AbstractContextManager[object]:

@@ -85,8 +85,9 @@ def _query(
     if isinstance(phi_q, Log):
         top = (phi_q.value.detach() + seen).amax(-1, keepdim=True)
         return torch.ones_like(top), phi_q.value - top, top
-    top = seen.amax(-1, keepdim=True)
-    return (level(phi_q) if reader == "divide" else phi_q), -top, top
+    q = level(phi_q) if reader == "divide" else phi_q
+    top = torch.where(q != 0, seen, torch.finfo(seen.dtype).min / 4).amax(-1, keepdim=True)
+    return q, torch.where(q != 0, -top, torch.finfo(seen.dtype).min / 4), top
 
 
 def running_total(
@@ -170,20 +171,25 @@ def scores(
     if isinstance(phi_q, Log) and isinstance(phi_k, Log):
         logs = (phi_q.value[..., :, None, :] + phi_k.value[..., None, :, :]).logsumexp(-1)
         sign = torch.ones_like(logs)
-    elif isinstance(phi_q, Log):
-        assert isinstance(phi_k, Tensor)
-        top = phi_q.value.detach().amax(-1, keepdim=True)
-        sign = (phi_q.value - top).exp() @ phi_k.mT
-        logs = top.expand_as(sign)
     else:
-        assert isinstance(phi_k, Log)
-        top = phi_k.value.detach().amax(-1, keepdim=True)
-        sign = phi_q @ (phi_k.value - top).exp().mT
-        logs = top.mT.expand_as(sign)
+        sign, logs = _signed(phi_q, phi_k)
     floor = torch.finfo(logs.dtype).min / 4
     logs = torch.where(visible, logs, floor)
     log_gain = logs.detach().amax(-1, keepdim=True)
     return torch.where(visible, sign * (logs - log_gain).exp(), 0.0), log_gain
+
+
+def _signed(phi_q: Tensor | Log, phi_k: Tensor | Log) -> tuple[Float[Tensor, "*b n m"], Float[Tensor, "*b n m"]]:
+    """(rest, logs): phi(q).phi(k) = rest e^logs where one of them is exponential; a channel that is 0 has no say."""
+    if isinstance(phi_q, Log):
+        assert isinstance(phi_k, Tensor)
+        logs, plain = phi_q.value[..., :, None, :], phi_k[..., None, :, :]
+    else:
+        assert isinstance(phi_k, Log)
+        logs, plain = phi_k.value[..., None, :, :], phi_q[..., :, None, :]
+    logs = torch.where(plain != 0, logs, torch.finfo(logs.dtype).min / 4)  # [*b, n, m, d]
+    top = logs.detach().amax(-1, keepdim=True)
+    return ((logs - top).exp() * plain).sum(-1), top.squeeze(-1)
 
 
 def token_softmax(phi_k: Tensor | Log, visible: Bool[Tensor, "*#b #n m"]) -> Float[Tensor, "*b n m d"]:

@@ -107,11 +107,9 @@ def chunked(
     v_ref, v = relative(v, mask, state)
     if reader == "channel":
         assert isinstance(phi_q, Tensor), "channel reads a softmax over channels, not a logarithm"
-        q = per_channel(
-            phi_q, k.cumsum(-2) + (0 if state is None else (state.n[..., None] * state.k_mean)[..., None, :])
-        )
+        q = per_channel(phi_q, _running(k, state))
     elif isinstance(phi_q, Log):
-        q, log_gain = settle(phi_q.value)
+        q, log_gain = settle(phi_q.value, _running(k.detach().abs(), state))
     else:
         q = level(phi_q) if reader == "divide" else phi_q
 
@@ -123,6 +121,12 @@ def chunked(
     past = before(first, blocks, -3).cumsum(-3)
     sums = unfold((q_c @ k_c.mT).tril() @ v_c + q_c @ past, v.shape[-2])  # [*b, n, e + 1]
     return answer(view(sums, v, v_ref, state, log_gain), reader, scale)
+
+
+def _running(k: Float[Tensor, "*b n d"], state: State | None) -> Float[Tensor, "*b n d"]:
+    """sum_{j <= i} phi(k_j), what came in included."""
+    total = k.cumsum(-2)
+    return total if state is None else total + (state.n[..., None] * state.k_mean)[..., None, :]
 
 
 def _tokens(phi: Tensor | Log, here: slice) -> Tensor | Log:

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from softless.algebra.state import Log, State, rescale
+from softless.algebra.state import Log, State
 
 READERS = ("divide", "subtract", "channel", "none")
 
@@ -43,13 +43,12 @@ def read(
         assert isinstance(phi_q, Tensor), "channel reads a softmax over channels, not a logarithm"
         q = per_channel(phi_q, total[..., None, :])
     elif isinstance(phi_q, Log):
-        q, log_gain = settle(phi_q.value + state.shift[..., None, :])
+        q, log_gain = settle(phi_q.value + state.shift[..., None, :], total[..., None, :])
     else:
         q = level(phi_q) if reader == "divide" else phi_q
         if shifted:
-            top = state.shift.amax(-1, keepdim=True)
-            units, log_gain = rescale(state.shift, top), top[..., None]
-            total, comoment = total * units, comoment * units[..., None]
+            units, log_gain = settle(state.shift[..., None, :].expand_as(q), q)
+            q = q * units
     view = View(state.n[..., None, None], q @ total[..., None], state.v_mean[..., None, :], q @ comoment, log_gain)
     return answer(view, reader, scale)
 
@@ -70,7 +69,7 @@ def quotient(x: Float[Tensor, "*b n m"], mass: Float[Tensor, "*#b n 1"]) -> Floa
     """x / mass, and 0 where the mass is 0. Where 1/mass would leave no room for a gradient, there is none."""
     live = alive(mass)
     mass = torch.where(live, mass, torch.where(mass != 0, mass, torch.inf).detach())
-    return torch.where(live, x, x.detach()) / mass
+    return (torch.where(live, x, x.detach()) if x.requires_grad else x) / mass
 
 
 def alive(size: Float[Tensor, "*b"]) -> Bool[Tensor, "*b"]:
@@ -87,16 +86,22 @@ def grow(x: Float[Tensor, "*b"], log_gain: Float[Tensor, "*#b"] | None) -> Float
     return x * half * half
 
 
-def settle(logs: Float[Tensor, "*b n d"]) -> tuple[Float[Tensor, "*b n d"], Float[Tensor, "*b n 1"]]:
-    """(features / e^top, top), top the largest logarithm of each query."""
-    top = logs.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(logs.dtype).min)
+def settle(
+    logs: Float[Tensor, "*b n d"], partner: Float[Tensor, "*#b #n d"]
+) -> tuple[Float[Tensor, "*b n d"], Float[Tensor, "*b n 1"]]:
+    """(e^logs / e^top, top), top the largest logarithm among the channels whose partner in the product is not 0."""
+    floor = torch.finfo(logs.dtype).min / 4
+    logs = torch.where(partner != 0, logs.clamp(min=floor), floor)
+    top = logs.detach().amax(-1, keepdim=True)
     return (logs - top).exp(), top
 
 
 def level(phi_q: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
     """Queries with largest entry 1: division cancels the factor, so neither end of the range is lost."""
     largest = phi_q.detach().abs().amax(-1, keepdim=True)
-    return torch.where(alive(largest), phi_q, phi_q.detach()) / torch.where(largest > 0, largest, 1.0)
+    if phi_q.requires_grad:
+        phi_q = torch.where(alive(largest), phi_q, phi_q.detach())
+    return phi_q / torch.where(largest > 0, largest, 1.0)
 
 
 def per_channel(rho: Float[Tensor, "*#b n d"], total: Float[Tensor, "*#b #n d"]) -> Float[Tensor, "*b n d"]:

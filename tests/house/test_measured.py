@@ -1,16 +1,26 @@
 """Numbers in prose are printed by a script, and the prose still says what the script prints."""
 
 import importlib.util
+import json
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_threshold_page_shows_the_table_that_its_script_prints() -> None:
-    path = ROOT / "benchmarks" / "threshold.py"
-    spec = importlib.util.spec_from_file_location("benchmarks_threshold", path)
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    assert script.table() in (ROOT / "docs" / "threshold.md").read_text()
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_threshold_page_shows_the_table_that_its_script_prints() -> None:
+    assert script("threshold").table() in (ROOT / "docs" / "threshold.md").read_text()
+
+
+def test_the_readme_shows_the_newest_evidence_of_speed() -> None:
+    newest = max((ROOT / "benchmarks" / "results").glob("cpu-*.json"))
+    assert script("cpu").table(json.loads(newest.read_text())["rows"]) in (ROOT / "README.md").read_text()

@@ -119,13 +119,18 @@ def test_elu_of_very_negative_numbers_is_finite_with_finite_gradients(low, reach
 
 @both_causalities
 @both_backends
+@pytest.mark.parametrize("side", ["q", "k"])
 @pytest.mark.parametrize("fall", [16.0, 32.0, 48.0])
-def test_division_cancels_however_small_the_features_of_the_keys(is_causal, backend, fall):
-    """As far as e^x is a float32: elu(x) + 1 computed as it is written would be 0 from -17 on."""
-    k = -torch.randint(1, 16, (1, 2, 70, 4)) / 4
-    q, v = torch.randn(1, 2, 70, 4), torch.randn(1, 2, 70, 3)
-    near, far = (attention(q, x, v, "linear", is_causal=is_causal, backend=backend) for x in (k, k - fall))
-    torch.testing.assert_close(far, near, rtol=1e-5, atol=1e-5)
+def test_division_cancels_however_small_the_features(is_causal, backend, side, fall):
+    """Below zero elu(x) + 1 is e^x, and a constant fall is a factor; computed as it is written it is 0 from -17 on."""
+    low = -torch.randint(1, 16, (1, 2, 70, 4)) / 4
+    other, v = torch.randn(1, 2, 70, 4), torch.randn(1, 2, 70, 3)
+
+    def run(x: Tensor) -> Tensor:
+        q, k = (x, other) if side == "q" else (other, x)
+        return attention(q, k, v, "linear", is_causal=is_causal, backend=backend)
+
+    torch.testing.assert_close(run(low - fall), run(low), rtol=1e-5, atol=1e-5)
 
 
 def running_mean(v: Tensor, is_causal: bool) -> Tensor:

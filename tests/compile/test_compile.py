@@ -1,0 +1,216 @@
+"""The public call compiles whole, forward and backward, for any length, and exports: R11."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from softless import attention, attention_with_state
+from softless.nn import Attention
+from tests.numerics.cases import CASES, CAUSALITY, STATEFUL, Draw, draw, gradients
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [
+    pytest.mark.compile,
+    # Both are torch's own, raised while it compiles, and say nothing about what it compiled.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:torch"),
+]
+
+# One of each mechanism, and the options that make another graph; make slow takes them all.
+MECHANISMS = [
+    "softmax",
+    "general",
+    "linear",
+    "inline",
+    "efficient",
+    "taylor",
+    "hydra",
+    "angular",
+    "focused",
+    "threshold",
+]
+CHOSEN = [*MECHANISMS, "linear-exp", "inline-exp", "linear-affine_relu", "threshold-minimax-mean"]
+
+
+def cases(chosen: list[str]) -> pytest.MarkDecorator:
+    marks = {case: [] if case in chosen else [pytest.mark.slow] for case in CASES}
+    return pytest.mark.parametrize("case", [pytest.param(case, marks=marks[case]) for case in CASES])
+
+
+both_causalities = pytest.mark.parametrize("is_causal", CAUSALITY.values(), ids=CAUSALITY)
+
+
+@pytest.fixture(autouse=True)
+def from_scratch():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def call(case: str, is_causal: bool):
+    """`attention` as a function of tensors alone."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        return attention(q, k, v, CASES[case], is_causal=is_causal, inputs=inputs)
+
+    return run
+
+
+def results(run, given: Draw, *, dynamic: bool = False) -> list[Tensor]:
+    """Output and gradients; `dynamic` marks the tokens of q, k and v as a dimension of any length."""
+    torch.manual_seed(11)
+    leaves = [x.detach().clone().requires_grad_() for x in given.leaves()]
+    for x in leaves[:3] if dynamic else []:
+        torch._dynamo.mark_dynamic(x, 2)
+    out = run(*given.rebuilt(*leaves))
+    return [out, *gradients(out, torch.randn(out.shape, dtype=out.dtype), leaves)]
+
+
+def assert_same(compiled: list[Tensor], eager: list[Tensor], tolerance: float = 1e-12) -> None:
+    for name, ours, theirs in zip(["output", *"qkv", *range(9)], compiled, eager, strict=False):
+        assert ours.dtype == theirs.dtype
+        error, bound = (ours - theirs).abs().max().item(), tolerance * (1 + theirs.abs().max().item())
+        assert error <= bound, f"{name}: {error:.1e} > {bound:.1e}"
+
+
+@cases(CHOSEN)
+@both_causalities
+def test_compiled_is_eager(case, is_causal):
+    given, run = draw(case, 70, 2, kv_heads=1), call(case, is_causal)
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    assert_same(results(compiled, given), results(run, given))
+
+
+@pytest.mark.parametrize("case", ["linear", "inline", "softmax"])
+@both_causalities
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=["fp32", "bf16"]
+)
+def test_inductor_is_eager(case, is_causal, dtype):
+    given, run = draw(case, 70, 4).to(dtype), call(case, is_causal)
+    compiled = torch.compile(run, fullgraph=True)
+    tolerance = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
+    assert_same(results(compiled, given), results(run, given), tolerance)
+
+
+@cases(MECHANISMS)
+@both_causalities
+def test_another_length_needs_no_other_graph(case, is_causal):
+    run = call(case, is_causal)
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for tokens in (127, 193):
+            given = draw(case, tokens, 2)
+            assert_same(results(compiled, given, dynamic=True), results(run, given))
+
+
+@cases(["linear", "inline", "softmax"])
+@both_causalities
+def test_all_dimensions_may_be_dynamic(case, is_causal):
+    run = call(case, is_causal)
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for tokens, dim, batch in ((127, 7, 3), (193, 5, 6)):  # no two sizes equal: torch would take them for one
+            given = draw(case, tokens, dim, batch=batch, heads=4, kv_heads=2)
+            assert_same([compiled(*given)], [run(*given)])
+
+
+@pytest.mark.parametrize("case", [case for case in MECHANISMS if case in STATEFUL])
+def test_decoding_compiles_once(case):
+    """Prefill is one graph, every later token another."""
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def step(q, k, v, state, inputs):
+        return attention_with_state(q, k, v, CASES[case], state, inputs=inputs)
+
+    compiled = torch.compile(step, fullgraph=True, backend=counter)
+    q, k, v, inputs = draw(case, 8, 2)
+    _, expected_state = step(q[:, :, :5], k[:, :, :5], v[:, :, :5], None, inputs)
+    _, state = compiled(q[:, :, :5], k[:, :, :5], v[:, :, :5], None, inputs)
+    for i in (5, 6, 7):
+        token = [x[:, :, i : i + 1].contiguous() for x in (q, k, v)]
+        expected, expected_state = step(*token, expected_state, inputs)
+        out, state = compiled(*token, state, inputs)
+        assert_same([out, *state[1:]], [expected, *expected_state[1:]])
+    assert counter.frame_count == 2
+
+
+@pytest.mark.parametrize("case", ["inline", "linear", "softmax", "threshold"])
+@both_causalities
+def test_padding_compiles(case, is_causal):
+    given = draw(case, 70, 2, batch=2)
+    mask = torch.rand(2, 70) > 0.3
+
+    def run(q, k, v, inputs):
+        return attention(q, k, v, CASES[case], is_causal=is_causal, inputs=inputs, key_mask=mask)
+
+    assert_same(results(torch.compile(run, fullgraph=True, backend="aot_eager"), given), results(run, given))
+
+
+@pytest.mark.parametrize("case", ["inline", "softmax", "focused-learned"])
+@pytest.mark.parametrize("local", [False, True])
+def test_the_module_compiles(case, local):
+    layer = Attention(12, 3, CASES[case], local=local)
+    x = torch.randn(2, 9, 12)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert_same([compiled(x, (2, 4))], [layer(x, (2, 4))], 1e-6)
+
+
+FRESH = """
+import torch, softless
+
+@torch.compile(fullgraph=True, backend="aot_eager")
+def run(q, k, v):
+    return softless.attention(q, k, v, {name!r}, is_causal={is_causal})
+
+q, k, v = (torch.randn(1, 2, 70, 4, requires_grad=True) for _ in "qkv")
+out = run(q, k, v)
+out.sum().backward()
+eager = softless.attention(q, k, v, {name!r}, is_causal={is_causal})
+assert torch.allclose(out, eager, atol=1e-5), (out - eager).abs().max()
+assert q.grad.isfinite().all()
+print("same")
+"""
+
+
+@pytest.mark.parametrize(("name", "is_causal"), [("inline", False), ("efficient", True), ("softmax", False)])
+def test_the_first_call_of_a_process_may_be_compiled(name, is_causal):
+    """`softless.attention` is imported when first used, here while it is being traced."""
+    code = FRESH.format(name=name, is_causal=is_causal)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "same", done.stderr[-2000:]
+
+
+class Head(torch.nn.Module):
+    def __init__(self, case: str, is_causal: bool):
+        super().__init__()
+        self.case, self.is_causal = case, is_causal
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, CASES[self.case], is_causal=self.is_causal)
+
+
+@pytest.mark.parametrize("case", ["inline", "linear", "softmax"])
+@both_causalities
+def test_it_exports_with_any_number_of_tokens(case, is_causal):
+    head, tokens = Head(case, is_causal), torch.export.Dim("tokens", min=2, max=4096)
+    exported = torch.export.export(head, draw(case, 70, 4)[:3], dynamic_shapes={key: {2: tokens} for key in "qkv"})
+    for length in (2, 63, 64, 70, 193):
+        given = draw(case, length, 4)[:3]
+        assert_same([exported.module()(*given)], [head(*given)])
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_the_module_exports(local):
+    layer = Attention(12, 3, local=local)
+    x = torch.randn(2, 9, 12)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    exported = torch.export.export(layer, (x, (2, 4)), dynamic_shapes=({0: batch}, (None, None)))
+    other = torch.randn(5, 9, 12)
+    assert_same([exported.module()(other, (2, 4))], [layer(other, (2, 4))], 1e-6)

@@ -1,0 +1,481 @@
+"""Every mistake a user can make raises a SoftlessError that says what was given and what was needed.
+
+And what is not a mistake (nothing to attend to, one token, padding full of NaN) has a defined value.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import softless
+from softless import State, attention, attention_weights, attention_with_state, mechanism, nn, threshold_report
+from softless.errors import SoftlessError
+
+ROOT = Path(__file__).parents[2]
+
+NAN, INF = float("nan"), float("inf")
+ALL = softless.list_mechanisms()
+KERNELIZED = ["linear", "inline", "efficient", "taylor", "hydra", "angular", "focused"]
+SCORED = ["softmax", "general", "threshold"]
+
+
+def made(name: str) -> softless.Mechanism:
+    return mechanism("general", sim=lambda q, k: (q @ k.mT).exp()) if name == "general" else mechanism(name)
+
+
+def some(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+    return torch.randn(*shape, device=device).to(dtype)
+
+
+def refuses(call, *words: object) -> str:
+    """The text of the error, which must name each of `words`."""
+    with pytest.raises(SoftlessError) as caught:
+        call()
+    text = str(caught.value)
+    assert isinstance(caught.value, ValueError), f"{type(caught.value).__name__} is no ValueError"
+    assert [word for word in words if str(word) not in text] == [], text
+    assert "\n" not in text
+    return text
+
+
+# q, k, v of shape [2, 4, 5, 3] unless the case says otherwise.
+TENSORS = {
+    "q of rank 3": ({"q": some(4, 5, 3)}, ["q", [4, 5, 3], "[batch, heads, tokens, dim]"]),
+    "k of rank 5": ({"k": some(1, 2, 4, 5, 3)}, ["k", [1, 2, 4, 5, 3]]),
+    "v of rank 0": ({"v": torch.tensor(1.0)}, ["v", []]),
+    "q a list": ({"q": [[1.0]]}, ["q", "list", "tensor"]),
+    "k None": ({"k": None}, ["k", "NoneType", "tensor"]),
+    "v an array": ({"v": some(2, 4, 5, 3).numpy()}, ["v", "ndarray", "tensor"]),
+    "q of integers": ({"q": torch.ones(2, 4, 5, 3, dtype=torch.int64)}, ["q", "int64", "float32"]),
+    "v of booleans": ({"v": torch.ones(2, 4, 5, 3, dtype=torch.bool)}, ["v", "bool", "float32"]),
+    "k complex": ({"k": some(2, 4, 5, 3, dtype=torch.complex64)}, ["k", "complex64"]),
+    "k float64": ({"k": some(2, 4, 5, 3, dtype=torch.float64)}, ["float32", "float64"]),
+    "v bfloat16": ({"v": some(2, 4, 5, 3, dtype=torch.bfloat16)}, ["float32", "bfloat16"]),
+    "k on meta": ({"k": some(2, 4, 5, 3, device="meta")}, ["cpu", "meta"]),
+    "v on meta": ({"v": some(2, 4, 5, 3, device="meta")}, ["cpu", "meta"]),
+    "batch of q": ({"q": some(1, 4, 5, 3)}, [[1, 4, 5, 3], [2, 4, 5, 3], "batch"]),
+    "batch of v": ({"v": some(3, 4, 5, 3)}, [[3, 4, 5, 3], [2, 4, 5, 3], "batch"]),
+    "width of q": ({"q": some(2, 4, 5, 7)}, [[2, 4, 5, 7], [2, 4, 5, 3], "head dimension"]),
+    "no width": ({"q": some(2, 4, 5, 0), "k": some(2, 4, 5, 0)}, [[2, 4, 5, 0], "at least 1"]),
+    "tokens of v": ({"v": some(2, 4, 6, 3)}, [[2, 4, 6, 3], [2, 4, 5, 3], "tokens"]),
+    "heads of v": ({"v": some(2, 2, 5, 3)}, [[2, 2, 5, 3], [2, 4, 5, 3], "heads"]),
+    "heads not a multiple": ({"k": some(2, 3, 5, 3), "v": some(2, 3, 5, 3)}, [4, 3, "multiple"]),
+    "more key heads": ({"k": some(2, 8, 5, 3), "v": some(2, 8, 5, 3)}, [4, 8, "multiple"]),
+    "no heads": ({"q": some(2, 0, 5, 3)}, [[2, 0, 5, 3], 0]),
+}
+
+
+@pytest.mark.parametrize("mistake", TENSORS)
+@pytest.mark.parametrize("name", ["inline", "softmax", "threshold"])
+def test_tensors_that_do_not_fit_are_named(mistake, name):
+    changes, words = TENSORS[mistake]
+    given = {each: some(2, 4, 5, 3) for each in "qkv"} | changes
+    refuses(lambda: attention(**given, mechanism=name), *words)
+    if "v" not in changes:
+        refuses(lambda: attention_weights(given["q"], given["k"], name), *[w for w in words if w != "multiple"][:1])
+    if name == "inline":
+        refuses(lambda: attention_with_state(**given, mechanism=name), *words)
+
+
+MASKS = {
+    "float": (torch.ones(2, 5), ["float32", "bool"]),
+    "NaN": (torch.full((2, 5), NAN), ["float32", "bool"]),
+    "integer": (torch.ones(2, 5, dtype=torch.int64), ["int64", "bool"]),
+    "list": ([[True] * 5] * 2, ["list", "bool"]),
+    "per head": (torch.ones(2, 4, 5, dtype=torch.bool), [[2, 4, 5], [2, 5]]),
+    "for queries": (torch.ones(2, 3, dtype=torch.bool), [[2, 3], [2, 5]]),
+    "without batch": (torch.ones(5, dtype=torch.bool), [[5], [2, 5]]),
+    "broadcast": (torch.ones(1, 5, dtype=torch.bool), [[1, 5], [2, 5]]),
+    "on meta": (torch.ones(2, 5, dtype=torch.bool, device="meta"), ["meta", "cpu"]),
+}
+
+
+@pytest.mark.parametrize("mistake", MASKS)
+@pytest.mark.parametrize("name", ["inline", "softmax"])
+def test_a_key_mask_that_does_not_fit_is_named(mistake, name):
+    mask, words = MASKS[mistake]
+    q, k = some(2, 4, 3, 3), some(2, 4, 5, 3)
+    refuses(lambda: attention(q, k, k, name, key_mask=mask), "key_mask", *words)
+    refuses(lambda: attention_weights(q, k, name, key_mask=mask), "key_mask", *words)
+    if name == "inline":
+        refuses(lambda: attention_with_state(q, k, k, name, key_mask=mask), "key_mask", *words)
+
+
+OPTIONS = {
+    "unknown mechanism": (lambda: mechanism("linnear"), ["linnear", *ALL]),
+    "no name": (lambda: mechanism(None), ["None", "softmax"]),
+    "a list of names": (lambda: mechanism(["linear"]), ["linear", "softmax"]),
+    "unknown option": (lambda: mechanism("linear", temperature=2), ["linear", "temperature", "phi", "normalize"]),
+    "option of another": (lambda: mechanism("softmax", tau=1), ["softmax", "tau"]),
+    "tau negative": (lambda: mechanism("threshold", tau=-1), ["tau", -1, "positive"]),
+    "tau zero": (lambda: mechanism("threshold", tau=0), ["tau", 0, "positive"]),
+    "tau NaN": (lambda: mechanism("threshold", tau=NAN), ["tau", "nan"]),
+    "tau text": (lambda: mechanism("threshold", tau="a"), ["tau", "a"]),
+    "tau None": (lambda: mechanism("threshold", tau=None), ["tau", "None"]),
+    "tau tensor": (lambda: mechanism("threshold", tau=torch.tensor(1.0)), ["tau", "tensor"]),
+    "expansion": (lambda: mechanism("threshold", expansion="median"), ["median", "max", "mean", "minimax"]),
+    "tail": (lambda: mechanism("threshold", tail="keep"), ["keep", "drop", "mean"]),
+    "phi unknown": (lambda: mechanism("linear", phi="nope"), ["phi", "nope", "elu", "callable"]),
+    "phi a number": (lambda: mechanism("inline", phi=3), ["phi", 3, "identity"]),
+    "phi None": (lambda: mechanism("linear", phi=None), ["phi", "None", "elu"]),
+    "phi_k unknown": (lambda: mechanism("inline", phi_k="nope"), ["phi_k", "nope", "elu"]),
+    "phi_k empty": (lambda: mechanism("inline", phi_k=""), ["phi_k", "elu"]),
+    "phi_k zero": (lambda: mechanism("inline", phi_k=0), ["phi_k", 0, "elu"]),
+    "t zero": (lambda: mechanism("inline", phi="exp", t=0), ["t", 0, "positive"]),
+    "t negative": (lambda: mechanism("linear", phi="exp", t=-0.5), ["t", -0.5, "positive"]),
+    "t infinite": (lambda: mechanism("linear", phi="exp", t=INF), ["t", "inf"]),
+    "t NaN": (lambda: mechanism("linear", phi="exp", t=NAN), ["t", "nan"]),
+    "t text": (lambda: mechanism("linear", phi="exp", t="1"), ["t", "1"]),
+    "t without exp": (lambda: mechanism("linear", phi="relu", t=2), ["t", 2, "exp", "relu"]),
+    "normalize": (lambda: mechanism("linear", normalize="softmax"), ["softmax", "divide", "none"]),
+    "normalize None": (lambda: mechanism("linear", normalize=None), ["None", "divide", "none"]),
+    "order 3": (lambda: mechanism("taylor", order=3), ["order", 3, 1, 2]),
+    "order text": (lambda: mechanism("taylor", order="2"), ["order", "2"]),
+    "order 1 as it is": (lambda: mechanism("taylor", normalize=False), ["normalize", "order 2"]),
+    "p NaN": (lambda: mechanism("focused", p=NAN), ["p", "nan", 1, 16]),
+    "p zero": (lambda: mechanism("focused", p=0), ["p", 0, 1, 16]),
+    "p text": (lambda: mechanism("focused", p="3"), ["p", "3"]),
+    "general without sim": (lambda: mechanism("general"), ["sim", "None", "[B, H, N, M]"]),
+    "sim no function": (lambda: mechanism("general", sim=3), ["sim", 3, "[B, H, N, M]"]),
+    "exact as a word": (lambda: mechanism("angular", exact="no"), ["exact", "no"]),
+    "learned_scale as a word": (lambda: mechanism("focused", learned_scale="no"), ["learned_scale", "no"]),
+}
+
+
+JUDGE = """
+import json
+from softless.errors import SoftlessError
+from tests.front_door.test_bad_input import OPTIONS
+
+verdicts = {}
+for mistake, (call, _) in OPTIONS.items():
+    try:
+        verdicts[mistake] = [False, "it was accepted: " + repr(call())]
+    except Exception as error:
+        verdicts[mistake] = [isinstance(error, SoftlessError) and isinstance(error, ValueError), repr(error)]
+print(json.dumps(verdicts))
+"""
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> dict[str, list]:
+    """From a process of its own: the shape checker also checks the options of dataclasses, and cannot be turned off."""
+    run = subprocess.run([sys.executable, "-c", JUDGE], cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(run.stdout)
+
+
+@pytest.mark.parametrize("mistake", OPTIONS)
+def test_a_mechanism_that_cannot_be_is_refused_when_it_is_made(mistake, verdicts):
+    refused, text = verdicts[mistake]
+    assert refused, text
+    assert [word for word in OPTIONS[mistake][1] if str(word) not in text] == [], text
+
+
+def test_attention_names_the_mechanisms_it_knows():
+    q = some(1, 1, 2, 3)
+    for call in (
+        lambda m: attention(q, q, q, m),
+        lambda m: attention_weights(q, q, m),
+        lambda m: attention_with_state(q, q, q, m),
+        lambda m: nn.Attention(4, 2, m),
+    ):
+        refuses(lambda call=call: call("linnear"), "linnear", *ALL)
+        refuses(lambda call=call: call(7), "mechanism", "int")
+        refuses(lambda call=call: call(softless.Mechanism), "mechanism", "type")
+
+
+BIASES = {
+    "integer": (torch.zeros(5, 5, dtype=torch.int64), ["int64", "float"]),
+    "bool": (torch.ones(5, 5, dtype=torch.bool), ["bool", "float"]),
+    "number": (1.0, ["float", "tensor"]),
+    "rank 5": (some(1, 2, 4, 5, 5), [[1, 2, 4, 5, 5], [2, 4, 5, 5]]),
+    "wrong keys": (some(5, 6), [[5, 6], [2, 4, 5, 5]]),
+    "wrong heads": (some(3, 5, 5), [[3, 5, 5], [2, 4, 5, 5]]),
+    "on meta": (some(5, 5, device="meta"), ["meta", "cpu"]),
+}
+
+
+@pytest.mark.parametrize("mistake", BIASES)
+@pytest.mark.parametrize("name", ["softmax", "threshold"])
+def test_a_bias_that_does_not_fit_is_named(mistake, name):
+    bias, words = BIASES[mistake]
+    q = some(2, 4, 5, 3)
+    refuses(lambda: attention(q, q, q, name, bias=bias), "bias", *words)
+
+
+@pytest.mark.parametrize("name", [*KERNELIZED, "general"])
+def test_a_bias_has_no_score_to_be_added_to(name):
+    q = some(2, 4, 5, 3)
+    refuses(lambda: attention(q, q, q, made(name), bias=some(5, 5)), "bias", name, "softmax", "threshold")
+    refuses(lambda: attention_weights(q, q, made(name), bias=some(5, 5)), "bias", name)
+
+
+@pytest.mark.parametrize("name", ["general", "linear", "efficient", "taylor", "angular", "focused"])
+def test_a_scale_that_cancels_is_refused(name):
+    q = some(2, 4, 5, 3)
+    refuses(lambda: attention(q, q, q, made(name), scale=0.5), "scale", 0.5, name)
+
+
+@pytest.mark.parametrize("scale", [NAN, INF, -INF, True, torch.tensor(0.5), "0.5", 1j], ids=str)
+@pytest.mark.parametrize("name", ["softmax", "inline", "hydra", "threshold"])
+def test_a_scale_that_is_no_number_is_refused(name, scale):
+    q = some(2, 4, 5, 3)
+    refuses(lambda: attention(q, q, q, name, scale=scale), "scale", scale, "finite number")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_grid_that_nothing_reads_is_refused(name):
+    q = some(2, 4, 6, 3)
+    refuses(lambda: attention(q, q, q, made(name), grid=(2, 3)), "grid", (2, 3), name)
+
+
+@pytest.mark.parametrize("name", ["inline", "softmax"])
+def test_a_backend_that_cannot_run_is_refused(name):
+    q = some(2, 4, 5, 3)
+    for backend in ("cuda", "", None, 3):
+        refuses(lambda b=backend: attention(q, q, q, name, backend=b), repr(backend), "auto", "reference", "torch")
+    refuses(lambda: attention(q, q, q, name, backend="triton"), "triton", "auto")
+    refuses(lambda: attention_weights(q, q, name, backend="torch"), "torch", "reference")
+
+
+def test_a_state_cannot_come_from_the_reference():
+    q = some(2, 4, 5, 3)
+    refuses(lambda: attention_with_state(q, q, q, "linear", backend="reference"), "reference", "torch")
+
+
+AFFINE = mechanism("linear", phi="affine_relu")
+INPUTS = {
+    "all missing": (AFFINE, None, ["weight", "bias", "none"]),
+    "one missing": (AFFINE, {"weight": some(4, 3, 3)}, ["bias", "weight"]),
+    "extra": (mechanism("inline"), {"weight": some(4, 3, 3)}, ["inline", "weight", "none"]),
+    "one extra": (AFFINE, {"weight": some(4, 3, 3), "bias": some(4, 3), "beta": some(1)}, ["beta", "weight", "bias"]),
+    "mis-shaped": (AFFINE, {"weight": some(4, 3, 2), "bias": some(4, 3)}, ["weight", [4, 3, 2], [4, 3, 3]]),
+    "not a tensor": (AFFINE, {"weight": 1.0, "bias": some(4, 3)}, ["weight", "float", [4, 3, 3]]),
+    "on meta": (AFFINE, {"weight": some(4, 3, 3, device="meta"), "bias": some(4, 3)}, ["weight", "meta", "cpu"]),
+    "not a mapping": (AFFINE, [some(4, 3, 3), some(4, 3)], ["inputs", "list"]),
+    "a tensor": (AFFINE, some(4, 3), ["inputs", "Tensor"]),
+    "scale of focused": (mechanism("focused", learned_scale=True), {}, ["focused", "scale"]),
+}
+
+
+@pytest.mark.parametrize("mistake", INPUTS)
+def test_inputs_that_do_not_fit_are_named(mistake):
+    wants, inputs, words = INPUTS[mistake]
+    q = some(2, 4, 5, 3)
+    refuses(lambda: attention(q, q, q, wants, inputs=inputs), *words)
+    refuses(lambda: attention_weights(q, q, wants, inputs=inputs), *words)
+    refuses(lambda: attention_with_state(q, q, q, wants, inputs=inputs), *words)
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_a_scored_mechanism_has_no_state(name):
+    q = some(2, 4, 5, 3)
+    refuses(lambda: attention_with_state(q, q, q, made(name)), name, "KV cache")
+
+
+def state_of(name: str, *, heads: int = 4, dim: int = 3, dtype: torch.dtype = torch.float32, batch: int = 2) -> State:
+    q = some(batch, heads, 5, dim, dtype=dtype)
+    return attention_with_state(q, q, q, name)[1]
+
+
+STATES = {
+    "a tuple": (lambda: tuple(state_of("linear")), ["tuple", "State"]),
+    "a dict": (lambda: state_of("linear")._asdict(), ["dict", "State"]),
+    "the output": (lambda: some(2, 4, 5, 3), ["Tensor", "State"]),
+    "other heads": (lambda: state_of("linear", heads=2), [[2, 2, 3, 3], [2, 4, 3, 3]]),
+    "other width": (lambda: state_of("linear", dim=5), [[2, 4, 5, 5], [2, 4, 3, 3]]),
+    "other batch": (lambda: state_of("linear", batch=3), [[3, 4, 3, 3], [2, 4, 3, 3]]),
+    "other dtype": (lambda: state_of("linear", dtype=torch.float64), ["float64", "float32"]),
+    "of taylor": (lambda: state_of("taylor"), [[2, 4, 4, 3], [2, 4, 3, 3]]),
+    "of hydra": (lambda: state_of("hydra"), [[2, 12, 1, 1], [2, 4, 3, 3]]),
+    "part mis-shaped": (lambda: state_of("linear")._replace(k_mean=some(2, 4, 7)), ["k_mean", [2, 4, 7], [2, 4, 3]]),
+    "part None": (lambda: state_of("linear")._replace(v_mean=None), ["v_mean", "None"]),
+    "part on meta": (lambda: state_of("linear")._replace(comoment=some(2, 4, 3, 3, device="meta")), ["meta", "cpu"]),
+    "count of another batch": (lambda: state_of("linear")._replace(n=torch.ones(5, 4).long()), ["n", [5, 4]]),
+}
+
+
+@pytest.mark.parametrize("mistake", STATES)
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_a_state_that_does_not_fit_is_refused(mistake, tokens):
+    make, words = STATES[mistake]
+    q, state = some(2, 4, tokens, 3), make()
+    refuses(lambda: attention_with_state(q, q, q, "linear", state), "state", *words)
+
+
+def test_every_query_needs_its_own_key_to_carry_a_state():
+    q, k = some(2, 4, 5, 3), some(2, 4, 3, 3)
+    refuses(lambda: attention_with_state(q, k, k, "linear"), 5, 3)
+    refuses(lambda: attention_with_state(q, k, k, "linear", state_of("linear")), 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("sim", "words"),
+    [
+        (lambda q, k: q @ k.mT @ k, [[2, 4, 5, 3], [2, 4, 5, 5]]),
+        (lambda q, k: (q @ k.mT).sum(), [[], [2, 4, 5, 5]]),
+        (lambda *_: 1.0, ["float", [2, 4, 5, 5]]),
+        (lambda *_: None, ["NoneType", [2, 4, 5, 5]]),
+    ],
+)
+def test_a_similarity_of_the_wrong_shape_is_refused(sim, words):
+    q = some(2, 4, 5, 3)
+    refuses(lambda: attention(q, q, q, mechanism("general", sim=sim)), "sim", *words)
+
+
+@pytest.mark.parametrize(
+    ("phi", "words"),
+    [
+        (lambda x: x.sum(-1), ["phi", [2, 4, 5], [2, 4, 5, 3]]),
+        (lambda x: x[:, :, :2], ["phi", [2, 4, 2, 3]]),
+        (lambda *_: 1.0, ["phi", "float"]),
+    ],
+)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_feature_map_of_the_wrong_shape_is_refused(phi, words, is_causal):
+    q = some(2, 4, 5, 3)
+    refuses(lambda: attention(q, q, q, mechanism("linear", phi=phi), is_causal=is_causal), *words)
+
+
+def test_two_feature_maps_must_make_equally_many_features():
+    q = some(2, 4, 5, 3)
+    wide = mechanism("linear", phi="relu", phi_k=lambda x: torch.cat([x, x], -1))
+    refuses(lambda: attention(q, q, q, wide), 3, 6)
+
+
+def test_hydra_needs_values_as_wide_as_queries():
+    q, v = some(2, 4, 5, 3), some(2, 4, 5, 7)
+    for is_causal in (False, True):
+        for backend in ("torch", "reference"):
+            refuses(lambda c=is_causal, b=backend: attention(q, q, v, "hydra", is_causal=c, backend=b), "hydra", 7, 3)
+    q, k, v = some(1, 2, 5, 3), some(1, 1, 5, 3), some(1, 1, 5, 6)
+    for backend in ("torch", "reference"):
+        refuses(lambda b=backend: attention(q, k, v, "hydra", backend=b), "hydra", 6, 3)
+
+
+def test_angular_needs_as_many_queries_as_keys():
+    q, k = some(2, 4, 5, 3), some(2, 4, 7, 3)
+    for backend in ("torch", "reference"):
+        refuses(lambda b=backend: attention(q, k, k, "angular", backend=b), "angular", 5, 7)
+    refuses(lambda: attention_weights(q, k, "angular"), "angular", 5, 7)
+
+
+def test_is_causal_is_yes_or_no():
+    q = some(2, 4, 5, 3)
+    refuses(lambda: attention(q, q, q, is_causal="no"), "is_causal", "no")
+
+
+def test_a_threshold_report_needs_keys_and_fitting_tensors():
+    q = some(2, 4, 5, 3)
+    refuses(lambda: threshold_report(q, q[:, :, :0]), 0, "key")
+    refuses(lambda: threshold_report(q[0], q), [4, 5, 3])
+    refuses(lambda: threshold_report(q, q, tau=-1), "tau", -1)
+    refuses(lambda: threshold_report([1.0], q), "q", "list")
+
+
+MODULES = {
+    "dim": (lambda: nn.Attention(190, 3), [190, 3]),
+    "heads": (lambda: nn.Attention(12, 0), [12, 0]),
+    "kv_heads": (lambda: nn.Attention(12, 4, kv_heads=3), [4, 3]),
+    "local with kv_heads": (lambda: nn.Attention(12, 4, local=True, kv_heads=2), [4, 2]),
+    "attn_drop of inline": (lambda: nn.Attention(12, 4, attn_drop=0.1), ["attn_drop", 0.1, "inline"]),
+    "attn_drop above one": (lambda: nn.Attention(12, 4, "softmax", attn_drop=1.5), ["attn_drop", 1.5]),
+    "proj_drop negative": (lambda: nn.Attention(12, 4, proj_drop=-0.1), ["proj_drop", -0.1]),
+    "residual": (lambda: nn.LocalResidual(190, 3), [190, 3]),
+    "dim of x": (lambda: nn.Attention(12, 4)(some(2, 5, 13)), [13, 12]),
+    "rank of x": (lambda: nn.Attention(12, 4)(some(5, 12)), [[5, 12]]),
+    "no grid": (lambda: nn.Attention(12, 4, local=True)(some(2, 6, 12)), ["grid", 6]),
+    "large grid": (lambda: nn.Attention(12, 4, local=True)(some(2, 6, 12), grid=(3, 3)), [6, 3, 9]),
+    "grid of one number": (lambda: nn.Attention(12, 4, local=True)(some(2, 6, 12), grid=6), ["grid", 6]),
+    "causal local": (lambda: nn.Attention(12, 4, local=True)(some(2, 6, 12), (2, 3), is_causal=True), ["causal"]),
+    "state and local": (lambda: nn.Attention(12, 4, local=True).with_state(some(2, 6, 12)), ["local", "state"]),
+    "state of softmax": (lambda: nn.Attention(12, 4, "softmax").with_state(some(2, 6, 12)), ["softmax", "KV cache"]),
+    "prefix": (lambda: nn.LocalResidual(12, 4)(some(2, 12), some(2, 4, 7, 3), (2, 3)), [7, 2, 3, 6]),
+}
+
+
+@pytest.mark.parametrize("mistake", MODULES)
+def test_a_module_that_cannot_be_is_refused(mistake):
+    call, words = MODULES[mistake]
+    refuses(call, *words)
+
+
+# What is not a mistake.
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_no_tokens_one_token_and_no_visible_token_are_answered(name, is_causal):
+    q, k, v = (some(2, 4, 5, 3) for _ in "qkv")
+    one = made(name)
+    empty = attention(q[:, :, :0], k[:, :, :0], v[:, :, :0], one, is_causal=is_causal)
+    assert empty.shape == (2, 4, 0, 3)
+    assert (attention(q, k[:, :, :0], v[:, :, :0], one, is_causal=is_causal) == 0).all()
+    single = attention(q[:, :, :1], k[:, :, :1], v[:, :, :1], one, is_causal=is_causal)
+    if one.rows_sum_to_one:
+        torch.testing.assert_close(single, v[:, :, :1])
+    hidden = attention(q, k, v, one, is_causal=is_causal, key_mask=torch.zeros(2, 5, dtype=torch.bool))
+    assert (hidden == 0).all()
+    assert attention(q[:0], k[:0], v[:0], one, is_causal=is_causal).shape == (0, 4, 5, 3)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("poison", [NAN, INF, -INF])
+def test_nothing_in_padding_changes_an_output_or_a_gradient(name, is_causal, backend, poison):
+    mask = torch.tensor([[True, False, True, True, False, False], [False, True, True, False, True, True]])
+    q, k, v = (some(2, 4, 6, 3) for _ in "qkv")
+
+    def run(fill: float) -> list[Tensor]:
+        hidden = mask[:, None, :, None]
+        leaves = [x.clone().requires_grad_() for x in (q, torch.where(hidden, k, fill), torch.where(hidden, v, fill))]
+        out = attention(*leaves, made(name), is_causal=is_causal, key_mask=mask, backend=backend)
+        return [out, *torch.autograd.grad(out.sin().sum(), leaves)]
+
+    for what, clean, poisoned in zip(("output", "q", "k", "v"), run(0.5), run(poison), strict=True):
+        assert poisoned.isfinite().all(), f"{what} is not finite"
+        torch.testing.assert_close(poisoned, clean, msg=lambda text, what=what: f"{what}: {text}")
+
+
+@pytest.mark.parametrize("name", KERNELIZED)
+def test_nothing_in_padding_enters_a_state(name):
+    mask = torch.tensor([[True, False, True, True, False]])
+    q, k, v = (some(1, 4, 5, 3) for _ in "qkv")
+    hidden = mask[:, None, :, None]
+    clean, poisoned = (
+        attention_with_state(q, torch.where(hidden, k, fill), torch.where(hidden, v, fill), name, key_mask=mask)
+        for fill in (0.5, NAN)
+    )
+    torch.testing.assert_close(poisoned[0], clean[0])
+    torch.testing.assert_close(tuple(poisoned[1]), tuple(clean[1]))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_nan_in_a_real_token_is_not_hidden(name):
+    q, k, v = (some(1, 1, 5, 3) for _ in "qkv")
+    v[0, 0, 2] = NAN
+    assert attention(q, k, v, made(name))[0, 0].isnan().any()
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_callers_tensors_stay_as_they_are(name, is_causal, dtype):
+    tensors = [some(2, 4, 70, 3, dtype=dtype) for _ in "qkv"]
+    mask = torch.rand(2, 70) > 0.3
+    copies, kept = [x.clone() for x in tensors], mask.clone()
+    for backend in ("torch", "reference"):
+        attention(*tensors, made(name), is_causal=is_causal, key_mask=mask, backend=backend)
+    if name in KERNELIZED:
+        state = attention_with_state(*tensors, name)[1]
+        before = [x.clone() for x in state]
+        attention_with_state(*tensors, name, state, key_mask=mask)
+        assert all(map(torch.equal, state, before))
+    assert all(map(torch.equal, tensors, copies))
+    assert torch.equal(mask, kept)

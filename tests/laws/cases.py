@@ -1,0 +1,225 @@
+"""Every mechanism and option that the laws are tried on, inputs to try them with, and how an answer is judged.
+
+A new mechanism is covered by its formula in oracle.py and a line in CASES.
+"""
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+import softless
+from softless import State
+from tests.laws import oracle
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+EDGES = (1, 2, 3, 7, 17, 63, 64, 65, 127, 128, 129, 130, 131, 193, 257)  # a chunk is 64 tokens, hydra's 8
+
+
+class Case(NamedTuple):
+    id: str
+    name: str
+    made: softless.Mechanism
+    options: dict[str, Any]
+    inputs: tuple[str, ...]
+    largest: float  # scale of q and k beyond which the true answer overflows
+
+    def __repr__(self) -> str:
+        return self.id
+
+
+def case(name: str, largest: float = 1e3, **options: Any) -> Case:
+    labels = [f"{key}={getattr(value, '__name__', value)}" for key, value in options.items()]
+    made = softless.mechanism(name, **options)
+    return Case(" ".join([name, *labels]), name, made, options, made.inputs, largest)
+
+
+def square_similarity(q: Tensor, k: Tensor) -> Tensor:
+    return (q @ k.mT).square()
+
+
+def square_plus_one(x: Tensor) -> Tensor:
+    return x.square() + 1
+
+
+CASES = [
+    case("softmax"),
+    case("general", sim=square_similarity),
+    case("linear"),
+    case("linear", phi="relu"),
+    case("linear", phi="leaky_relu"),
+    case("linear", phi="identity"),
+    case("linear", phi="exp"),
+    case("linear", phi="exp", t=0.2),
+    case("linear", phi="softmax"),
+    case("linear", phi="affine_relu"),
+    case("linear", phi=square_plus_one),
+    case("linear", phi="elu", phi_k="relu"),
+    case("linear", phi="exp", phi_k="relu"),
+    case("linear", phi="relu", phi_k="exp"),
+    case("linear", normalize="none"),
+    case("linear", phi="identity", normalize="none"),
+    case("linear", phi="exp", normalize="none", largest=10),
+    case("inline"),
+    case("inline", phi="relu"),
+    case("inline", phi="leaky_relu"),
+    case("inline", phi="elu"),
+    case("inline", phi="exp", t=0.2, largest=30),
+    case("inline", phi="softmax"),
+    case("inline", phi="affine_relu"),
+    case("inline", phi=square_plus_one),
+    case("inline", phi="identity", phi_k="exp", largest=10),
+    case("inline", phi="exp", phi_k="identity", largest=10),
+    case("efficient"),
+    case("taylor"),
+    case("taylor", order=2),
+    case("taylor", order=2, normalize=True),
+    case("hydra"),
+    case("angular"),
+    case("angular", exact=True),
+    case("focused"),
+    case("focused", p=2.0),
+    case("focused", learned_scale=True),
+    case("threshold"),
+    case("threshold", expansion="mean"),
+    case("threshold", expansion="minimax"),
+    case("threshold", tail="mean"),
+    case("threshold", tau=0.5, expansion="mean", tail="mean"),
+    case("threshold", tau=0.5, expansion="minimax", tail="mean"),
+    case("threshold", tau=2.5),
+    case("threshold", tau=2.5, expansion="minimax", tail="mean"),
+]
+STATEFUL = [each for each in CASES if each.name not in ("softmax", "general", "threshold")]
+
+
+class Ask(NamedTuple):
+    """One question: q [B, H, N, d], k [B, G, M, d], v [B, G, M, e], and what the mechanism needs besides."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    key_mask: Tensor | None
+    inputs: dict[str, Tensor]
+
+    def to(self, dtype: torch.dtype) -> "Ask":
+        inputs = {name: x.to(dtype) for name, x in self.inputs.items()}
+        return Ask(self.q.to(dtype), self.k.to(dtype), self.v.to(dtype), self.key_mask, inputs)
+
+    def tokens(self, start: int, stop: int) -> "Ask":
+        mask = None if self.key_mask is None else self.key_mask[:, start:stop]
+        return Ask(*(x[:, :, start:stop] for x in self[:3]), mask, self.inputs)
+
+
+def ask(
+    case: Case,
+    queries: int,
+    keys: int | None = None,
+    *,
+    batch: int = 2,
+    heads: tuple[int, int] = (2, 2),
+    dims: tuple[int, int] = (4, 3),
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> Ask:
+    """A question of unit scale, without a mask."""
+    rng = torch.Generator().manual_seed(seed)
+    (d, e), keys = dims, queries if keys is None else keys
+    e = d if case.name == "hydra" else e  # hydra multiplies q, k and v channel by channel
+    shapes = (heads[0], queries, d), (heads[1], keys, d), (heads[1], keys, e)
+    q, k, v = (torch.randn(batch, *shape, generator=rng, dtype=torch.float64) for shape in shapes)
+    inputs = {}
+    for name in case.inputs:
+        shape = {"weight": (heads[0], d, d), "bias": (heads[0], d), "scale": (heads[0], d)}[name]
+        inputs[name] = torch.randn(*shape, generator=rng, dtype=torch.float64)
+    return Ask(q, k, v, None, inputs).to(dtype)
+
+
+@st.composite
+def asks(draw: st.DrawFn, case: Case, *, masked: bool = False, longest: int = 131) -> Ask:
+    """Lengths around chunk edges, scales over six decades, offset values, grouped heads, dead queries and keys."""
+    tokens = draw(st.one_of(st.sampled_from([n for n in EDGES if n <= longest]), st.integers(1, longest)))
+    heads = draw(st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2)]))
+    dims = draw(st.tuples(st.integers(1, 6), st.integers(1, 6)))
+    made = ask(case, tokens, heads=heads, dims=dims, seed=draw(st.integers(0, 2**32 - 1)))
+    size_q, size_k = (min(case.largest, 10.0 ** draw(st.integers(-3, 3))) for _ in "qk")
+    offset = draw(st.sampled_from([0.0, 1.0, 1e4]))
+    q, k, v = made.q * size_q, made.k * size_k, made.v + offset
+    if draw(st.booleans()):
+        q[:, :, :: draw(st.integers(1, 4))] = 0
+    if draw(st.booleans()):
+        k[:, :, :: draw(st.integers(1, 4))] = 0
+    key_mask = draw(masks(tokens)) if masked else None
+    return Ask(q, k, v, key_mask, made.inputs)
+
+
+@st.composite
+def masks(draw: st.DrawFn, tokens: int, batch: int = 2) -> Tensor:
+    """Padding at the left, the right, or anywhere; one row may be all padding."""
+    place, rows = torch.arange(tokens), []
+    for _ in range(batch):
+        cut = draw(st.integers(0, tokens))
+        holes = torch.rand(tokens, generator=torch.Generator().manual_seed(cut)) < 0.5
+        kinds = {"none": place >= 0, "left": place >= cut, "right": place < cut, "holes": holes, "all": place < 0}
+        rows.append(kinds[draw(st.sampled_from(list(kinds)))])
+    return torch.stack(rows)
+
+
+def streamed(case: Case, at: Ask, cuts: Iterable[int], state: State | None = None) -> tuple[Tensor, State]:
+    """The causal output, cut before these tokens, the state carried over; and the last state."""
+    tokens, outputs = at.q.shape[2], []
+    edges = [0, *(cut for cut in cuts if 0 < cut < tokens), tokens]
+    for start, stop in pairwise(edges):
+        q, k, v, mask, inputs = at.tokens(start, stop)
+        out, state = softless.attention_with_state(q, k, v, case.made, state, key_mask=mask, inputs=inputs)
+        outputs.append(out)
+    return torch.cat(outputs, 2), state
+
+
+class Answer(NamedTuple):
+    """The true output, the error that tolerance 1 allows each row, and the rows to judge: [B, H, N, .]."""
+
+    out: Tensor
+    bound: Tensor
+    safe: Tensor
+
+
+def true_rows(case: Case, at: Ask, *, is_causal: bool = False, **call: Any) -> oracle.Rows:
+    """Explicit weights by the formula. What is masked is replaced first: it may be NaN."""
+    q, k = at.q.double(), at.k.double().repeat_interleave(at.q.shape[1] // at.k.shape[1], 1)
+    if at.key_mask is not None:
+        k = torch.where(at.key_mask[:, None, :, None], k, 0.0)
+    limits = torch.finfo(at.q.dtype).eps, torch.finfo(at.q.dtype).tiny
+    inputs = {name: x.double() for name, x in at.inputs.items()}
+    seen = oracle.visible(q, k, is_causal, at.key_mask)
+    return oracle.FORMULAS[case.name](q, k, seen, oracle.Limits(*limits), inputs, **case.options, **call)
+
+
+def true_answer(case: Case, at: Ask, **call: Any) -> Answer:
+    weights, size, safe = true_rows(case, at, **call)
+    v = at.v.double().repeat_interleave(at.q.shape[1] // at.v.shape[1], 1)
+    if at.key_mask is not None:
+        v = torch.where(at.key_mask[:, None, :, None], v, 0.0)
+    largest = v.abs().max() if v.numel() else 0.0
+    if case.name == "hydra":
+        channels = v.transpose(2, 3).flatten(1, 2)[..., None]  # [B, H d, M, 1]
+        out = (weights @ channels).squeeze(-1).unflatten(1, (v.shape[1], -1)).transpose(2, 3)
+        size, safe = (x.unflatten(1, (v.shape[1], -1)).transpose(2, 3) for x in (size, safe))
+        return Answer(out, 1 + size * largest, safe)
+    out, bound = weights @ v, (1 + size * largest)[..., None]
+    if case.name == "angular":  # the output is h / |h|: an error of h counts 1 / |h| times
+        length = out.norm(dim=-1, keepdim=True)
+        out, bound = oracle.unit(out), torch.where(length > 0, 2 * bound / torch.where(length > 0, length, 1.0), 0.0)
+    return Answer(out, bound, safe[..., None])
+
+
+def assert_answers(actual: Tensor, true: Answer, what: str) -> None:
+    """Every judged row is finite and within its bound."""
+    assert actual.shape == true.out.shape, f"{what}: shape {list(actual.shape)}, needed {list(true.out.shape)}"
+    error = (actual.double() - true.out).abs()
+    allowed = TOLERANCE[actual.dtype] * true.bound
+    wrong = true.safe & ~(error <= allowed)  # NaN is wrong
+    worst = torch.where(wrong, error / allowed, 0.0).nan_to_num(torch.inf).max() if wrong.numel() else 0.0
+    assert not wrong.any(), f"{what}: {int(wrong.sum())} of {wrong.numel()} off, up to {worst:.3g} times the bound"

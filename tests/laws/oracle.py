@@ -1,0 +1,245 @@
+"""What every mechanism must answer, straight from its formula: the explicit weights, in float64.
+
+Dense tensors and nothing else: no state, no chunks, no running maximum, nothing of softless. The error
+that a row is allowed is derived from the row:
+
+    tolerance (1 + size_i max|v|),   size_i = sum_j |s_ij| over the terms that are rounded when s_ij is formed
+
+in the units in which they reach the output (divide: over the row's mass). An exponent x is rounded by
+eps |x|, so exponential rows count (1 + |x|) times.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Rows(NamedTuple):
+    """Explicit weights [B, H, N, M]; the size of each row [B, H, N]; which rows are well enough posed to judge."""
+
+    weights: Tensor
+    size: Tensor
+    safe: Tensor
+
+
+# What a query sees.
+
+
+def visible(q: Tensor, k: Tensor, is_causal: bool, key_mask: Tensor | None) -> Tensor:
+    """[B, H, N, M]; causal is aligned at the bottom right: the last query sees the last key."""
+    seen = torch.ones(*q.shape[:3], k.shape[2], dtype=torch.bool)
+    if is_causal:
+        seen = seen.tril(k.shape[2] - q.shape[2])
+    return seen if key_mask is None else seen & key_mask[:, None, None, :]
+
+
+def even(seen: Tensor) -> Tensor:
+    return seen.double() / seen.sum(-1, keepdim=True).clamp(min=1)
+
+
+# How scores become weights.
+
+
+def divide(score: Tensor, size: Tensor, seen: Tensor, eps: float, tiny: float) -> Rows:
+    """score / sum; no mass: the mean of what is seen. A sum that nearly cancels, or underflows, is not judged."""
+    score, size = torch.where(seen, score, 0.0), torch.where(seen, size, 0.0)
+    mass, total = score.sum(-1, keepdim=True), size.sum(-1, keepdim=True)
+    weights = torch.where(mass != 0, score / torch.where(mass != 0, mass, 1.0), even(seen))
+    steady = (mass.abs() >= 0.1 * score.abs().sum(-1, keepdim=True)) & (total >= tiny / eps)
+    ratio = torch.where(mass != 0, total / torch.where(mass != 0, mass.abs(), 1.0), 1.0)
+    return Rows(weights, ratio[..., 0], (steady | (total == 0))[..., 0])
+
+
+def subtract(score: Tensor, size: Tensor, seen: Tensor, scale: float) -> Rows:
+    score, size, share = torch.where(seen, score, 0.0), torch.where(seen, size, 0.0), even(seen)
+    weights = torch.where(seen, scale * share * (score - (share * score).sum(-1, keepdim=True)) + share, 0.0)
+    return Rows(weights, 1 + abs(scale) * (share * size).sum(-1), torch.ones_like(seen[..., 0]))
+
+
+def plain(score: Tensor, size: Tensor, seen: Tensor, scale: float) -> Rows:
+    weights = torch.where(seen, scale * score, 0.0)
+    return Rows(weights, abs(scale) * torch.where(seen, size, 0.0).sum(-1), torch.ones_like(seen[..., 0]))
+
+
+# Features.
+
+
+def unit(x: Tensor, dims: tuple[int, ...] = (-1,)) -> Tensor:
+    length = x.square().sum(dims, keepdim=True).sqrt()
+    return torch.where(length > 0, x / torch.where(length > 0, length, 1.0), 0.0)
+
+
+POSITIVE = ("elu", "exp", "softmax")  # a zero of theirs is an underflow
+
+
+def features(phi: str | Callable[[Tensor], Tensor], x: Tensor, t: float, inputs: dict[str, Tensor]) -> Tensor:
+    if callable(phi):
+        return phi(x)
+    if phi == "affine_relu":
+        return (torch.einsum("hij,bhnj->bhni", inputs["weight"], x) + inputs["bias"][None, :, None]).clamp(min=0)
+    return {
+        "identity": x,
+        "relu": x.clamp(min=0),
+        "leaky_relu": torch.where(x > 0, x, 0.01 * x),
+        "elu": x.clamp(min=0) + x.clamp(max=0).exp(),
+        "exp": (t * x).exp(),
+        "softmax": unit_sum((x - x.amax(-1, keepdim=True)).exp()),
+    }[phi]
+
+
+def unit_sum(x: Tensor) -> Tensor:
+    return x / x.sum(-1, keepdim=True)
+
+
+def products(phi_q: Tensor, phi_k: Tensor) -> tuple[Tensor, Tensor]:
+    """phi(q).phi(k), and the sum of its terms' magnitudes."""
+    return phi_q @ phi_k.mT, phi_q.abs() @ phi_k.abs().mT
+
+
+def log_products(log_q: Tensor, log_k: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for positive features known by their logarithm, in units of the row's largest."""
+    logs = torch.where(seen, (log_q[..., :, None, :] + log_k[..., None, :, :]).logsumexp(-1), -math.inf)
+    top = logs.amax(-1, keepdim=True)
+    score = (logs - torch.where(top > -math.inf, top, 0.0)).exp()
+    exponent = sum(x[x.isfinite()].abs().max() if x.isfinite().any() else 0.0 for x in (log_q, log_k))
+    return score, score * (1 + exponent)
+
+
+def exponents(q: Tensor, k: Tensor, t: float, phi: object, phi_k: object) -> float:
+    """The largest exponent in phi(q) phi(k), 0 if there is none."""
+    return t * sum(x.abs().max().item() for x, p in ((q, phi), (k, phi_k)) if p == "exp")
+
+
+def level(phi_q: Tensor) -> Tensor:
+    """Division cancels a query's length, so a row is judged at length one."""
+    length = largest(phi_q)[..., None]
+    return phi_q / torch.where(length > 0, length, 1.0)
+
+
+def largest(x: Tensor) -> Tensor:
+    return x.abs().amax(-1)
+
+
+# The mechanisms: (q, k, seen, limits, inputs, **options, scale, bias) -> Rows. k has as many heads as q.
+
+
+class Limits(NamedTuple):
+    """Of the dtype under test."""
+
+    eps: float
+    tiny: float
+
+
+def softmax(q, k, seen, limits, inputs, scale=None, bias=0.0):
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    s = torch.where(seen, scale * (q @ k.mT) + bias, -math.inf)
+    top = s.amax(-1, keepdim=True)
+    rows = divide((s - torch.where(top > -math.inf, top, 0.0)).exp(), seen.double(), seen, *limits)
+    rounded = torch.where(seen, abs(scale) * (q.abs() @ k.abs().mT) + abs(bias), 0.0)
+    return rows._replace(size=1 + rounded.amax(-1))
+
+
+def general(q, k, seen, limits, inputs, sim):
+    score = sim(q, k)
+    return divide(score, sim(q.abs(), k.abs()), seen, *limits)
+
+
+def linear(q, k, seen, limits, inputs, phi="elu", phi_k=None, t=1.0, normalize="divide", scale=1.0):
+    phi_k = phi if phi_k is None else phi_k
+    if normalize == "divide" and "exp" in (phi, phi_k):
+        log_q, log_k = (t * x if p == "exp" else features(p, x, t, inputs).log() for p, x in ((phi, q), (phi_k, k)))
+        return divide(*log_products(log_q, log_k, seen), seen, *limits)
+    f_q, f_k = features(phi, q, t, inputs), features(phi_k, k, t, inputs)
+    if normalize == "none":
+        score, size = products(f_q, f_k)
+        return plain(score, size * (1 + exponents(q, k, t, phi, phi_k)), seen, scale)
+    score, size = products(level(f_q), f_k)
+    rows = divide(score, size, seen, *limits)
+    used_q, used_k = (f != 0 if p not in POSITIVE else torch.ones_like(f) for f, p in ((f_q, phi), (f_k, phi_k)))
+    nothing = (used_q.double() @ used_k.double().mT * seen).sum(-1) == 0  # the row is zero, not merely underflowing
+    tiny = (largest(f_q) < limits.tiny / limits.eps) | ((size * seen).sum(-1) == 0)
+    return rows._replace(safe=rows.safe & (nothing | ~tiny))
+
+
+def inline(q, k, seen, limits, inputs, phi="identity", phi_k=None, t=1.0, scale=None):
+    phi_k = phi if phi_k is None else phi_k
+    score, size = products(features(phi, q, t, inputs), features(phi_k, k, t, inputs))
+    size = size * (1 + exponents(q, k, t, phi, phi_k))
+    return subtract(score, size, seen, q.shape[-1] ** -0.5 if scale is None else scale)
+
+
+def efficient(q, k, seen, limits, inputs):
+    logs = torch.where(seen[..., None], k[..., None, :, :], -math.inf)  # [B, H, N, M, d]
+    top = logs.amax(-2, keepdim=True)
+    share = (logs - torch.where(top > -math.inf, top, 0.0)).exp()
+    share = share / share.sum(-2, keepdim=True).clamp(min=1)  # one normalizer a channel, running if causal
+    weights = (share * features("softmax", q, 1.0, {})[..., None, :]).sum(-1)
+    return Rows(weights, (1 + q.abs().max() + k.abs().max()).expand(seen.shape[:3]), torch.ones_like(seen[..., 0]))
+
+
+def taylor(q, k, seen, limits, inputs, order=1, normalize=None):
+    if order == 1 or normalize:
+        q, k = unit(q), unit(k)
+    else:
+        q = q * q.shape[-1] ** -0.5
+    score, size = ((1 + a if order == 1 else 1 + a + a.square() / 2) for a in products(q, k))
+    return divide(score, size, seen, *limits)
+
+
+def hydra(q, k, seen, limits, inputs, scale=1.0):
+    """One matrix a channel: weights [B, H d, N, M]."""
+    q, k = (unit(x, (1, 3)).transpose(2, 3).flatten(1, 2) for x in (q, k))  # [B, H d, N]
+    score = q[..., :, None] * k[..., None, :]
+    return plain(score, score.abs(), seen[:, :1].expand(-1, q.shape[1], -1, -1), scale)
+
+
+def angular(q, k, seen, limits, inputs, exact=False):
+    score, size = products(unit(q), unit(k))
+    constant = torch.full_like(score, 0.5)
+    if not exact:  # 1/2 v_i, the query's own token only
+        own = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2] == torch.arange(k.shape[2])
+        constant = constant * own
+    return plain(constant + score / math.pi, constant + size / math.pi, seen, 1.0)
+
+
+def focused(q, k, seen, limits, inputs, p=3.0, learned_scale=False):
+    def phi(x: Tensor) -> Tensor:
+        x = x.clamp(min=0) + 1e-6
+        if learned_scale:
+            x = x / (1 + inputs["scale"].exp()).log()[None, :, None]
+        norm = [y.square().sum((1, 3), keepdim=True).sqrt() for y in (x, x**p)]  # over all H d channels
+        return x**p * norm[0] / norm[1]
+
+    return divide(*products(level(phi(q)), phi(k)), seen, *limits)
+
+
+def threshold(q, k, seen, limits, inputs, tau=1.0, expansion="max", tail="drop", scale=None, bias=0.0):
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    s, size = scale * (q @ k.mT) + bias, abs(scale) * (q.abs() @ k.abs().mT) + abs(bias)
+    top = torch.where(seen, s, -math.inf).amax(-1, keepdim=True)
+    low = torch.where(seen, s, math.inf).amin(-1, keepdim=True)
+    blind = ~seen.any(-1, keepdim=True)
+    x, spread = torch.where(seen, s - top, -math.inf), torch.where(blind, 0.0, top - low)
+    kept = seen & (x > -tau)
+    if expansion == "max":
+        line = 1 + x
+    elif expansion == "mean":
+        line = 1 + s - torch.where(kept, s, 0.0).sum(-1, keepdim=True) / kept.sum(-1, keepdim=True)
+    else:
+        rho = spread.clamp(max=tau)
+        b = torch.where(rho > 0, -torch.expm1(-rho) / torch.where(rho > 0, rho, 1.0), 1.0)
+        line = (1 + b - b * b.log()) / 2 + b * x
+    gap = (spread - tau).clamp(min=0)  # (e^-tau - e^-R) / (R - tau), which tends to e^-tau
+    rest = math.exp(-tau) * torch.where(gap > 0, -torch.expm1(-gap) / torch.where(gap > 0, gap, 1.0), 1.0)
+    score = torch.where(kept, line, rest if tail == "mean" else 0.0)
+    rows = divide(score, 1 + 2 * kept * torch.where(seen, size, 0.0).amax(-1, keepdim=True), seen, *limits)
+    edge = (seen & ((x + tau).abs() <= 16 * limits.eps * (1 + size))).any(-1)
+    return rows._replace(safe=rows.safe & ~edge)
+
+
+FORMULAS = {
+    f.__name__: f for f in (softmax, general, linear, inline, efficient, taylor, hydra, angular, focused, threshold)
+}

@@ -1,0 +1,89 @@
+"""R9: causality. Whatever comes after token i, outputs up to i keep every bit.
+
+Also what is centered, rescaled or summed along the way must not look ahead: not even by a rounding.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from softless import attention, attention_weights, attention_with_state
+from tests.laws.cases import CASES, STATEFUL, Ask, Case, ask, asks
+
+FUTURES = ("other", "huge", "tiny", "zero", "masked")
+
+
+def change_after(at: Ask, i: int, future: str) -> Ask:
+    """The same question with everything after token i replaced."""
+    q, k, v = (x.clone() for x in at[:3])
+    mask = at.key_mask.clone()
+    for x in (q, k, v):
+        late = x[:, :, i + 1 :]
+        changes = {"huge": late.sign() * 1e30, "tiny": late * 1e-30, "zero": late * 0}
+        late.copy_(changes.get(future, late.flip(-1) + 0.7))
+    mask[:, i + 1 :] = (not mask[:, i + 1 :].any()) if future == "masked" else mask[:, i + 1 :]
+    return Ask(q, k, v, mask, at.inputs)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@given(data=st.data())
+def test_the_past_does_not_hear_of_the_future(case: Case, data: st.DataObject):
+    at = data.draw(asks(case, masked=True)).to(data.draw(st.sampled_from([torch.float64, torch.float32])))
+    i = data.draw(st.integers(0, at.q.shape[2] - 1))
+    other = change_after(at, i, data.draw(st.sampled_from(FUTURES)))
+
+    state = None
+    if case in STATEFUL:  # a past that both share
+        _, state = attention_with_state(at.q.flip(2), at.k.flip(2), at.v + 2, case.made, inputs=at.inputs)
+
+    def answers(at: Ask) -> dict[str, torch.Tensor]:
+        call: dict[str, Any] = {"key_mask": at.key_mask, "inputs": at.inputs}
+        made = {
+            "torch": attention(*at[:3], case.made, is_causal=True, **call),
+            "reference": attention(*at[:3], case.made, is_causal=True, backend="reference", **call),
+        }
+        if state is not None:
+            made["continued"] = attention_with_state(*at[:3], case.made, state, **call)[0]
+        return made
+
+    changed = answers(other)
+    for how, out in answers(at).items():
+        assert torch.equal(out[:, :, : i + 1], changed[how][:, :, : i + 1]), how
+
+
+@pytest.mark.parametrize("tokens", [63, 64, 65, 127, 128, 129])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_last_token_is_heard_by_itself_alone(case: Case, tokens: int):
+    """And it is heard: a mechanism deaf to every token would be causal too."""
+    at = ask(case, tokens)._replace(key_mask=torch.ones(2, tokens, dtype=torch.bool))
+    other = change_after(at, tokens - 2, "other")
+    outs = [attention(*x[:3], case.made, is_causal=True, inputs=at.inputs) for x in (at, other)]
+    assert torch.equal(outs[0][:, :, :-1], outs[1][:, :, :-1])
+    assert not torch.equal(outs[0][:, :, -1], outs[1][:, :, -1])
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (7, 3), (1, 70), (70, 66)], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_last_query_stands_at_the_last_key(case: Case, shape: tuple[int, int]):
+    """With N queries and M keys, query i sees keys up to i + M - N, and no other."""
+    queries, keys = shape
+    at = ask(case, queries, keys)
+    out = attention(*at[:3], case.made, is_causal=True, inputs=at.inputs)
+    for i in range(0, queries, max(1, queries // 5)):
+        seen = max(0, i + 1 + keys - queries)
+        k, v = at.k.clone(), at.v.clone()
+        k[:, :, seen:], v[:, :, seen:] = 1e30, -1e30
+        changed = attention(at.q, k, v, case.made, is_causal=True, inputs=at.inputs)
+        assert torch.equal(out[:, :, : i + 1], changed[:, :, : i + 1]), i
+        if not seen:
+            assert torch.equal(out[:, :, i], torch.zeros_like(out[:, :, i])), i
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_causal_weights_have_nothing_above_the_diagonal(case: Case):
+    at = ask(case, 9)
+    weights = attention_weights(at.q, at.k, case.made, is_causal=True, inputs=at.inputs)
+    assert torch.equal(weights, weights.tril())

@@ -1,0 +1,226 @@
+"""One table: every mechanism under every condition matches its formula, or refuses and says why.
+
+The refusals are written out here; whatever is not refused is computed, and nothing is silently ignored.
+"""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from softless import attention, attention_weights, attention_with_state, mechanism
+from softless.errors import ArgumentError, SoftlessError, UnsupportedError
+from tests.laws.cases import CASES, STATEFUL, Ask, Case, ask, assert_answers, streamed, true_answer
+
+NO_STATE = r"has no state of fixed size: keep a KV cache"
+OWN_TOKEN = r"needs as many queries as keys, got {} and {}"
+SCORED = ("softmax", "threshold")
+
+
+class Column(NamedTuple):
+    """A condition: the shape of the call, whether it is causal, masked, or continues a state."""
+
+    queries: int = 7
+    keys: int = 7
+    is_causal: bool = False
+    masked: bool = False
+    heads: tuple[int, int] = (2, 2)
+    state: bool = False
+
+
+COLUMNS = {
+    "plain": Column(),
+    "causal": Column(is_causal=True),
+    "key mask": Column(masked=True),
+    "causal, key mask": Column(is_causal=True, masked=True),
+    "fewer queries": Column(3, 7, masked=True),
+    "more queries": Column(7, 3, masked=True),
+    "causal, fewer queries": Column(3, 7, is_causal=True, masked=True),
+    "causal, more queries": Column(7, 3, is_causal=True, masked=True),
+    "causal, one query": Column(1, 70, is_causal=True),
+    "grouped heads": Column(heads=(4, 2)),
+    "causal, grouped heads": Column(is_causal=True, masked=True, heads=(4, 1)),
+    "fewer queries, grouped heads": Column(3, 7, masked=True, heads=(4, 2)),
+    "state": Column(is_causal=True, state=True),
+    "state, fewer queries": Column(3, 7, is_causal=True, masked=True, state=True),
+    "state, grouped heads": Column(is_causal=True, masked=True, heads=(4, 2), state=True),
+}
+
+
+def refusal(case: Case, column: Column) -> str | None:
+    """What the refusal must say, or None if there must be none."""
+    if column.state and case.name in (*SCORED, "general"):
+        return NO_STATE
+    if case.id == "angular" and not column.is_causal and column.queries != column.keys:
+        return OWN_TOKEN.format(column.queries, column.keys)  # it adds each query's own value
+    return None
+
+
+def question(case: Case, column: Column) -> Ask:
+    """The first row is all padding, the second starts and ends with some."""
+    at = ask(case, column.queries, column.keys, heads=column.heads)
+    place = torch.arange(column.keys)
+    return at._replace(key_mask=torch.stack([place < 0, (place > 0) & (place < 6)])) if column.masked else at
+
+
+def answer(case: Case, at: Ask, column: Column) -> torch.Tensor:
+    call = {"key_mask": at.key_mask, "inputs": at.inputs}
+    if column.state:
+        whole = column.queries != column.keys
+        return attention_with_state(*at[:3], case.made, None, **call)[0] if whole else streamed(case, at, [3])[0]
+    return attention(*at[:3], case.made, is_causal=column.is_causal, **call)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_it_matches_its_formula_or_says_why_not(case: Case, name: str):
+    column = COLUMNS[name]
+    at = question(case, column)
+    if reason := refusal(case, column):
+        with pytest.raises(UnsupportedError, match=reason):
+            answer(case, at, column)
+        return
+    assert_answers(answer(case, at, column), true_answer(case, at, is_causal=column.is_causal), name)
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_query_that_sees_nothing_reads_zero(case: Case, is_causal: bool):
+    at = ask(case, 5)._replace(key_mask=torch.zeros(2, 5, dtype=torch.bool))
+    out = attention(*at[:3], case.made, is_causal=is_causal, key_mask=at.key_mask, inputs=at.inputs)
+    assert torch.equal(out, torch.zeros_like(out))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_queries_give_nothing_and_no_keys_give_zeros(case: Case):
+    at = ask(case, 4)
+    assert attention(at.q[:, :, :0], at.k, at.v, case.made, inputs=at.inputs).shape == (2, 2, 0, at.v.shape[3])
+    none = attention(at.q, at.k[:, :, :0], at.v[:, :, :0], case.made, inputs=at.inputs)
+    assert torch.equal(none, torch.zeros(2, 2, 4, at.v.shape[3], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("case", STATEFUL, ids=str)
+def test_a_state_needs_a_key_for_every_query(case: Case):
+    at = ask(case, 7, 3)
+    with pytest.raises(ArgumentError, match="7 queries and 3 keys"):
+        attention_with_state(*at[:3], case.made, inputs=at.inputs)
+
+
+@pytest.mark.parametrize("shape", [(6, 7), (1, 7), (2, 1, 7), (2, 1, 6, 7), (2, 2, 6, 7)], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bias_is_added_to_scores_where_there_are_scores(case: Case, shape: tuple[int, ...]):
+    at, bias = ask(case, 6, 7), torch.randn(shape, dtype=torch.float64)
+    if case.name not in SCORED:
+        with pytest.raises(UnsupportedError, match=rf"'{case.name}' has none .* these have: softmax, threshold"):
+            attention(*at[:3], case.made, bias=bias, inputs=at.inputs)
+        return
+    for is_causal in (False, True):
+        true = true_answer(case, at, is_causal=is_causal, bias=bias)
+        for backend in ("torch", "reference"):
+            out = attention(*at[:3], case.made, bias=bias, is_causal=is_causal, backend=backend)
+            assert_answers(out, true, backend)
+
+
+@pytest.mark.parametrize("shape", [(7, 6), (3, 1, 6, 7), (1, 2, 2, 6, 7)], ids=str)
+@pytest.mark.parametrize("name", SCORED)
+def test_a_bias_that_does_not_fit_is_refused(name: str, shape: tuple[int, ...]):
+    at = ask(CASES[0], 6, 7)
+    with pytest.raises(ArgumentError, match=r"must broadcast to \[B, H, N, M\] = \[2, 2, 6, 7\]"):
+        attention(*at[:3], name, bias=torch.zeros(shape, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("name", SCORED)
+def test_a_bias_of_minus_infinity_hides_a_key(name: str, is_causal: bool, backend: str):
+    """As the key mask would; a softmax row without any key reads zero in every backend."""
+    at, bias = ask(CASES[0], 5), torch.zeros(5, 5, dtype=torch.float64)
+    bias[:, 1:3] = -torch.inf
+    hidden = {"key_mask": torch.tensor([1, 0, 0, 1, 1]).bool().expand(2, 5), "is_causal": is_causal, "backend": backend}
+    out = attention(*at[:3], name, bias=bias, is_causal=is_causal, backend=backend)
+    torch.testing.assert_close(out, attention(*at[:3], name, **hidden), rtol=0, atol=1e-12)
+    bias[2] = -torch.inf
+    out = attention(*at[:3], name, bias=bias, is_causal=is_causal, backend=backend)
+    assert out.isfinite().all()
+    assert name != "softmax" or torch.equal(out[:, :, 2], torch.zeros_like(out[:, :, 2]))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_scale_multiplies_the_product_or_is_refused(case: Case):
+    """Division cancels a factor; the others have room for one. angular does not take it."""
+    at = ask(case, 7)
+    takes = case.name in (*SCORED, "inline", "hydra") or case.options.get("normalize") == "none"
+    for scale in (0.3, -2.0):
+        if not takes:
+            for call in (attention, attention_with_state) if case in STATEFUL else (attention,):
+                with pytest.raises(UnsupportedError, match=f"scale {scale} .*'{case.name}'"):
+                    call(*at[:3], case.made, scale=scale, inputs=at.inputs)
+            with pytest.raises(UnsupportedError, match=f"scale {scale} .*'{case.name}'"):
+                attention_weights(at.q, at.k, case.made, scale=scale, inputs=at.inputs)
+            continue
+        for is_causal in (False, True):
+            true = true_answer(case, at, is_causal=is_causal, scale=scale)
+            for backend in ("torch", "reference"):
+                out = attention(*at[:3], case.made, scale=scale, is_causal=is_causal, inputs=at.inputs, backend=backend)
+                assert_answers(out, true, f"scale {scale} {backend}")
+        if case in STATEFUL:
+            assert_answers(attention_with_state(*at[:3], case.made, scale=scale, inputs=at.inputs)[0], true, "state")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_inputs_are_named_when_missing_extra_or_misshapen(case: Case):
+    at = ask(case, 5)
+    with pytest.raises(ArgumentError, match="got unheard_of"):
+        attention(*at[:3], case.made, inputs=at.inputs | {"unheard_of": torch.ones(1)})
+    needed = {"affine_relu": {"weight": [2, 4, 4], "bias": [2, 4]}, True: {"scale": [2, 4]}}
+    wants = needed.get(case.options.get("phi"), needed.get(case.options.get("learned_scale"), {}))
+    assert set(case.made.inputs) == set(wants)
+    for name, shape in wants.items():
+        with pytest.raises(ArgumentError, match=f"'{case.name}' needs inputs {name}"):
+            attention(*at[:3], case.made, inputs={key: x for key, x in at.inputs.items() if key != name})
+        with pytest.raises(ArgumentError) as refused:
+            attention(*at[:3], case.made, inputs=at.inputs | {name: torch.ones(3, dtype=torch.float64)})
+        assert f"'{name}' is [3] and must be a tensor of shape {shape}" in str(refused.value)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_mechanism_reads_a_grid(case: Case):
+    at = ask(case, 6)
+    with pytest.raises(UnsupportedError, match=rf"grid \(2, 3\) was given and mechanism '{case.name}'"):
+        attention(*at[:3], case.made, grid=(2, 3), inputs=at.inputs)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_does_not_fit_is_refused_with_both_shapes(case: Case):
+    at = ask(case, 6, heads=(2, 2))
+    wrong = {
+        "mask shape": ({"key_mask": torch.ones(2, 5, dtype=torch.bool)}, r"\[2, 5\] and must be .* = \[2, 6\]"),
+        "mask dtype": ({"key_mask": torch.ones(2, 6)}, "torch.float32 and must be a bool"),
+        "heads": ({"q": at.q.repeat(1, 2, 1, 1)[:, :3]}, "3 query heads are not a multiple of 2"),
+        "width": ({"k": at.k[..., :2]}, "same head dimension"),
+        "tokens": ({"v": at.v[:, :, :5]}, "same heads and tokens"),
+        "dtype": ({"v": at.v.float()}, "must share one dtype"),
+        "batch": ({"v": at.v[:1], "k": at.k[:1]}, "batch sizes must be equal"),
+        "backend": ({"backend": "fortran"}, "'fortran' is not one of auto, reference, torch, triton"),
+        "triton": ({"backend": "triton"}, "triton"),
+    }
+    for what, (change, reason) in wrong.items():
+        call = {"q": at.q, "k": at.k, "v": at.v, "inputs": at.inputs} | change
+        with pytest.raises(SoftlessError, match=reason) as refused:
+            attention(mechanism=case.made, **call)
+        assert isinstance(refused.value, ValueError), what
+
+
+@pytest.mark.parametrize("case", STATEFUL, ids=str)
+def test_a_state_of_another_shape_is_refused(case: Case):
+    at, other = ask(case, 4), ask(case, 4, dims=(5, 3))
+    state = attention_with_state(*other[:3], case.made, inputs=other.inputs)[1]
+    with pytest.raises(ArgumentError, match="the state's comoment is"):
+        attention_with_state(*at[:3], case.made, state, inputs=at.inputs)
+
+
+def test_hydra_needs_values_as_wide_as_queries():
+    at = ask(CASES[0], 4, dims=(4, 3))
+    for call in (attention, attention_with_state):
+        with pytest.raises(UnsupportedError, match=r"hydra multiplies .* 3 .* 4"):
+            call(*at[:3], mechanism("hydra"))

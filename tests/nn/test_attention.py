@@ -1,0 +1,284 @@
+"""nn.Attention is the authors' module, and the mechanism is left open."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import softless
+from softless.errors import UnsupportedError
+from softless.nn import Attention
+from tests.golden.fill import load
+from tests.numerics.cases import CASES, STATEFUL
+
+KERNELS = {
+    "deit_n197": "inline",
+    "deit_n50": "inline",
+    "swin_n196": "inline",
+    "swin_n49": "inline",
+    "swin_n49_exp": softless.mechanism("inline", phi="exp", t=0.2),
+    "swin_n49_relu": softless.mechanism("inline", phi="relu"),
+    "swin_n49_leakyrelu": softless.mechanism("inline", phi="leaky_relu"),
+    "pvt_n49": "inline",
+    "pvt_n196": "inline",
+    "pvt_7x14": "inline",
+    "pvt_1head": "inline",
+}
+
+
+def packed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """PVT keeps q and kv apart; side by side they are qkv."""
+    if "qkv.weight" in weights:
+        return weights
+    rest = {key: x for key, x in weights.items() if not key.startswith(("q.", "kv."))}
+    return rest | {
+        f"qkv.{part}": torch.cat([weights[f"q.{part}"], weights[f"kv.{part}"]]) for part in ("weight", "bias")
+    }
+
+
+def authors(case: str) -> tuple[Attention, Tensor, tuple[int, int], Tensor]:
+    sizes, inputs, weights, output = load(case)
+    layer = Attention(sizes["dim"], sizes["heads"], KERNELS[case], local=True).double()
+    layer.load_state_dict(packed(weights))
+    return layer, inputs["x"], (sizes["h"], sizes["w"]), output
+
+
+@pytest.mark.parametrize("case", KERNELS)
+def test_it_gives_what_the_authors_module_gives(case):
+    layer, x, grid, output = authors(case)
+    assert (layer(x, grid) - output).abs().max() <= 1e-12 * output.abs().max()
+
+
+@pytest.mark.parametrize("case", ["deit_n50", "swin_n49_exp"])
+def test_the_golden_outputs_notice_what_matters(case):
+    """Each change a port can get wrong moves the output by far more than the bar."""
+    layer, x, grid, output = authors(case)
+    size = output.abs().max()
+    for key in ("residual.2.bias", "qkv.bias"):
+        with torch.no_grad():
+            parameter = layer.get_parameter(key)
+            saved = parameter.clone()
+            parameter.zero_()
+            assert (layer(x, grid) - output).abs().max() > 1e-3 * size
+            parameter.copy_(saved)
+    other = Attention(layer.qkv.in_features, layer.heads, "linear", local=True).double()
+    other.load_state_dict(layer.state_dict())
+    assert (other(x, grid) - output).abs().max() > 1e-3 * size
+
+
+def test_parameters_have_the_authors_names():
+    keys = ["qkv.weight", "qkv.bias", "proj.weight", "proj.bias"]
+    residual = ["residual.0.weight", "residual.0.bias", "residual.2.weight", "residual.2.bias"]
+    assert sorted(Attention(12, 3, local=True).state_dict()) == sorted(keys + residual)
+    assert sorted(Attention(12, 3, "softmax").state_dict()) == sorted(keys)
+    assert sorted(Attention(12, 3, qkv_bias=False).state_dict()) == sorted(set(keys) - {"qkv.bias"})
+
+
+def test_the_softmax_module_is_multi_head_attention():
+    layer = Attention(12, 3, "softmax").double()
+    twin = torch.nn.MultiheadAttention(12, 3, batch_first=True).double()
+    twin.load_state_dict(
+        {
+            "in_proj_weight": layer.qkv.weight,
+            "in_proj_bias": layer.qkv.bias,
+            "out_proj.weight": layer.proj.weight,
+            "out_proj.bias": layer.proj.bias,
+        }
+    )
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    mask = torch.rand(2, 7) > 0.4
+    mask[:, 0] = True
+    expected = twin(x, x, x, key_padding_mask=~mask, need_weights=False)[0]
+    torch.testing.assert_close(layer(x, key_mask=mask), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("local", [False, True])
+def test_every_parameter_gets_a_finite_gradient(case, local):
+    layer = Attention(12, 3, CASES[case], local=local)
+    out = layer(torch.randn(2, 1 + 2 * 4, 12), grid=(2, 4))
+    assert out.shape == (2, 9, 12)
+    out.square().sum().backward()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), f"{name} has no influence"
+
+
+@pytest.mark.parametrize(
+    ("made", "shapes"),
+    [
+        (softless.mechanism("linear", phi="affine_relu"), {"weight": (3, 4, 4), "bias": (3, 4)}),
+        (softless.mechanism("inline", phi="affine_relu"), {"weight": (3, 4, 4), "bias": (3, 4)}),
+        (softless.mechanism("focused", learned_scale=True), {"scale": (3, 4)}),
+    ],
+)
+def test_what_a_mechanism_learns_belongs_to_the_module_and_trains(made, shapes):
+    layer = Attention(12, 3, made)
+    assert {name: tuple(x.shape) for name, x in layer.inputs.items()} == shapes
+    x, target = torch.randn(8, 10, 12), torch.randn(8, 10, 12)
+    before = {name: parameter.detach().clone() for name, parameter in layer.inputs.items()}
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.05)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = (layer(x) - target).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert all(not torch.equal(before[name], layer.inputs[name]) for name in shapes)
+    again = Attention(12, 3, made)
+    again.load_state_dict(layer.state_dict())
+    assert torch.equal(again(x), layer(x))
+
+
+@pytest.mark.parametrize("grid", [(2, 4), (8, 1)])
+@pytest.mark.parametrize("prefix", [0, 1])
+def test_local_padding_is_as_if_it_were_not_there(grid, prefix):
+    """Hidden tokens give nothing: not to the sums, not to the mean that predicts the kernels, not to the picture."""
+    layer = Attention(12, 3, local=True).double()
+    x = torch.randn(2, prefix + 8, 12, dtype=torch.float64)
+    mask = torch.rand(2, prefix + 8) > 0.4
+    mask[:, 0] = True
+    clean = layer(x, grid, key_mask=mask)
+    poisoned = torch.where(mask[..., None], x, 1e3)
+    torch.testing.assert_close(layer(poisoned, grid, key_mask=mask)[mask], clean[mask], rtol=1e-12, atol=1e-12)
+
+    q, k, v = layer._project(x)
+    context = torch.stack([row[keep].mean(0) for row, keep in zip(x, mask, strict=True)])
+    v = torch.where(mask[:, None, :, None], v, 0.0)
+    whole = softless.attention(q, k, v, "inline", key_mask=mask) + layer.residual(context, v, grid, prefix)
+    torch.testing.assert_close(clean, layer.proj(whole.transpose(1, 2).flatten(2)), rtol=1e-12, atol=1e-12)
+
+
+def test_local_with_everything_hidden_is_finite():
+    layer = Attention(12, 3, local=True)
+    x = torch.randn(2, 8, 12, requires_grad=True)
+    out = layer(x, (2, 4), key_mask=torch.zeros(2, 8, dtype=torch.bool))
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert x.grad.isfinite().all()
+
+
+def test_nan_in_hidden_tokens_reaches_no_parameter():
+    """A row of padding may hold anything: no gradient of a loss over real tokens knows."""
+    layer = Attention(12, 3, local=True)
+    x = torch.randn(2, 8, 12)
+    mask = torch.tensor([[True] * 8, [True] * 5 + [False] * 3])
+    out = layer(torch.where(mask[..., None], x, float("nan")), (2, 4), key_mask=mask)
+    assert out[mask].isfinite().all()
+
+
+def test_local_sees_later_tokens_and_so_is_not_causal():
+    layer = Attention(12, 3, local=True)
+    with pytest.raises(UnsupportedError, match="causal"):
+        layer(torch.randn(2, 8, 12), (2, 4), is_causal=True)
+    with pytest.raises(UnsupportedError, match="state"):
+        layer.with_state(torch.randn(2, 8, 12))
+
+
+@pytest.mark.parametrize("case", STATEFUL)
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_with_state_is_the_causal_forward_in_pieces(case, kv_heads):
+    layer = Attention(12, 4, CASES[case], kv_heads=kv_heads).double()
+    x = torch.randn(2, 70, 12, dtype=torch.float64)
+    state, outputs = None, []
+    for here in (slice(0, 30), slice(30, 31), slice(31, 69), slice(69, 70)):
+        out, state = layer.with_state(x[:, here], state)
+        outputs.append(out)
+    whole = layer(x, is_causal=True)
+    bound = 1e-10 if case in ("linear-identity", "linear-leaky_relu") else 1e-12  # their sums may nearly cancel
+    assert (torch.cat(outputs, 1) - whole).abs().max() <= bound * (1 + whole.abs().max())
+
+
+@pytest.mark.parametrize("name", ["softmax", "inline", "linear", "efficient"])
+def test_shared_key_heads_are_repeated_key_heads(name):
+    """With kv_heads=2 of 4, heads 0 and 1 read key head 0: the same as a full module with copied rows."""
+    layer, full = Attention(12, 4, name, kv_heads=2).double(), Attention(12, 4, name).double()
+    q, k, v = layer.qkv.weight.split((12, 6, 6))
+    q_bias, k_bias, v_bias = layer.qkv.bias.split((12, 6, 6))
+
+    def twice(x: Tensor) -> Tensor:
+        return x.unflatten(0, (2, 3)).repeat_interleave(2, 0).flatten(0, 1)
+
+    full.load_state_dict(
+        layer.state_dict()
+        | {
+            "qkv.weight": torch.cat([q, twice(k), twice(v)]),
+            "qkv.bias": torch.cat([q_bias, twice(k_bias), twice(v_bias)]),
+        }
+    )
+    x = torch.randn(2, 9, 12, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), full(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_dropping_weights_is_for_those_who_have_them(case):
+    made = CASES[case]
+    if made.family != "scored":
+        with pytest.raises(UnsupportedError, match=f"0.5.*{made.name}"):
+            Attention(12, 3, made, attn_drop=0.5)
+        return
+    layer = Attention(12, 3, made, attn_drop=0.5)
+    x = torch.randn(4, 9, 12)
+    assert not torch.equal(layer(x), layer(x))
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+    plain = Attention(12, 3, made)
+    plain.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer(x), plain(x))
+
+
+def test_dropped_weights_are_right_on_average():
+    """Dropout keeps the mean: 2,000 draws of one row come back to the undropped output."""
+    layer = Attention(4, 2, "softmax", attn_drop=0.25).double()
+    x = torch.randn(1, 5, 4, dtype=torch.float64).expand(2000, -1, -1)
+    mean, exact = layer(x).mean(0), layer.eval()(x[:1])[0]
+    deviation = layer.train()(x).std(0) / 2000**0.5
+    assert ((mean - exact).abs() <= 5 * deviation).all()
+
+
+def test_dropping_the_projection_is_for_everyone():
+    layer = Attention(12, 3, proj_drop=0.5)
+    x = torch.randn(2, 9, 12)
+    assert (layer(x) == 0).any()
+    assert not (layer.eval()(x) == 0).any()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_half_precision_module_runs_forward_and_backward(case, dtype):
+    layer = Attention(12, 3, CASES[case], local=True).to(dtype)
+    x = torch.randn(2, 8, 12).to(dtype).requires_grad_()
+    out = layer(x, (2, 4), key_mask=torch.tensor([[True] * 8, [True] * 5 + [False] * 3]))
+    assert out.dtype == dtype
+    assert out.isfinite().all()
+    out.float().square().mean().backward()
+    assert x.grad.isfinite().all()
+
+
+def test_the_bias_reaches_the_scores():
+    layer = Attention(12, 3, "softmax").double()
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    blocked = torch.zeros(5, 5, dtype=torch.float64).masked_fill(~torch.ones(5, 5).tril().bool(), -torch.inf)
+    torch.testing.assert_close(layer(x, bias=blocked), layer(x, is_causal=True), rtol=1e-12, atol=1e-12)
+    with pytest.raises(UnsupportedError, match="bias"):
+        Attention(12, 3)(x.float(), bias=blocked.float())
+
+
+def test_it_says_what_it_is():
+    text = repr(Attention(12, 4, softless.mechanism("linear", phi="relu"), local=True))
+    for words in ("heads=4", "relu", "qkv", "proj", "LocalResidual"):
+        assert words in text
+    assert "kv_heads=2" in repr(Attention(12, 4, kv_heads=2))
+
+
+def test_it_moves_and_copies_like_any_module():
+    layer = Attention(12, 3, softless.mechanism("linear", phi="affine_relu"), local=True)
+    with torch.device("meta"):
+        ghost = Attention(12, 3, softless.mechanism("linear", phi="affine_relu"), local=True)
+    assert ghost(torch.empty(2, 8, 12, device="meta"), (2, 4)).shape == (2, 8, 12)
+    real = ghost.to_empty(device="cpu")
+    real.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 8, 12)
+    assert torch.equal(real(x, (2, 4)), layer(x, (2, 4)))

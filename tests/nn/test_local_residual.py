@@ -1,0 +1,91 @@
+"""The local residual is a grouped 3x3 convolution of v, its kernels predicted from the mean token."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from softless import attention
+from softless.nn import LocalResidual
+from tests.golden.fill import load
+
+
+def by_convolution(residual: LocalResidual, context: Tensor, v: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
+    """As published: the batch folded into the groups of one convolution."""
+    batch, heads, _, width = v.shape
+    channels, (height, across) = heads * width, grid
+    hidden = F.gelu(F.conv1d(context[..., None], residual[0].weight, residual[0].bias, groups=heads))
+    kernels = F.conv1d(hidden, residual[2].weight, residual[2].bias, groups=heads)
+    picture = v[:, :, prefix:].transpose(2, 3).reshape(1, batch * channels, height, across)
+    out = F.conv2d(picture, kernels.reshape(batch * channels, 1, 3, 3), padding=1, groups=batch * channels)
+    out = out.reshape(batch, heads, width, height * across).transpose(2, 3)
+    return torch.cat([torch.zeros_like(v[:, :, :prefix]), out], 2)
+
+
+@pytest.mark.parametrize("grid", [(7, 7), (1, 1), (1, 5), (5, 1), (2, 3), (3, 2), (6, 4), (4, 9)])
+@pytest.mark.parametrize("prefix", [0, 1, 3])
+@pytest.mark.parametrize(("dim", "heads"), [(12, 3), (6, 1), (4, 4)])
+def test_it_is_a_grouped_convolution(grid, prefix, dim, heads):
+    residual = LocalResidual(dim, heads).double()
+    context = torch.randn(2, dim, dtype=torch.float64)
+    v = torch.randn(2, heads, prefix + grid[0] * grid[1], dim // heads, dtype=torch.float64)
+    actual = residual(context, v, grid, prefix)
+    torch.testing.assert_close(actual, by_convolution(residual, context, v, grid, prefix), rtol=1e-12, atol=1e-12)
+
+
+def test_rows_and_columns_are_told_apart():
+    """A 2 x 3 picture is not a 3 x 2 one."""
+    residual = LocalResidual(4, 2).double()
+    context, v = torch.randn(1, 4, dtype=torch.float64), torch.randn(1, 2, 6, 2, dtype=torch.float64)
+    assert not torch.allclose(residual(context, v, (2, 3)), residual(context, v, (3, 2)))
+
+
+def test_class_tokens_neither_give_nor_get():
+    residual = LocalResidual(4, 2)
+    context, v = torch.randn(1, 4), torch.randn(1, 2, 2 + 6, 2)
+    out = residual(context, v, (2, 3), prefix=2)
+    assert (out[:, :, :2] == 0).all()
+    v[:, :, :2] = 1e6
+    assert torch.equal(residual(context, v, (2, 3), prefix=2), out)
+
+
+def test_gradients_are_those_of_the_convolution():
+    residual = LocalResidual(6, 3).double()
+    leaves = [torch.randn(2, 6, dtype=torch.float64), torch.randn(2, 3, 1 + 6, 2, dtype=torch.float64)]
+    leaves = [x.requires_grad_() for x in leaves] + list(residual.parameters())
+    upstream = torch.randn(2, 3, 7, 2, dtype=torch.float64)
+    ours = torch.autograd.grad(residual(leaves[0], leaves[1], (3, 2), 1), leaves, upstream)
+    theirs = torch.autograd.grad(by_convolution(residual, leaves[0], leaves[1], (3, 2), 1), leaves, upstream)
+    for mine, expected in zip(ours, theirs, strict=True):
+        assert expected.abs().max() > 0
+        torch.testing.assert_close(mine, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_parameters_have_the_authors_names_and_shapes():
+    shapes = {name: tuple(x.shape) for name, x in LocalResidual(12, 3).state_dict().items()}
+    assert shapes == {"0.weight": (12, 4, 1), "0.bias": (12,), "2.weight": (108, 4, 1), "2.bias": (108,)}
+    count = sum(p.numel() for p in LocalResidual(192, 6).parameters())
+    assert count == 10 * 192 * 32 + 10 * 192
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_runs(dtype):
+    residual = LocalResidual(6, 3).to(dtype)
+    out = residual(torch.randn(2, 6).to(dtype), torch.randn(2, 3, 6, 2).to(dtype), (3, 2))
+    assert out.dtype == dtype
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("case", ["cswin_n49", "cswin_n196"])
+def test_attention_and_residual_and_lepe_are_the_authors_cswin(case):
+    """CSwin predicts its kernels from the mean of the block's input, and adds a depthwise convolution of v."""
+    sizes, inputs, weights, output = load(case)
+    dim, heads, grid = sizes["dim"], sizes["heads"], (sizes["h"], sizes["w"])
+    q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in inputs["qkv"])
+    residual = LocalResidual(dim, heads).double()
+    residual.load_state_dict({key[len("residual.") :]: x for key, x in weights.items() if key.startswith("residual.")})
+    picture = v.transpose(2, 3).reshape(-1, dim, *grid)
+    lepe = F.conv2d(picture, weights["get_v.weight"], weights["get_v.bias"], padding=1, groups=dim)
+    heads_out = attention(q, k, v, "inline") + residual(inputs["x_mean"], v, grid)
+    actual = heads_out.transpose(1, 2).flatten(2) + lepe.flatten(2).transpose(1, 2)
+    assert (actual - output).abs().max() <= 1e-12 * output.abs().max()
