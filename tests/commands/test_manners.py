@@ -147,7 +147,9 @@ def test_a_closed_pipe_ends_the_program_without_a_word(fresh):
 @pytest.mark.parametrize("moment", ["while torch is imported", "while it measures"])
 def test_ctrl_c_exits_130_and_leaves_no_file(tmp_path, moment):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "softless", "study", "--tokens", "256,512,1024,2048,4096", "--out", "out"]
+    # A background job starts with Ctrl-C ignored: heed it as a terminal's job would.
+    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import softless.__main__"
+    command = [sys.executable, "-c", program, "study", "--tokens", "256,512,1024,2048,4096", "--out", "out"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=tmp_path, env=env, **pipes) as process:
         torch_is_loading = wait_for(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text())

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from softless import attention, attention_weights, attention_with_state, mechanism
+from softless import attention, attention_weights, attention_with_state, list_mechanisms, mechanism
 from softless.errors import ArgumentError, SoftlessError, UnsupportedError
 from tests.laws.cases import CASES, STATEFUL, Ask, Case, ask, assert_answers, streamed, true_answer
 
@@ -45,6 +45,10 @@ COLUMNS = {
     "state, fewer queries": Column(3, 7, is_causal=True, masked=True, state=True),
     "state, grouped heads": Column(is_causal=True, masked=True, heads=(4, 2), state=True),
 }
+
+
+def test_every_mechanism_is_in_the_table():
+    assert {case.name for case in CASES} == set(list_mechanisms())
 
 
 def refusal(case: Case, column: Column) -> str | None:
