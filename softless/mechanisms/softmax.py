@@ -27,16 +27,14 @@ class Softmax(Scored):
         return torch.where(visible, scores.softmax(-1), 0.0)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        grouped = bool(k.shape[1] != q.shape[1])
+        grouped = {"enable_gqa": True} if k.shape[1] != q.shape[1] else {}
         if call.key_mask is None and call.bias is None and (not call.is_causal or q.shape[2] == k.shape[2]):
-            return F.scaled_dot_product_attention(
-                q, k, v, is_causal=call.is_causal, scale=call.scale, enable_gqa=grouped
-            )
+            return F.scaled_dot_product_attention(q, k, v, is_causal=call.is_causal, scale=call.scale, **grouped)
         seen = call.visible(q, k)
         blind = ~seen.any(-1, keepdim=True)  # SDPA would answer NaN: let such a row see all, then erase it
         mask = seen | blind
         if call.bias is not None:
             mask = torch.where(mask, call.bias, -torch.inf).to(q.dtype)
         mask = mask.expand(q.shape[0], -1, q.shape[2], -1)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=call.scale, enable_gqa=grouped)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=call.scale, **grouped)
         return torch.where(blind, 0.0, out)

@@ -39,7 +39,7 @@ class LocalResidual(nn.Sequential):
     def kernels(self, context: Float[Tensor, "b c"]) -> Float[Tensor, "b heads 3 3 d"]:
         """The 3x3 kernel of every channel; row and column 1 are the center."""
         taps = super().forward(context[..., None])  # [B, 9 C, 1], output 9 c + 3 row + column
-        return taps.view(len(context), self.heads, -1, 3, 3).permute(0, 1, 3, 4, 2)
+        return taps.squeeze(-1).unflatten(1, (self.heads, -1, 3, 3)).permute(0, 1, 3, 4, 2)
 
     def forward(  # type: ignore[override]
         self, context: Float[Tensor, "b c"], v: Float[Tensor, "b heads n d"], grid: tuple[int, int], prefix: int = 0
