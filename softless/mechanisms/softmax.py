@@ -6,7 +6,7 @@ The yardstick: what every other mechanism is compared with.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ class Softmax(Scored):
         return torch.where(visible, scores.softmax(-1), 0.0)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        grouped = {"enable_gqa": True} if k.shape[1] != q.shape[1] else {}
+        grouped: dict[str, Any] = {"enable_gqa": True} if k.shape[1] != q.shape[1] else {}
         if call.key_mask is None and call.bias is None and (not call.is_causal or q.shape[2] == k.shape[2]):
             return F.scaled_dot_product_attention(q, k, v, is_causal=call.is_causal, scale=call.scale, **grouped)
         seen = call.visible(q, k)
