@@ -24,8 +24,12 @@ FeatureMap = Callable[[Tensor], Tensor]
 
 
 def elu(x: Tensor) -> Tensor:
-    """elu(x) + 1, as e^min(x, 0) + max(x, 0): expm1(x) + 1 would round to 0 at x = -17."""
-    return x.clamp(max=0).exp() + x.relu()
+    """elu(x) + 1, as e^min(x, 0) + max(x, 0): expm1(x) + 1 would round to 0 at x = -17.
+
+    min(x, 0) is x - max(x, 0), whose slope at 0 is 1 in every torch; that of `clamp` is not.
+    """
+    positive = x.relu()
+    return (x - positive).exp() + positive
 
 
 def softmax(x: Tensor) -> Tensor:
