@@ -161,7 +161,9 @@ def test_a_query_without_features_reads_the_mean(made, q, k, is_causal, backend,
     v = torch.randn(1, 2, 70, 4).to(dtype)
     out = attention(q, k, v, made, is_causal=is_causal, backend=backend)
     expected = running_mean(v.double(), is_causal)
-    torch.testing.assert_close(out.double(), expected, rtol=0, atol=torch.finfo(dtype).eps * v.abs().max().item())
+    ulps = 5 if dtype == torch.float32 else 1  # half precision is rounded once; float32 adds up 70 numbers: R3's bar
+    ulp = torch.finfo(dtype).eps * v.abs().max().item()
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=ulps * ulp)
 
 
 @every_case
