@@ -8,6 +8,8 @@ endif
 
 JOBS ?= 2
 PYTEST := $(PY) -m pytest --no-header
+PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist worksteal
+INTERPRETED := TRITON_INTERPRET=1 SOFTLESS_TYPECHECK=0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check test slow gpu bench study docs dist clean
@@ -24,11 +26,13 @@ check: $(DEV) ## format, lint, types and the layers of the house
 	$(BIN)lint-imports --no-logo
 
 test: $(DEV) ## every change: 2 cores, no GPU, minutes
-	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist worksteal --timeout 300 -m "not slow and not gpu and not compile"
+	$(PARALLEL) --timeout 300 -m "not slow and not gpu and not compile and not kernels"
+	$(INTERPRETED) $(PARALLEL) --timeout 300 -m "kernels and not slow and not gpu" tests/kernels
 	SOFTLESS_TYPECHECK=0 $(PYTEST) --timeout 300 -m "compile and not slow and not gpu"
 
 slow: $(DEV) ## the full counts, with random cases, mutants and reruns: hours
-	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist worksteal --hypothesis-profile slow -m "not gpu and not compile"
+	$(PARALLEL) --hypothesis-profile slow -m "not gpu and not compile and not kernels"
+	$(INTERPRETED) $(PARALLEL) --hypothesis-profile slow -m "kernels and not gpu" tests/kernels
 	SOFTLESS_TYPECHECK=0 $(PYTEST) --hypothesis-profile slow -m "compile and not gpu"
 	$(PY) tests/meta/mutants.py --jobs $(JOBS)
 	$(PY) tests/meta/flakes.py --jobs $(JOBS)

@@ -1,19 +1,23 @@
 """The front door: validate, choose a backend, call.
 
-    attention              the output
-    attention_weights      the N x M matrix behind it, to look at
-    attention_with_state   the output and what to remember: prefill, decode, streaming
+    attention                 the output
+    attention_weights         the N x M matrix behind it, to look at
+    attention_with_state      the output and what to remember: prefill, decode, streaming
+    attention_with_residual   the output plus InLine's local residual, from taps
+    attention_qkv             the same of a packed projection
 
-Half precision is computed in float32 and rounded once, at the end.
+Half precision is rounded once, at the end: torch computes it in float32, the kernels sum in float32.
 """
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from softless import validation
+from softless import backends, validation
+from softless.algebra.neighbors import local_residual
 from softless.algebra.state import State, keep
 from softless.errors import ArgumentError, BackendError
 from softless.mechanisms import Call, Mechanism, resolve
@@ -58,6 +62,9 @@ def attention(
     """
     q, k, v = _autocast(q, k, v)
     made, call = _prepare(q, k, v, mechanism, is_causal, key_mask, bias, scale, inputs, grid, backend)
+    recipe = backends.fused(made, call, q, k, v, backend)
+    if recipe is not None:
+        return backends.run((q, k, v), recipe, call)
     k, v = hide(k, key_mask), hide(v, key_mask)
     if q.shape[2] == 0 or k.shape[2] == 0:
         return (q @ repeat_heads(k, q.shape[1]).mT) @ repeat_heads(v, q.shape[1])
@@ -142,10 +149,85 @@ def attention_with_state(
         raise BackendError("backend 'reference' forms all weights at once and has no state: use 'auto' or 'torch'")
     if q.shape[2] > k.shape[2]:
         raise ArgumentError(f"{q.shape[2]} queries and {k.shape[2]} keys: every query needs its own token's key")
+    recipe = backends.fused(made, call, q, k, v, backend)
+    if recipe is not None:
+        return backends.run_with_state(q, k, v, state, recipe, call)
     k, v = hide(k, key_mask), hide(v, key_mask)
     with _full_precision(q):
         out, state = made.attend_with_state(widen(q), widen(k), widen(v), state, call)
         return out.to(q.dtype), state
+
+
+def attention_with_residual(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    taps: Tensor,
+    mechanism: str | Mechanism = "inline",
+    *,
+    grid: tuple[int, int],
+    prefix: int = 0,
+    key_mask: Tensor | None = None,
+    scale: float | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Attention plus the local residual of `taps` [B, H, 9, e]: a 3x3 kernel on v for every sample and channel.
+
+    >>> import torch
+    >>> from softless.functional import attention_with_residual
+    >>> q, k, v = torch.randn(3, 2, 4, 1 + 5 * 7, 16).unbind()          # one class token, then 5 x 7 patches
+    >>> attention_with_residual(q, k, v, torch.randn(2, 4, 9, 16), grid=(5, 7), prefix=1).shape
+    torch.Size([2, 4, 36, 16])
+    """
+    q, k, v, taps = _autocast(q, k, v, taps)
+    made, call = _prepare(q, k, v, mechanism, False, key_mask, None, scale, inputs, None, backend)
+    validation.check_taps(taps, grid, prefix, q, k, v)
+    recipe = backends.fused(made, call, q, k, v, backend)
+    if recipe is not None:
+        return backends.run((q, k, v), recipe, call, taps, (prefix, *grid))
+    out = attention(q, k, v, made, key_mask=key_mask, scale=scale, inputs=inputs, backend=backend)
+    return out + local_residual(hide(v, key_mask), taps, (grid[0], grid[1]), prefix)
+
+
+def attention_qkv(
+    qkv: Tensor,
+    mechanism: str | Mechanism = "inline",
+    *,
+    taps: Tensor | None = None,
+    grid: tuple[int, int] | None = None,
+    prefix: int = 0,
+    key_mask: Tensor | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Self-attention of a packed projection [B, N, 3, H, d], with the local residual if there are taps.
+
+    >>> import torch
+    >>> from softless.functional import attention_qkv
+    >>> attention_qkv(torch.randn(2, 100, 3, 4, 16)).shape              # [B, H, N, d]
+    torch.Size([2, 4, 100, 16])
+
+    The kernels read it in place and write its gradient as one tensor.
+    """
+    qkv = _autocast(qkv)[0]
+    if not isinstance(qkv, Tensor) or qkv.ndim != 5 or qkv.shape[2] != 3:
+        given = list(qkv.shape) if isinstance(qkv, Tensor) else type(qkv).__name__
+        raise ArgumentError(f"qkv is {given} and must be a tensor [batch, tokens, 3, heads, dim]")
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
+    made, call = _prepare(q, k, v, mechanism, False, key_mask, None, None, inputs, None, backend)
+    picture = (0, 0, 0)
+    if taps is not None:
+        validation.check_taps(taps, grid, prefix, q, k, v)
+        assert grid is not None
+        picture = (prefix, *grid)
+    recipe = backends.fused(made, call, q, k, v, backend)
+    if recipe is not None:
+        return backends.run((qkv,), recipe, call, taps, picture)
+    options: dict[str, Any] = {"key_mask": key_mask, "inputs": inputs, "backend": backend}
+    if taps is None:
+        return attention(q, k, v, made, **options)
+    return attention_with_residual(q, k, v, taps, made, grid=picture[1:], prefix=prefix, **options)
 
 
 def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:

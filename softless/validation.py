@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from softless.algebra.state import State
-from softless.errors import ArgumentError, BackendError, UnsupportedError
+from softless.errors import ArgumentError, UnsupportedError
 from softless.mechanisms import MECHANISMS, Mechanism
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -116,8 +116,24 @@ def check_grid(grid: object, mechanism: Mechanism) -> None:
 def check_backend(backend: str) -> None:
     if backend not in BACKENDS:
         raise ArgumentError(f"backend {backend!r} is not one of {', '.join(BACKENDS)}")
-    if backend == "triton":
-        raise BackendError("backend 'triton' was asked for and this version has no Triton kernels: use 'auto'")
+
+
+def check_taps(taps: object, grid: object, prefix: int, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """taps [B, H, 9, e] on a picture of height x width tokens, the last ones of q, k and v."""
+    if not isinstance(grid, tuple | list) or len(grid) != 2:
+        raise ArgumentError(f"grid is {grid!r} and must be (height, width) of the picture that the tokens make")
+    if not prefix + grid[0] * grid[1] == q.shape[2] == k.shape[2]:
+        raise ArgumentError(
+            f"a grid of {grid[0]} x {grid[1]} after {prefix} other tokens needs {prefix + grid[0] * grid[1]} queries "
+            f"and keys, got {q.shape[2]} and {k.shape[2]}"
+        )
+    needed = (q.shape[0], q.shape[1], 9, v.shape[3])
+    if not isinstance(taps, Tensor) or taps.shape != needed or k.shape[1] != q.shape[1]:
+        given = list(taps.shape) if isinstance(taps, Tensor) else type(taps).__name__
+        raise ArgumentError(
+            f"taps are {given} and must be [B, H, 9, e] = {list(needed)}, with a value head for each query head"
+        )
+    check_device("taps", taps, q)
 
 
 def check_state(state: object, k: Tensor) -> None:

@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from softless.algebra.masks import visible
+from softless.algebra.recipe import Recipe
 from softless.algebra.state import State
 from softless.errors import UnsupportedError
 
@@ -63,6 +64,10 @@ class Mechanism:
     def matrices(self, heads: int, head_dim: int) -> int:
         """How many weight matrices a sample has."""
         return heads
+
+    def recipe(self, scale: float) -> Recipe | None:
+        """This mechanism in names, for the fused kernels; None if names cannot say it."""
+        return None
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
         """Refuse what this mechanism cannot do."""

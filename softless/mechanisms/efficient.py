@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from softless.algebra.recipe import Recipe
 from softless.algebra.state import Log
 from softless.mechanisms.base import Call
 from softless.mechanisms.kernelized import Kernelized
@@ -21,6 +22,9 @@ class Efficient(Kernelized):
     name: ClassVar[str] = "efficient"
     formula: ClassVar[str] = "softmax_channels(q) . (softmax_tokens(k)^T v)"
     reader: ClassVar[str] = "channel"
+
+    def recipe(self, scale: float) -> Recipe:
+        return Recipe("softmax", "exp", self.reader)
 
     def features_q(self, q: Tensor, call: Call) -> Tensor:
         return q.softmax(-1)

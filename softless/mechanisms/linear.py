@@ -16,6 +16,7 @@ from torch import Tensor
 
 from softless.algebra import feature_maps
 from softless.algebra.feature_maps import FeatureMap
+from softless.algebra.recipe import Recipe
 from softless.algebra.state import Log
 from softless.errors import ArgumentError
 from softless.mechanisms.base import Call, repeat_heads
@@ -43,6 +44,12 @@ class FeatureMapped(Kernelized):
         if "affine_relu" not in (self.phi, self.phi_k):
             return {}
         return {"weight": (heads, head_dim, head_dim), "bias": (heads, head_dim)}
+
+    def recipe(self, scale: float) -> Recipe | None:
+        phi_q, phi_k = self.phi, self.phi if self.phi_k is None else self.phi_k
+        if not isinstance(phi_q, str) or not isinstance(phi_k, str) or "affine_relu" in (phi_q, phi_k):
+            return None
+        return Recipe(phi_q, phi_k, self.reader, scale=scale, t=self.t)
 
     def features_q(self, q: Tensor, call: Call) -> Tensor | Log:
         return feature_maps.apply(self.phi, q, t=self.t, inputs=call.inputs)

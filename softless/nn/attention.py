@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from softless.algebra.neighbors import local_residual
 from softless.algebra.state import State, keep
 from softless.errors import ArgumentError, UnsupportedError
-from softless.functional import attention, attention_weights, attention_with_state
+from softless.functional import attention, attention_qkv, attention_weights, attention_with_state
 from softless.mechanisms import Mechanism, resolve
 from softless.mechanisms.base import repeat_heads
 from softless.nn.local_residual import LocalResidual
@@ -87,16 +88,23 @@ class Attention(nn.Module):
         is_causal: bool = False,
         bias: Tensor | None = None,
     ) -> Float[Tensor, "b n c"]:
+        options: dict[str, Any] = {"key_mask": key_mask, "inputs": dict(self.inputs.items())}
+        taps, prefix = self._taps(x, grid, key_mask, is_causal)
+        dropped = self.training and self.attn_drop.p > 0
+        if self.kv_heads == self.heads and not (dropped or is_causal or bias is not None):
+            qkv = self._qkv(x).unflatten(-1, (3, self.heads, self.head_dim))  # [B, N, 3, heads, d]
+            return self._mix(attention_qkv(qkv, self.mechanism, taps=taps, grid=grid, prefix=prefix, **options))
         q, k, v = self._project(x)
-        options: dict[str, Any] = {"is_causal": is_causal, "key_mask": key_mask, "bias": bias}
-        options["inputs"] = dict(self.inputs.items())
-        if self.training and self.attn_drop.p:
+        options |= {"is_causal": is_causal, "bias": bias}
+        if dropped:
+            v = keep(v, None if key_mask is None else key_mask[:, None])
             weights = self.attn_drop(attention_weights(q, k, self.mechanism, **options))
-            out = weights @ repeat_heads(keep(v, None if key_mask is None else key_mask[:, None]), self.heads)
+            out = weights @ repeat_heads(v, self.heads)
         else:
             out = attention(q, k, v, self.mechanism, **options)
-        if self.residual is not None:
-            out = out + self._local(x, v, grid, key_mask, is_causal)
+        if taps is not None:
+            assert grid is not None
+            out = out + local_residual(v, taps, grid, prefix)
         return self._mix(out)
 
     def with_state(
@@ -110,17 +118,23 @@ class Attention(nn.Module):
         out, state = attention_with_state(q, k, v, self.mechanism, state, key_mask=key_mask, inputs=inputs)
         return self._mix(out), state
 
-    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
-        dim, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+    def _qkv(self, x: Tensor) -> Tensor:
+        dim = self.heads * self.head_dim
         if x.ndim != 3 or x.shape[-1] != dim:
             raise ArgumentError(f"x has shape {list(x.shape)} and must be [batch, tokens, {dim}]")
-        parts = self.qkv(x).split((dim, kv, kv), -1)
+        return self.qkv(x)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
+        dim, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        parts = self._qkv(x).split((dim, kv, kv), -1)
         return tuple(part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)  # [B, heads, N, d]
 
-    def _local(
-        self, x: Tensor, v: Tensor, grid: tuple[int, int] | None, key_mask: Tensor | None, is_causal: bool
-    ) -> Tensor:
-        assert self.residual is not None
+    def _taps(
+        self, x: Tensor, grid: tuple[int, int] | None, key_mask: Tensor | None, is_causal: bool
+    ) -> tuple[Tensor | None, int]:
+        """The 3x3 kernels, predicted from the mean of the tokens, and how many tokens precede the picture."""
+        if self.residual is None:
+            return None, 0
         if is_causal:
             raise UnsupportedError("local=True sees a token's 3x3 neighbors, later ones among them: it is not causal")
         if not isinstance(grid, tuple | list) or len(grid) != 2:
@@ -129,8 +143,7 @@ class Attention(nn.Module):
             context = x.mean(1)
         else:
             context = keep(x, key_mask).sum(1) / key_mask.sum(1, keepdim=True).clamp(min=1)
-            v = keep(v, key_mask[:, None])
-        return self.residual(context.to(x.dtype), v, grid, prefix=max(x.shape[1] - grid[0] * grid[1], 0))
+        return self.residual.taps(context.to(x.dtype)), max(x.shape[1] - grid[0] * grid[1], 0)
 
     def _mix(self, out: Float[Tensor, "b heads n d"]) -> Float[Tensor, "b n c"]:
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))

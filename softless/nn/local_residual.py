@@ -9,11 +9,10 @@ Class tokens (`prefix`) lie outside the picture: they get no residual and give n
 Shapes: B batch, C = heads * d channels, N = prefix + h * w tokens.
 """
 
-import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from softless.algebra.neighbors import local_residual
 from softless.errors import ArgumentError
 
 
@@ -36,10 +35,10 @@ class LocalResidual(nn.Sequential):
         super().__init__(nn.Conv1d(dim, dim, 1, groups=heads), nn.GELU(), nn.Conv1d(dim, 9 * dim, 1, groups=heads))
         self.heads = heads
 
-    def kernels(self, context: Float[Tensor, "b c"]) -> Float[Tensor, "b heads 3 3 d"]:
-        """The 3x3 kernel of every channel; row and column 1 are the center."""
+    def taps(self, context: Float[Tensor, "b c"]) -> Float[Tensor, "b heads 9 d"]:
+        """The 3x3 kernel of every channel, row by row; tap 4 is the center."""
         taps = super().forward(context[..., None])  # [B, 9 C, 1], output 9 c + 3 row + column
-        return taps.squeeze(-1).unflatten(1, (self.heads, -1, 3, 3)).permute(0, 1, 3, 4, 2)
+        return taps.squeeze(-1).unflatten(1, (self.heads, -1, 9)).transpose(2, 3)
 
     def forward(  # type: ignore[override]
         self, context: Float[Tensor, "b c"], v: Float[Tensor, "b heads n d"], grid: tuple[int, int], prefix: int = 0
@@ -50,20 +49,4 @@ class LocalResidual(nn.Sequential):
                 f"v has {v.shape[2]} tokens, and a grid of {height} x {width} with prefix {prefix} has "
                 f"{prefix + height * width}"
             )
-        picture = v[:, :, prefix:].unflatten(2, (height, width))  # [B, heads, h, w, d]
-        residual = convolve(picture, self.kernels(context)).flatten(2, 3)
-        return F.pad(residual, (0, 0, prefix, 0))
-
-
-def convolve(
-    picture: Float[Tensor, "b heads h w d"], kernels: Float[Tensor, "b heads 3 3 d"]
-) -> Float[Tensor, "b heads h w d"]:
-    """Every channel of every sample with its own 3x3 kernel: nine shifted products."""
-    height, width = picture.shape[2:4]
-    bordered = F.pad(picture, (0, 0, 1, 1, 1, 1))
-    out = torch.zeros_like(picture)
-    for row in range(3):
-        for column in range(3):
-            tap = kernels[:, :, row, column, None, None]  # [B, heads, 1, 1, d]
-            out = out + tap * bordered[:, :, row : row + height, column : column + width]
-    return out
+        return local_residual(v, self.taps(context), grid, prefix)

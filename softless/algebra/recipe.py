@@ -1,0 +1,14 @@
+"""A kernelized mechanism in names alone: what a fused kernel needs to know of it."""
+
+from typing import NamedTuple
+
+
+class Recipe(NamedTuple):
+    """Two feature maps, a reader and three numbers. Feature maps are those of `feature_maps`, and `unit`: x / |x|."""
+
+    phi_q: str
+    phi_k: str
+    reader: str  # divide | subtract | channel | none
+    constant: bool = False  # the features are [1, phi]: Taylor attention
+    scale: float = 1.0
+    t: float = 1.0  # of exp(t x)

@@ -1,0 +1,67 @@
+"""Torch or the fused kernels: `auto` decides, and an explicit backend that cannot run says why.
+
+`auto` takes the kernels for CUDA tensors they support, on devices whose evidence is recorded, and torch otherwise.
+Nothing here imports triton until CUDA tensors, or backend="triton", ask for it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from softless.algebra.recipe import Recipe
+from softless.algebra.state import State
+from softless.errors import BackendError
+from softless.mechanisms import Call, Mechanism
+
+
+def fused(made: Mechanism, call: Call, q: Tensor, k: Tensor, v: Tensor, backend: str) -> Recipe | None:
+    """The recipe to run on the kernels, or None for torch."""
+    if backend in ("reference", "torch") or (backend == "auto" and not q.is_cuda):
+        return None
+    reason = refusal(made, call, q, k, v, q.device, ask=backend == "triton")
+    if reason and backend == "triton":
+        raise BackendError(f"backend 'triton' was asked for and cannot run: {reason}")
+    empty = q.shape[2] == 0 or k.shape[2] == 0
+    return None if reason or empty else made.recipe(call.scale)
+
+
+def refusal(
+    made: Mechanism, call: Call, q: Tensor, k: Tensor, v: Tensor, device: torch.device, *, ask: bool = False
+) -> str | None:
+    """Why the kernels do not run this call on a device, or None; `ask` is for a user who insists on them."""
+    try:
+        from softless.kernels import choice
+    except ImportError as error:
+        return f"triton cannot be imported ({error})"
+    cannot = choice.refusal(made.recipe(call.scale), made.name, q, k, v, call.is_causal, device)
+    return cannot or (None if ask else choice.untested(device))
+
+
+def run(
+    qkv: Sequence[Tensor],
+    recipe: Recipe,
+    call: Call,
+    taps: Tensor | None = None,
+    picture: tuple[int, ...] = (0, 0, 0),
+) -> Tensor:
+    """[q, k, v], or a packed [qkv], on the kernels."""
+    if call.is_causal:
+        from softless.kernels.causal_ops import causal
+
+        q, k, v = qkv
+        return causal(q, k, v, call.key_mask, None, *recipe[:3], recipe.scale, recipe.constant)[0]
+    from softless.kernels.ops import attend_op
+
+    return attend_op(list(qkv), call.key_mask, taps, *recipe, list(picture))[0]
+
+
+def run_with_state(
+    q: Tensor, k: Tensor, v: Tensor, state: State | None, recipe: Recipe, call: Call
+) -> tuple[Tensor, State]:
+    """The causal kernels; a single token that needs no gradient takes the decode step."""
+    from softless.kernels.causal_ops import causal, decode
+
+    recording = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *(state or ())))
+    step = decode if q.shape[2] == k.shape[2] == 1 and state is not None and not recording else causal
+    return step(q, k, v, call.key_mask, state, *recipe[:3], recipe.scale, recipe.constant)

@@ -1,0 +1,199 @@
+"""Non-causal attention on the kernels: which are launched, and with what.
+
+    forward    observe -> (merge) -> read                                 or one whole-head kernel
+    backward   queries' gradient -> sum over spans -> keys' gradient      or one whole-head kernel
+
+Shapes: q [B, H, N, d]   k [B, G, M, d]   v [B, G, M, e]   key_mask [B, M]   taps [B, H, 9, e]   records [B G, numbers].
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from softless.algebra.recipe import Recipe
+from softless.kernels.gradients import key_gradient_kernel, query_gradient_kernel
+from softless.kernels.launch import block, launch
+from softless.kernels.observe import merge_kernel, observe_kernel
+from softless.kernels.read import read_kernel
+from softless.kernels.record import numbers
+from softless.kernels.rows import output_like, rows
+from softless.kernels.tiles import READERS, Tile, is_whole, slice_width, spans, tile
+from softless.kernels.whole import whole_gradient_kernel, whole_kernel
+
+MERGE_LINES = 4  # features a merging program holds: 16 programs a head of 64, so that 16 heads fill the machine
+
+
+class Picture(NamedTuple):
+    """Where the tokens lie, for the local residual."""
+
+    prefix: int
+    height: int
+    width: int
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    taps: Tensor | None,
+    recipe: Recipe,
+    picture: Picture,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(output, records, if they are kept). The output is allocated last: the parts of a merge are gone by then."""
+    if len(cuts := _slices(q, v)) > 1:
+        out = output_like(q, v.shape[3])
+        for each in cuts:
+            part = None if taps is None else taps[..., each].contiguous()
+            forward(q, k, v[..., each], key_mask, part, recipe, picture, out[..., each])
+        return out, _records(q, v, 0)
+    (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
+    sizes, mask, tapped = _sizes(q, v), _bytes(key_mask), None if taps is None else rows(taps)
+    cut = _tile("forward", sizes, q.dtype)
+    common = {"GROUP": heads // groups, **sizes, **_names(recipe), **_meta(cut)}
+    records = None if is_whole(queries, keys) else _observe(k, v, mask, recipe, cut)
+    out = output_like(q, v.shape[3]) if out is None else out
+    if records is None:
+        launch(
+            whole_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(out), tapped, mask, queries, keys, groups,
+            recipe.scale, recipe.t, picture, **common)  # fmt: skip
+        return out, _records(q, v, 0)
+    span, splits = spans(queries, batch * heads, cut.tokens, READERS)
+    launch(
+        read_kernel, batch * heads * splits, q, rows(q), rows(v), rows(out), tapped, mask, records, queries, keys,
+        heads, span, splits, recipe.scale, recipe.t, picture, NUMBERS=records.shape[1],
+        EVEN=queries % cut.tokens == 0, **common)  # fmt: skip
+    return out, records
+
+
+def backward(
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    taps: Tensor | None,
+    records: Tensor | None,
+    recipe: Recipe,
+    picture: Picture,
+    d_q: Tensor,
+    d_k: Tensor,
+    d_v: Tensor,
+) -> Tensor | None:
+    """Write the gradients of q, k and v; return that of the taps, float32."""
+    if len(cuts := _slices(q, v)) > 1:
+        return _sliced_backward(d_out, q, k, v, key_mask, taps, cuts, recipe, picture, d_q, d_k, d_v)
+    (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
+    sizes, mask, tapped = _sizes(q, v), _bytes(key_mask), None if taps is None else rows(taps)
+    cut = _tile("backward", sizes, q.dtype)
+    d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
+    if is_whole(queries, keys):
+        d_taps = None if taps is None else q.new_empty(batch, heads, 9, v.shape[3], dtype=torch.float32)
+        launch(
+            whole_gradient_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(d_out), tapped, mask, rows(d_q),
+            rows(d_k), rows(d_v), d_taps, queries, keys, groups, recipe.scale, recipe.t, picture, GROUP=heads // groups,
+            **sizes, **_names(recipe), **_meta(cut))  # fmt: skip
+        return d_taps
+    if records is None:
+        records = _observe(k, v, mask, recipe, cut)
+    span, splits = spans(queries, batch * heads, cut.tokens)
+    gradients = _records(q, v, batch * heads * splits)
+    launch(
+        query_gradient_kernel, batch * heads * splits, q, rows(q), rows(d_out), rows(d_q), records, gradients, queries,
+        heads, span, splits, recipe.scale, recipe.t, GROUP=heads // groups, NUMBERS=records.shape[1],
+        EVEN=queries % cut.tokens == 0, **sizes, **_names(recipe), **_meta(cut))  # fmt: skip
+    gradients = gradients.view(batch * groups, heads // groups * splits, -1).sum(1)
+    span, splits = spans(keys, batch * groups, cut.tokens, READERS)
+    d_taps = None if taps is None else q.new_empty(batch, heads, splits, 9, v.shape[3], dtype=torch.float32)
+    launch(
+        key_gradient_kernel, batch * groups * splits, q, rows(k), rows(v), rows(d_out), tapped, mask, rows(d_k),
+        rows(d_v), d_taps, records, gradients, keys, groups, span, splits, recipe.t, picture, NUMBERS=records.shape[1],
+        PHI_K=recipe.phi_k, EVEN=mask is None and keys % cut.tokens == 0, **sizes, **_meta(cut))  # fmt: skip
+    return None if d_taps is None else d_taps.sum(2)
+
+
+def _sliced_backward(
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    taps: Tensor | None,
+    cuts: list[slice],
+    recipe: Recipe,
+    picture: Picture,
+    d_q: Tensor,
+    d_k: Tensor,
+    d_v: Tensor,
+) -> Tensor | None:
+    """Each slice of values gives its share of dq and dk: added up in float32."""
+    sum_q, sum_k = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k))
+    share_q, share_k = torch.empty_like(sum_q), torch.empty_like(sum_k)
+    d_taps = []
+    for each in cuts:
+        values, part = v[..., each], None if taps is None else taps[..., each].contiguous()
+        found = backward(
+            d_out[..., each], q, k, values, key_mask, part, None, recipe, picture, share_q, share_k, d_v[..., each]
+        )
+        d_taps += [] if found is None else [found]
+        sum_q += share_q
+        sum_k += share_k
+    d_q.copy_(sum_q)
+    d_k.copy_(sum_k)
+    return torch.cat(d_taps, -1) if d_taps else None
+
+
+def keeps_records(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the backward pass gets the forward's records; whole heads and slices are observed again."""
+    return not is_whole(q.shape[2], k.shape[2]) and len(_slices(q, v)) == 1
+
+
+def _slices(q: Tensor, v: Tensor) -> list[slice]:
+    e, width = v.shape[3], slice_width(block(q.shape[3]), v.shape[3])
+    return [slice(start, min(start + width, e)) for start in range(0, e, width)]
+
+
+def _observe(k: Tensor, v: Tensor, mask: Tensor | None, recipe: Recipe, cut: Tile) -> Tensor:
+    """The record of every key head."""
+    batch, groups, keys, _ = k.shape
+    sizes = _sizes(k, v)
+    span, splits = spans(keys, batch * groups, cut.tokens)
+    parts = _records(k, v, batch * groups * splits)
+    launch(
+        observe_kernel, batch * groups * splits, k, rows(k), rows(v), mask, parts, keys, groups, span, splits, recipe.t,
+        NUMBERS=parts.shape[1], PHI=recipe.phi_k, CENTERED=recipe.reader != "none",
+        EVEN=mask is None and keys % cut.tokens == 0, **sizes, **_meta(cut))  # fmt: skip
+    if splits == 1:
+        return parts
+    records, d = _records(k, v, batch * groups), sizes["D"]
+    launch(
+        merge_kernel, batch * groups * -(-d // MERGE_LINES), k, parts, records, splits, NUMBERS=parts.shape[1], D=d,
+        E=sizes["E"], BE=sizes["BE"], LINES=MERGE_LINES, SPLITS=block(splits, 2), num_warps=4)  # fmt: skip
+    return records
+
+
+def _records(q: Tensor, v: Tensor, count: int) -> Tensor:
+    return q.new_empty(count, numbers(q.shape[3], v.shape[3]), dtype=torch.float32)
+
+
+def _sizes(q: Tensor, v: Tensor) -> dict[str, int]:
+    d, e = q.shape[3], v.shape[3]
+    return {"D": d, "E": e, "BD": block(d), "BE": block(e)}
+
+
+def _tile(kind: str, sizes: dict[str, int], dtype: torch.dtype) -> Tile:
+    return tile(kind, sizes["BD"], sizes["BE"], dtype)
+
+
+def _names(recipe: Recipe) -> dict[str, str | bool]:
+    return {"PHI_Q": recipe.phi_q, "PHI_K": recipe.phi_k, "READER": recipe.reader, "CONSTANT": recipe.constant}
+
+
+def _meta(cut: Tile) -> dict[str, int]:
+    return {"T": cut.tokens, "num_warps": cut.warps, "num_stages": cut.stages}
+
+
+def _bytes(key_mask: Tensor | None) -> Tensor | None:
+    return None if key_mask is None else key_mask.contiguous().view(torch.uint8)

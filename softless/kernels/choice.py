@@ -1,0 +1,43 @@
+"""Which calls the kernels take. A refusal is a sentence: `auto` then runs torch, and `backend="triton"` raises it."""
+
+import torch
+from torch import Tensor
+
+from softless.algebra.recipe import Recipe
+from softless.kernels.arithmetic import INTERPRETED
+
+WIDEST = 256
+# Compute capabilities whose evidence file is in benchmarks/results: `auto` takes the kernels there.
+TESTED: frozenset[tuple[int, int]] = frozenset()
+
+
+def refusal(
+    recipe: Recipe | None, name: str, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, device: torch.device
+) -> str | None:
+    """Why the kernels cannot run this call on a device, or None."""
+    if recipe is None:
+        return f"no kernel computes mechanism '{name}' with these options"
+    if device.type != "cuda" and not INTERPRETED.value:
+        return f"Triton runs on {device.type} only in its interpreter (TRITON_INTERPRET=1)"
+    if q.dtype == torch.float64:
+        return "the kernels take float16, bfloat16 and float32, and q is torch.float64"
+    if max(q.shape[3], v.shape[3]) > WIDEST:
+        return f"the kernels take head dimensions up to {WIDEST}, and q has {q.shape[3]}, v has {v.shape[3]}"
+    if is_causal and "exp" in (recipe.phi_q, recipe.phi_k):
+        return "the causal kernels have no running maximum for exponential features"
+    if is_causal and q.shape[2] != k.shape[2]:
+        return f"the causal kernels need as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
+    if torch.compiler.is_exporting():
+        return "exported programs use plain torch operators"
+    return None
+
+
+def untested(device: torch.device) -> str | None:
+    """Why `auto` leaves a device alone, or None."""
+    if device.type != "cuda":
+        return None
+    if not torch.cuda.is_available():
+        return "there is no CUDA device here to ask about"
+    if torch.cuda.get_device_capability(device) in TESTED:
+        return None
+    return f"the kernels have no recorded evidence on {torch.cuda.get_device_name(device)}; backend='triton' runs them"

@@ -1,0 +1,136 @@
+"""Backward in two passes, as the forward: over queries for the state's gradient, over keys to hand it on.
+
+    u = do @ comoment^T                     the pull of each output on its query's features
+    dq = from u, see `query.pull`           d comoment = sum_i weighted_i do_i^T      d v_mean = sum_i do_i
+    dv = (phi(k) - k_mean) @ d comoment + d v_mean / n
+    dphi(k) = (v - v_mean) @ d comoment^T + d (n k_mean)
+
+The outputs are not needed: do.(o - v_mean) = gain (f.u), and that in float32.
+Reader `none` has means 0 and passes nothing through them.
+"""
+
+import triton
+import triton.language as tl
+
+from softless.kernels.arithmetic import ONES, column_sums, factor, product, row, weighted_sums
+from softless.kernels.features import feature, slope
+from softless.kernels.launch import SIZES
+from softless.kernels.local import residual_gradient
+from softless.kernels.observe import visible
+from softless.kernels.query import pull, query_features, query_slope
+from softless.kernels.record import read_state, write_state
+from softless.kernels.rows import keep, load, store
+
+
+@triton.jit
+def query_gradient_tokens(q, d_out, d_q, b, h, begin, end, n, k_mean, comoment, shift, scale, t, D: tl.constexpr,
+                          E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr,
+                          PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr,
+                          EVEN: tl.constexpr):  # fmt: skip
+    """Write dq for queries begin..end; return (d (n k_mean), d v_mean, d comoment). `comoment` is a factor."""
+    DTYPE: tl.constexpr = q.at.dtype.element_ty
+    EXP_K: tl.constexpr = PHI_K == "exp"
+    EXP: tl.constexpr = EXP_K or PHI_Q == "exp"
+    FULL_K: tl.constexpr = EVEN and D == BD
+    columns, channels = tl.arange(0, BD), tl.arange(0, BE)
+    d_comoment = tl.zeros((BD, BE), tl.float32)
+    drifts, pulls = tl.zeros((ONES, BD), tl.float32), tl.zeros((ONES, BE), tl.float32)
+    for start in range(begin, end, T):
+        tokens = start + tl.arange(0, T)
+        here = (tokens < end)[:, None]
+        x = load(q, b, h, tokens, columns, here & (columns < D)[None, :], FULL_K)
+        cotangent = load(d_out, b, h, tokens, channels, here & (channels < E)[None, :], EVEN and E == BE)
+        cotangent = factor(cotangent, DTYPE)
+        phi, units, top = query_features(x, n, k_mean, shift, t, D, PHI_Q, EXP_K, READER, CONSTANT)
+        u = product(cotangent, tl.trans(comoment), tl.zeros((T, BD), tl.float32), DTYPE)
+        df, weighted, along = pull(u, phi * units, n, k_mean, top, scale, EXP, READER, CONSTANT)
+        store(d_q, b, h, tokens, columns, here & (columns < D)[None, :],
+              query_slope(x, phi, units, top, df, t, EXP, PHI_Q, READER), FULL_K)  # fmt: skip
+        if READER == "channel":
+            drifts = column_sums(factor(keep(along * weighted, here, 0.0, EVEN), DTYPE), drifts, DTYPE)
+        weighted = factor(keep(weighted, here, 0.0, EVEN), DTYPE)
+        d_comoment = product(tl.trans(weighted), cotangent, d_comoment, DTYPE)
+        if READER == "divide":
+            drifts = weighted_sums(along, weighted, drifts, DTYPE)
+        if READER != "none":
+            pulls = column_sums(cotangent, pulls, DTYPE)
+    return -row(drifts), row(pulls), d_comoment
+
+
+@triton.jit
+def key_gradient_tokens(k, v, d_out, taps, mask, d_k, d_v, b, g, begin, end, M, n, k_mean, v_mean, shift, d_k_total,
+                        d_v_mean, d_comoment, t, picture, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
+                        BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+    """Write dk and dv of tokens begin..end; return dtaps [ONES, BE]. `d_comoment` is a factor."""
+    DTYPE: tl.constexpr = k.at.dtype.element_ty
+    columns, channels = tl.arange(0, BD), tl.arange(0, BE)
+    FULL_K: tl.constexpr = EVEN and D == BD
+    FULL_V: tl.constexpr = EVEN and E == BE
+    d_taps = tl.zeros((ONES, BE), tl.float32)
+    for start in range(begin, end, T):
+        tokens = start + tl.arange(0, T)
+        within, seen = (tokens < end)[:, None], visible(mask, b, tokens, end, M)
+        of_keys, of_values = seen[:, None] & (columns < D)[None, :], seen[:, None] & (channels < E)[None, :]
+        x = load(k, b, g, tokens, columns, of_keys, FULL_K)
+        values = load(v, b, g, tokens, channels, of_values, FULL_V)
+        phi = feature(x, t, D, PHI)
+        if PHI == "exp":
+            phi = tl.exp(keep(phi - shift[None, :], of_keys, 0.0, FULL_K))
+        keys = factor(keep(phi - k_mean[None, :], of_keys, 0.0, FULL_K), DTYPE)
+        gradient = (
+            product(keys, d_comoment, tl.zeros((T, BE), tl.float32), DTYPE) + (d_v_mean / tl.maximum(n, 1.0))[None, :]
+        )
+        if taps is not None:
+            local, d_taps = residual_gradient(d_out, taps, values, d_taps, b, g, tokens, seen, picture[0], picture[1],
+                                              picture[2], E, BE, DTYPE)  # fmt: skip
+            gradient += local
+        gradient = keep(gradient, seen[:, None], 0.0, EVEN)
+        store(d_v, b, g, tokens, channels, within & (channels < E)[None, :], gradient, FULL_V)
+        values = factor(keep(values - v_mean[None, :], of_values, 0.0, FULL_V), DTYPE)
+        gradient = product(values, tl.trans(d_comoment), tl.zeros((T, BD), tl.float32), DTYPE) + d_k_total[None, :]
+        gradient = keep(slope(x, phi, gradient, t, PHI), seen[:, None], 0.0, EVEN)
+        store(d_k, b, g, tokens, columns, within & (columns < D)[None, :], gradient, FULL_K)
+    return d_taps
+
+
+@triton.jit(do_not_specialize=SIZES)
+def query_gradient_kernel(q, d_out, d_q, records, gradients, N, H, span, splits, scale, t, GROUP: tl.constexpr,
+                          NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+                          T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
+                          CONSTANT: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+    """One program a query head and span of tokens; each writes its share of the state's gradient."""
+    program = tl.program_id(0).to(tl.int64)
+    head, begin = program // splits, (program % splits).to(tl.int32) * span
+    b, h = head // H, head % H
+    record = records + (b * (H // GROUP) + h // GROUP) * NUMBERS
+    n, k_mean, _v_mean, comoment, shift = read_state(record, D, E, BD, BE)
+    comoment = factor(comoment, q.at.dtype.element_ty)
+    d_k_total, d_v_mean, d_comoment = query_gradient_tokens(
+        q, d_out, d_q, b, h, begin, tl.minimum(begin + span, N), n, k_mean, comoment, shift, scale, t, D, E, BD, BE, T,
+        PHI_Q, PHI_K, READER, CONSTANT, EVEN)  # fmt: skip
+    write_state(gradients + program * NUMBERS, n, d_k_total, d_v_mean, d_comoment, shift, D, E)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def key_gradient_kernel(k, v, d_out, taps, mask, d_k, d_v, d_taps, records, gradients, M, G, span, splits, t, picture,
+                        NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+                        T: tl.constexpr, PHI_K: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+    """One program a key head and span of tokens."""
+    program = tl.program_id(0).to(tl.int64)
+    head, begin = program // splits, (program % splits).to(tl.int32) * span
+    b, g = head // G, head % G
+    n, k_mean, v_mean, _comoment, shift = read_state(records + head * NUMBERS, D, E, BD, BE)
+    _n, d_k_total, d_v_mean, d_comoment, _shift = read_state(gradients + head * NUMBERS, D, E, BD, BE)
+    d_comoment = factor(d_comoment, k.at.dtype.element_ty)
+    sums = key_gradient_tokens(
+        k, v, d_out, taps, mask, d_k, d_v, b, g, begin, tl.minimum(begin + span, M), M, n, k_mean, v_mean, shift,
+        d_k_total, d_v_mean, d_comoment, t, picture, D, E, BD, BE, T, PHI_K, EVEN)  # fmt: skip
+    if taps is not None:
+        write_taps(d_taps + program * 9 * E, sums, E)
+
+
+@triton.jit
+def write_taps(at, sums, E: tl.constexpr):
+    """Store the nine rows of dtaps, [9, E]."""
+    lines, channels = tl.arange(0, ONES), tl.arange(0, sums.shape[1])
+    tl.store(at + lines[:, None] * E + channels[None, :], sums, mask=(lines < 9)[:, None] & (channels < E)[None, :])

@@ -1,0 +1,22 @@
+"""One way to start a kernel: a one-dimensional grid on the device of its tensors."""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+SIZES = ("N", "M", "H", "G", "span", "splits")  # numbers that no kernel is compiled anew for
+
+
+def launch(kernel: Any, programs: int, like: Tensor, *arguments: Any, **constants: Any) -> None:
+    """Run `programs` copies of a kernel where `like` lives; num_warps and num_stages are among the constants."""
+    if programs == 0:
+        return
+    with torch.cuda.device_of(like):
+        kernel[(programs,)](*arguments, **constants)
+
+
+def block(size: int, least: int = 32) -> int:
+    """The power of two that holds `size`. At least 32: Triton 3.6 misplaces 16-column factors that were products."""
+    return max(least, triton.next_power_of_2(size))

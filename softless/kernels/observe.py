@@ -1,0 +1,150 @@
+"""Observe: one pass over keys and values makes the State (`softless.algebra.state.observe`).
+
+    k' = phi(k) - k_ref       v' = v - v_ref           rounded to the input's dtype
+    comoment = sum k' v'^T - (sum k')(sum v')^T / n    k_mean = k_ref + (sum k')/n      v_mean = v_ref + (sum v')/n
+
+The reference is the mean of the first tile that has a visible token: rounding then costs in proportion to what keys and
+values differ by, not to what they have in common. The same rounded numbers enter both terms, so their covariance is
+exact. Without a normalizer (reader `none`) nothing is centered, and the comoment is sum phi(k) v^T.
+
+Exponential keys are kept in units of e^shift, the running maximum of each channel; all sums so far follow it.
+"""
+
+import triton
+import triton.language as tl
+
+from softless.kernels.arithmetic import ONES, column_sums, factor, product, row
+from softless.kernels.features import feature
+from softless.kernels.launch import SIZES
+from softless.kernels.record import FLOOR, write_state
+from softless.kernels.rows import keep, load
+
+
+@triton.jit
+def visible(mask, b, tokens, end, M):
+    """Which of these tokens are before `end` and real."""
+    seen = tokens < end
+    if mask is None:
+        return seen
+    else:
+        return seen & (tl.load(mask + b * M + tokens, mask=seen, other=0) != 0)
+
+
+@triton.jit
+def reference(k, v, mask, b, g, begin, end, M, t, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
+              BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr):  # fmt: skip
+    """(k_ref, v_ref, shift): means over the first tile with a visible token."""
+    columns, channels, start = tl.arange(0, BD), tl.arange(0, BE), begin
+    seen = visible(mask, b, start + tl.arange(0, T), end, M)
+    if mask is not None:
+        while (tl.sum(seen.to(tl.int32)) == 0) & (start + T < end):
+            start += T
+            seen = visible(mask, b, start + tl.arange(0, T), end, M)
+    tokens, n = start + tl.arange(0, T), tl.sum(seen.to(tl.float32))
+    phi = feature(load(k, b, g, tokens, columns, seen[:, None] & (columns < D)[None, :]), t, D, PHI)
+    shift = tl.zeros((BD,), tl.float32)
+    if PHI == "exp":
+        phi = tl.where(seen[:, None], phi, FLOOR)
+        shift = tl.max(phi, 0)
+        phi = tl.exp(phi - shift[None, :])
+    phi = tl.where(seen[:, None] & (columns < D)[None, :], phi, 0.0)
+    values = load(v, b, g, tokens, channels, seen[:, None] & (channels < E)[None, :])
+    return tl.sum(phi, 0) / tl.maximum(n, 1.0), tl.sum(values, 0) / tl.maximum(n, 1.0), shift
+
+
+@triton.jit
+def observe_tokens(k, v, mask, b, g, begin, end, M, t, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
+                   BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, CENTERED: tl.constexpr,
+                   EVEN: tl.constexpr):  # fmt: skip
+    """The State of tokens begin..end of one key head: (n, k_mean, v_mean, comoment, shift). EVEN: tiles are full."""
+    DTYPE: tl.constexpr = k.at.dtype.element_ty
+    FULL_K: tl.constexpr = EVEN and D == BD
+    FULL_V: tl.constexpr = EVEN and E == BE
+    columns, channels = tl.arange(0, BD), tl.arange(0, BE)
+    if CENTERED:
+        k_ref, v_ref, shift = reference(k, v, mask, b, g, begin, end, M, t, D, E, BD, BE, T, PHI)
+    else:
+        k_ref, v_ref = tl.zeros((BD,), tl.float32), tl.zeros((BE,), tl.float32)
+        shift = tl.full((BD,), FLOOR if PHI == "exp" else 0.0, tl.float32)
+    n = begin * 0.0
+    comoment = tl.zeros((BD, BE), tl.float32)
+    k_sums, v_sums = tl.zeros((ONES, BD), tl.float32), tl.zeros((ONES, BE), tl.float32)
+    for start in range(begin, end, T):
+        tokens = start + tl.arange(0, T)
+        seen = visible(mask, b, tokens, end, M)
+        of_keys, of_values = seen[:, None] & (columns < D)[None, :], seen[:, None] & (channels < E)[None, :]
+        phi = feature(load(k, b, g, tokens, columns, of_keys, FULL_K), t, D, PHI)
+        values = load(v, b, g, tokens, channels, of_values, FULL_V)
+        if PHI == "exp":
+            phi = keep(phi, seen[:, None], FLOOR, EVEN)
+            top = tl.maximum(shift, tl.max(phi, 0))
+            decay = tl.exp(shift - top)
+            comoment, k_sums, k_ref, shift = comoment * decay[:, None], k_sums * decay[None, :], k_ref * decay, top
+            phi = tl.exp(phi - top[None, :])
+        keys = factor(keep(phi - k_ref[None, :], of_keys, 0.0, FULL_K), DTYPE)
+        values = factor(keep(values - v_ref[None, :], of_values, 0.0, FULL_V), DTYPE)
+        comoment = product(tl.trans(keys), values, comoment, DTYPE)
+        if CENTERED:
+            k_sums, v_sums = column_sums(keys, k_sums, DTYPE), column_sums(values, v_sums, DTYPE)
+        n += 1.0 * T if EVEN else tl.sum(seen.to(tl.float32))
+    k_step, v_step = row(k_sums) / tl.maximum(n, 1.0), row(v_sums) / tl.maximum(n, 1.0)
+    if CENTERED:
+        comoment -= (n * k_step)[:, None] * v_step[None, :]
+    return n, k_ref + k_step, v_ref + v_step, comoment, shift
+
+
+@triton.jit(do_not_specialize=SIZES)
+def observe_kernel(k, v, mask, records, M, G, span, splits, t, NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+                   BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr,
+                   CENTERED: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+    """One program a key head and span of tokens."""
+    program = tl.program_id(0).to(tl.int64)
+    head, split = program // splits, (program % splits).to(tl.int32)
+    begin = split * span
+    n, k_mean, v_mean, comoment, shift = observe_tokens(
+        k, v, mask, head // G, head % G, begin, tl.minimum(begin + span, M), M, t, D, E, BD, BE, T, PHI, CENTERED,
+        EVEN)  # fmt: skip
+    write_state(records + program * NUMBERS, n, k_mean, v_mean, comoment, shift, D, E)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def merge_kernel(parts, records, splits, NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
+                 LINES: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
+    """The State of all splits of a head, LINES features a program: means first, then
+
+    comoment = sum_s comoment_s + sum_s n_s (k_mean_s - k_mean)(v_mean_s - v_mean)^T
+    """
+    program = tl.program_id(0).to(tl.int64)
+    groups: tl.constexpr = (D + LINES - 1) // LINES
+    head, lines = program // groups, (program % groups).to(tl.int32) * LINES + tl.arange(0, LINES)
+    split, channels = tl.arange(0, SPLITS), tl.arange(0, BE)
+    part = parts + (head * splits + split) * NUMBERS
+    some = split < splits
+    k_at, v_at = part[:, None] + D * E + lines[None, :], part[:, None] + D * E + D + channels[None, :]
+    of_keys, of_values = some[:, None] & (lines < D)[None, :], some[:, None] & (channels < E)[None, :]
+    n = tl.load(part + D * E + 2 * D + E, mask=some, other=0.0)
+    shifts = tl.load(k_at + D + E, mask=of_keys & (n > 0)[:, None], other=FLOOR)
+    shift = tl.max(shifts, 0)
+    units = tl.exp(shifts - shift[None, :])  # [SPLITS, LINES]
+    k_means = tl.load(k_at, mask=of_keys, other=0.0) * units
+    v_means = tl.load(v_at, mask=of_values, other=0.0)
+    share = n / tl.maximum(tl.sum(n), 1.0)
+    k_mean, v_mean = tl.sum(share[:, None] * k_means, 0), tl.sum(share[:, None] * v_means, 0)
+    comoment = tl.zeros((LINES, BE), tl.float32)
+    within = (lines < D)[:, None] & (channels < E)[None, :]
+    for s in range(splits):
+        at = parts + (head * splits + s) * NUMBERS
+        mine = split == s
+        unit = tl.sum(tl.where(mine[:, None], units, 0.0), 0)
+        k_step = tl.sum(tl.where(mine[:, None], k_means, 0.0), 0) - k_mean
+        v_step = tl.sum(tl.where(mine[:, None], v_means, 0.0), 0) - v_mean
+        between = tl.sum(tl.where(mine, n, 0.0)) * k_step[:, None] * v_step[None, :]
+        comoment += between + unit[:, None] * tl.load(
+            at + lines[:, None] * E + channels[None, :], mask=within, other=0.0
+        )
+    at = records + head * NUMBERS
+    tl.store(at + lines[:, None] * E + channels[None, :], comoment, mask=within)
+    tl.store(at + D * E + lines, k_mean, mask=lines < D)
+    tl.store(at + D * E + D + channels, v_mean, mask=channels < E)
+    tl.store(at + D * E + D + E + lines, shift, mask=lines < D)
+    tl.store(at + D * E + 2 * D + E, tl.sum(n))

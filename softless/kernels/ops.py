@@ -1,0 +1,108 @@
+"""The kernels as PyTorch operators: traceable by torch.compile, differentiable, refusing a second derivative.
+
+    softless::attend            [q, k, v] or [qkv]  ->  output, records
+    softless::attend_backward                       ->  their gradients, and that of the taps
+
+A packed projection qkv [B, N, 3, H, d] is read in place, and its gradient is one packed tensor. `records` is what the
+backward pass needs to know of the keys.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from softless.algebra.recipe import Recipe
+from softless.kernels import attend
+from softless.kernels.attend import Picture
+from softless.kernels.record import numbers
+from softless.kernels.rows import output_like
+
+
+@torch.library.custom_op("softless::attend", mutates_args=())
+def attend_op(
+    qkv: Sequence[Tensor],
+    key_mask: Tensor | None,
+    taps: Tensor | None,
+    phi_q: str,
+    phi_k: str,
+    reader: str,
+    constant: bool,
+    scale: float,
+    t: float,
+    picture: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """(output [B, H, N, e], records)."""
+    q, k, v = heads_of([readable(x) for x in qkv])
+    recipe = Recipe(phi_q, phi_k, reader, constant, scale, t)
+    return attend.forward(q, k, v, key_mask, _contiguous(taps), recipe, Picture(*picture))
+
+
+@torch.library.custom_op("softless::attend_backward", mutates_args=())
+def attend_backward_op(
+    d_out: Tensor,
+    qkv: Sequence[Tensor],
+    key_mask: Tensor | None,
+    taps: Tensor | None,
+    records: Tensor,
+    phi_q: str,
+    phi_k: str,
+    reader: str,
+    constant: bool,
+    scale: float,
+    t: float,
+    picture: Sequence[int],
+) -> list[Tensor]:
+    """The gradient of each tensor of qkv, then dtaps if there are taps."""
+    qkv = [readable(x) for x in qkv]
+    gradients, recipe = gradients_like(qkv), Recipe(phi_q, phi_k, reader, constant, scale, t)
+    d_taps = attend.backward(
+        d_out, *heads_of(qkv), key_mask, _contiguous(taps), records, recipe, Picture(*picture), *heads_of(gradients)
+    )
+    return gradients if taps is None or d_taps is None else [*gradients, d_taps.to(taps.dtype)]
+
+
+@attend_op.register_fake
+def _(qkv, key_mask, taps, phi_q, phi_k, reader, constant, scale, t, picture):
+    q, k, v = heads_of(qkv)
+    heads = k.shape[0] * k.shape[1] if attend.keeps_records(q, k, v) else 0
+    return output_like(q, v.shape[3]), q.new_empty(heads, numbers(q.shape[3], v.shape[3]), dtype=torch.float32)
+
+
+@attend_backward_op.register_fake
+def _(d_out, qkv, key_mask, taps, records, phi_q, phi_k, reader, constant, scale, t, picture):
+    gradients = gradients_like(qkv)
+    return gradients if taps is None else [*gradients, taps.new_empty(taps.shape)]
+
+
+def _save(ctx, inputs, output) -> None:
+    qkv, key_mask, taps, *ctx.options = inputs
+    ctx.save_for_backward(*qkv, key_mask, taps, output[1])
+
+
+def _backward(ctx, d_out, _d_records):
+    *qkv, key_mask, taps, records = ctx.saved_tensors
+    gradients = attend_backward_op(d_out, qkv, key_mask, taps, records, *ctx.options)
+    return gradients[: len(qkv)], None, None if taps is None else gradients[-1], *[None] * len(ctx.options)
+
+
+attend_op.register_autograd(_backward, setup_context=_save)
+
+
+def heads_of(qkv: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v [B, H, N, d], as views of [B, N, 3, H, d] where they are packed."""
+    q, k, v = qkv[0].permute(2, 0, 3, 1, 4).unbind() if len(qkv) == 1 else qkv
+    return q, k, v
+
+
+def gradients_like(qkv: Sequence[Tensor]) -> list[Tensor]:
+    return [x.new_empty(x.shape) if len(qkv) == 1 else output_like(x, x.shape[3]) for x in qkv]
+
+
+def readable(x: Tensor) -> Tensor:
+    """x, copied only if its last dimension is not contiguous."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _contiguous(taps: Tensor | None) -> Tensor | None:
+    return None if taps is None else taps.contiguous()

@@ -1,0 +1,116 @@
+"""What a query brings to a State: its features in the state's units, and its gain.
+
+    o = v_mean + e^top gain (f @ comoment)        f e^top = phi(q) e^shift, up to a factor that division cancels
+
+    divide    gain = 1 / (n f.k_mean)     f has largest entry 1, so neither end of the range is lost
+    subtract  gain = scale / n
+    channel   gain = 1                    f = rho(q) / (n k_mean), channel by channel
+    none      gain = scale                (k_mean and v_mean are 0, and the comoment is the plain sum)
+
+Taylor attention's features are [1, x^]: the 1 adds n to the mass and nothing to the comoment (CONSTANT). A query whose
+mass is 0 reads the mean.
+"""
+
+import triton
+import triton.language as tl
+
+from softless.kernels.features import feature, slope
+from softless.kernels.record import FLOOR
+
+LIFT = tl.constexpr(2.0**60)
+TINY = tl.constexpr(2.0**-126)  # the smallest normal number
+ALIVE = tl.constexpr(2.0**-100)  # above this, 1 / x is finite with room to spare for a gradient
+
+
+@triton.jit
+def query_features(x, n, k_mean, shift, t, D: tl.constexpr, PHI: tl.constexpr, EXP_K: tl.constexpr,
+                   READER: tl.constexpr, CONSTANT: tl.constexpr):  # fmt: skip
+    """(phi, units, top): f = phi units, [tokens, BD] each, units broadcastable, top [tokens, 1]."""
+    phi = feature(x, t, D, PHI)
+    zero = tl.zeros((x.shape[0], 1), tl.float32)
+    if READER == "channel":
+        total = (n * k_mean)[None, :]
+        return phi, tl.where(total != 0, 1.0 / tl.where(total != 0, total, 1.0), 0.0), zero
+    elif PHI == "exp":
+        logs = tl.where((n * k_mean)[None, :] != 0, phi + shift[None, :], FLOOR)
+        top = tl.max(logs, 1)[:, None]
+        return tl.exp(logs - top), zero + 1.0, top
+    elif EXP_K:
+        logs = tl.where(phi != 0, shift[None, :], FLOOR)
+        top = tl.max(logs, 1)[:, None]
+        return phi, tl.exp(logs - top), top
+    elif READER == "divide" and not CONSTANT:
+        largest = tl.max(tl.abs(phi), 1)[:, None]
+        return phi, 1.0 / tl.where(largest > TINY, largest, 1.0), zero
+    else:
+        return phi, zero + 1.0, zero
+
+
+@triton.jit
+def mass(f, n, k_mean, CONSTANT: tl.constexpr):
+    """n f.k_mean, [tokens, 1]."""
+    found = tl.sum(f * (n * k_mean)[None, :], 1)[:, None]
+    if CONSTANT:
+        return found + n
+    else:
+        return found
+
+
+@triton.jit
+def grow(x, top):
+    """x e^top in two steps, so that only the result can overflow; 0 stays 0."""
+    half = tl.exp(0.5 * top)
+    return tl.where(x == 0, x, x * half * half)
+
+
+@triton.jit
+def answer(correlation, f, n, k_mean, v_mean, top, scale, EXP: tl.constexpr, READER: tl.constexpr,
+           CONSTANT: tl.constexpr):  # fmt: skip
+    """The readers themselves: `softless.algebra.readers.answer`."""
+    if READER == "divide":
+        weight = mass(f, n, k_mean, CONSTANT)
+        lift = tl.where(tl.abs(weight) < 1, LIFT, 1.0)  # keeps 1 / weight in range
+        gain = tl.where(weight != 0, 1.0 / tl.where(weight != 0, weight * lift, 1.0), 0.0)
+        return v_mean[None, :] + correlation * gain * lift
+    elif READER == "channel":
+        return v_mean[None, :] + correlation
+    else:
+        step = correlation * (scale / tl.maximum(n, 1.0) if READER == "subtract" else scale)
+        return v_mean[None, :] + (grow(step, top) if EXP else step)
+
+
+@triton.jit
+def pull(u, f, n, k_mean, top, scale, EXP: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr):
+    """(df, weighted, along) from u = do @ comoment^T: the gradient of f, and what the query adds to the state's.
+
+    d comoment = sum weighted^T do         d (n k_mean) = -sum along weighted
+
+    divide    g = 1 / mass    along = g f.u = do.(o - v_mean)      weighted = g f    df = g (u - along n k_mean)
+    channel   g = 1           along = u / (n k_mean)               weighted = f      df = u
+    others    g = the gain    along = 0                            weighted = g f    df = g u
+    """
+    if READER == "divide":
+        weight = mass(f, n, k_mean, CONSTANT)
+        alive = tl.abs(weight) > ALIVE
+        gain = tl.where(alive, 1.0 / tl.where(alive, weight, 1.0), 0.0)
+        along = gain * tl.sum(f * u, 1)[:, None]
+        return gain * (u - along * (n * k_mean)[None, :]), gain * f, along
+    elif READER == "channel":
+        total = (n * k_mean)[None, :]
+        return u, f, u * tl.where(total != 0, 1.0 / tl.where(total != 0, total, 1.0), 0.0)
+    else:
+        gain = scale / tl.maximum(n, 1.0) if READER == "subtract" else scale
+        if EXP:
+            return gain * u, grow(gain * f, top), top
+        else:
+            return gain * u, gain * f, top
+
+
+@triton.jit
+def query_slope(x, phi, units, top, df, t, EXP: tl.constexpr, PHI: tl.constexpr, READER: tl.constexpr):
+    """Gradient of q from that of f."""
+    gradient = slope(x, phi, tl.where(units < 1.0 / ALIVE, df * units, 0.0), t, PHI)
+    if READER == "divide" or READER == "channel" or not EXP:  # noqa: PLR1714
+        return gradient
+    else:
+        return grow(gradient, top)

@@ -1,0 +1,49 @@
+"""Read: one pass over queries answers them from the State (`softless.algebra.readers`), the local residual included."""
+
+import triton
+import triton.language as tl
+
+from softless.kernels.arithmetic import factor, product
+from softless.kernels.launch import SIZES
+from softless.kernels.local import residual
+from softless.kernels.query import answer, query_features
+from softless.kernels.record import read_state
+from softless.kernels.rows import load, store
+
+
+@triton.jit
+def read_tokens(q, v, out, taps, mask, b, h, begin, end, M, n, k_mean, v_mean, comoment, shift, scale, t, picture,
+                D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr,
+                PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr,
+                EVEN: tl.constexpr):  # fmt: skip
+    """Answer queries begin..end of one head; `comoment` is a factor."""
+    DTYPE: tl.constexpr = q.at.dtype.element_ty
+    EXP_K: tl.constexpr = PHI_K == "exp"
+    columns, channels = tl.arange(0, BD), tl.arange(0, BE)
+    for start in range(begin, end, T):
+        tokens = start + tl.arange(0, T)
+        here = tokens < end
+        x = load(q, b, h, tokens, columns, here[:, None] & (columns < D)[None, :], EVEN and D == BD)
+        phi, units, top = query_features(x, n, k_mean, shift, t, D, PHI_Q, EXP_K, READER, CONSTANT)
+        f = phi * units
+        correlation = product(factor(f, DTYPE), comoment, tl.zeros((T, BE), tl.float32), DTYPE)
+        o = answer(correlation, f, n, k_mean, v_mean, top, scale, EXP_K or PHI_Q == "exp", READER, CONSTANT)
+        if taps is not None:
+            o += residual(v, taps, mask, b, h, tokens, here, M, picture[0], picture[1], picture[2], E, BE)
+        store(out, b, h, tokens, channels, here[:, None] & (channels < E)[None, :], o, EVEN and E == BE)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def read_kernel(q, v, out, taps, mask, records, N, M, H, span, splits, scale, t, picture, GROUP: tl.constexpr,
+                NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+                T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
+                CONSTANT: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+    """One program a query head and span of tokens."""
+    program = tl.program_id(0).to(tl.int64)
+    head, begin = program // splits, (program % splits).to(tl.int32) * span
+    b, h = head // H, head % H
+    record = records + (b * (H // GROUP) + h // GROUP) * NUMBERS
+    n, k_mean, v_mean, comoment, shift = read_state(record, D, E, BD, BE)
+    comoment = factor(comoment, q.at.dtype.element_ty)
+    read_tokens(q, v, out, taps, mask, b, h, begin, tl.minimum(begin + span, N), M, n, k_mean, v_mean, comoment, shift,
+                scale, t, picture, D, E, BD, BE, T, PHI_Q, PHI_K, READER, CONSTANT, EVEN)  # fmt: skip
