@@ -1,98 +1,160 @@
-"""The torch backend on this GPU against SDPA, and the evidence file that says so.
+"""Every GPU bar of softless, measured in one run on one GPU, and the evidence file that says so.
 
-    make gpu        or        python benchmarks/gpu.py [--json FILE]
+    make gpu        or        python benchmarks/gpu.py [--only 1,5] [--json FILE]
+    python benchmarks/gpu.py --readme        no GPU needed: README.md's table from the newest evidence
 
-CUDA-event medians with the L2 cache flushed before each run, bf16, forward. `floor` is the time to copy the bytes of
-q, k, v and o at this machine's own measured copy rate.
+    1  large calls run at the speed of a copy                   5  causal linear against fla's kernels
+    2  vision shapes against SDPA                               6  one decode step at the speed of a copy of its state
+    3  every length against SDPA                                7  memory beyond the output
+    4  inline with its local residual against plain PyTorch     8  the first call, and compilations after it
+
+benchmarks/gpu_bars.py says what each one measures. A case that raises is recorded with its error. A whole run writes
+benchmarks/results/gpu-DATE.json, bar by bar; with --only, nothing but --json FILE is written. Exit status 1 if a bar
+is missed.
 """
 
 import argparse
 import json
-import statistics
+import platform
+import subprocess
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-import softless
-
-SHAPES = ((256, 6, 197, 32), (64, 3, 3136, 32), (8, 16, 4096, 64), (1, 16, 65536, 64))
-COPY_BYTES = 1 << 30
-
-
-def milliseconds(job: Callable[[], object], repeats: int = 20) -> float:
-    """Median over runs that each start with a cold L2."""
-    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    for _ in range(3):
-        job()
-    taken = []
-    for _ in range(repeats):
-        flush.zero_()
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        job()
-        stop.record()
-        torch.cuda.synchronize()
-        taken.append(start.elapsed_time(stop))
-    return statistics.median(taken)
+SCHEMA = "softless.gpu/1"
+RESULTS = Path(__file__).parent / "results"
+README = Path(__file__).parents[1] / "README.md"
+MARKS = ("<!-- gpu evidence: python benchmarks/gpu.py --readme -->", "<!-- end of gpu evidence -->")
+NO_EVIDENCE = "No GPU evidence of the kernels has been recorded yet: `make gpu` writes it."
 
 
-def copy_rate() -> float:
-    """Bytes a millisecond that this machine copies, read and write counted."""
-    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * COPY_BYTES / milliseconds(lambda: target.copy_(source))
+def spoken(value: float | None, unit: str) -> str:
+    if value is None:
+        return "failed"
+    forms = {"share": f"{value:.0%}", "x": f"{value:.3g}x", "s": f"{value:.2g} s", "kernels": f"{value:g}"}
+    return forms[unit]
 
 
-@torch.no_grad()
-def rows() -> list[dict[str, object]]:
-    rate, found = copy_rate(), []
-    for shape in SHAPES:
-        q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-        floor = 4 * q.nbytes / rate
-        for is_causal in (False, True):
-            sdpa = milliseconds(partial(F.scaled_dot_product_attention, q, k, v, is_causal=is_causal))
-            for name in ("linear", "inline"):
-                ours = milliseconds(partial(softless.attention, q, k, v, name, is_causal=is_causal))
-                found.append(
-                    {
-                        "shape": list(shape),
-                        "causal": is_causal,
-                        "mechanism": name,
-                        "ms": round(ours, 3),
-                        "floor_ms": round(floor, 3),
-                        "sdpa_ms": round(sdpa, 3),
-                        "times_faster_than_sdpa": round(sdpa / ours, 2),
-                    }
-                )
-                print(json.dumps(found[-1]))
-    return found
+def worst(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The case furthest from its limit on the wrong side; one that failed is worse than any."""
+    return min(
+        rows, key=lambda row: -1e9 if row["value"] is None else row["value"] * (1 if row["sign"] == ">=" else -1)
+    )
+
+
+def line(row: dict[str, Any]) -> str:
+    """One case as it is measured."""
+    limit = f"bar {row['sign']} {spoken(row['limit'], row['unit'])}"
+    told = row.get("error") or f"{spoken(row['value'], row['unit'])}, {limit}"
+    return f"{row['bar']}  {row['group']}: {row['what']}: {told}{'' if row['holds'] else '   MISSED'}"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """As README.md shows it: the worst case of each group."""
+    lines = ["| measured | worst case | bar | cases that hold |", "|---|---|---|---|"]
+    for group in dict.fromkeys(row["group"] for row in rows):
+        among = [row for row in rows if row["group"] == group]
+        low, held = worst(among), sum(row["holds"] for row in among)
+        value, limit = spoken(low["value"], low["unit"]), f"{low['sign']} {spoken(low['limit'], low['unit'])}"
+        published = " (published times)" if any("reference_ms" in row for row in among) else ""
+        lines.append(f"| {group}{published} | {value} ({low['what']}) | {limit} | {held} of {len(among)} |")
+    return "\n".join(lines)
+
+
+def newest(folder: Path = RESULTS) -> dict[str, Any] | None:
+    """The newest whole evidence of this format; files from before the kernels have another."""
+    found = (json.loads(path.read_text()) for path in sorted(folder.glob("gpu-*.json"), reverse=True))
+    return next((each for each in found if each.get("schema") == SCHEMA and each["whole"]), None)
+
+
+def section(evidence: dict[str, Any] | None) -> str:
+    """What README.md says about the GPU."""
+    if evidence is None:
+        return NO_EVIDENCE
+    versions = evidence["versions"]
+    about = f"{evidence['gpu']}, driver {evidence['driver']}, torch {versions['torch']}, triton {versions['triton']}"
+    how = f"bfloat16, {evidence['date']}, copies {evidence['copy_bytes_per_second'] / 1e12:.2f} TB/s"
+    return f"{table(evidence['rows'])}\n\n{about}; {how}; written by `make gpu`."
+
+
+def fill(readme: str, text: str) -> str:
+    """README.md with the text between its marks."""
+    before, start, rest = readme.partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not (start and end):
+        raise ValueError(f"README.md has no {' and '.join(MARKS)} to write between")
+    return f"{before}{start}\n\n{text}\n\n{end}{after}"
+
+
+def installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def driver() -> str:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return f"for CUDA {torch._C._cuda_getDriverVersion()}"
+
+
+def circumstances(rate: float) -> dict[str, Any]:
+    versions = {name: installed(name) for name in ("torch", "triton", "fla-core", "softless")}
+    return {
+        "schema": SCHEMA,
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join(["python benchmarks/gpu.py", *sys.argv[1:]]),
+        "gpu": torch.cuda.get_device_name(),
+        "capability": list(torch.cuda.get_device_capability()),
+        "driver": driver(),
+        "versions": {"python": platform.python_version(), "cuda": torch.version.cuda, **versions},
+        "dtype": "bfloat16",
+        "backend": "triton",
+        "copy_bytes_per_second": rate,
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="where the evidence goes; default benchmarks/results/gpu-DATE.json")
+    parser.add_argument(
+        "--only",
+        type=lambda text: {int(part) for part in text.split(",")},
+        metavar="1,5",
+        help="measure only these bars",
+    )
+    parser.add_argument("--readme", action="store_true", help="write README.md's table and measure nothing")
     arguments = parser.parse_args()
+    if arguments.readme:
+        README.write_text(fill(README.read_text(), section(newest())))
+        return 0
     if not torch.cuda.is_available():
         print("this benchmark needs a CUDA device, and torch finds none", file=sys.stderr)
         return 3
-    today = datetime.now(UTC).date().isoformat()
-    target = arguments.json or Path(__file__).parent / "results" / f"gpu-{today}.json"
-    about = {
-        "date": today,
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "backend": "torch",
-        "command": "python benchmarks/gpu.py",
-        "rows": rows(),
-    }
-    target.write_text(json.dumps(about, indent=2) + "\n")
-    return 0
+
+    from gpu_bars import BARS, rate
+
+    about, rows = circumstances(rate()), []
+    target = arguments.json or (None if arguments.only else RESULTS / f"gpu-{about['date']}.json")
+    for bar, cases in enumerate(BARS, start=1):
+        if arguments.only and bar not in arguments.only:
+            continue
+        for case in cases():
+            rows.append(case.row())
+            print(line(rows[-1]), flush=True)
+        torch.cuda.empty_cache()
+        if target is not None:
+            whole = bar == len(BARS) and not arguments.only
+            target.write_text(json.dumps(about | {"whole": whole, "rows": rows}, indent=2) + "\n")
+    print(f"\n{table(rows)}")
+    return int(not all(row["holds"] for row in rows))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from softless.commands import explain, study
+from softless.commands import bench, explain, study
 from softless.commands import list as list_
 from softless.commands.manners import INTERRUPTED, installed_version
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.command("list", help=list_.HELP, short_help=list_.SUMMARY)(list_.run)
 app.command("explain", help=explain.HELP, short_help=explain.SUMMARY)(explain.run)
+app.command("bench", help=bench.HELP, short_help=bench.SUMMARY)(bench.run)
 app.command("study", help=study.HELP, short_help=study.SUMMARY)(study.run)
 
 

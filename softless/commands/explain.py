@@ -19,6 +19,7 @@ import typer
 
 from softless.commands import units
 from softless.commands.manners import console, emit_json, polite, whole_number
+from softless.commands.words import four_numbers, key_value
 
 if TYPE_CHECKING:
     from softless.mechanisms import Mechanism
@@ -49,20 +50,6 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
-def _four_numbers(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if len(parts) != 4:
-        raise typer.BadParameter(f"{text!r} is not four whole numbers B,H,N,D such as 1,8,4096,64")
-    return tuple(whole_number(part) for part in parts)
-
-
-def _key_value(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise typer.BadParameter(f"{text!r} is not name=value, such as phi=relu")
-    return key, value
-
-
 SUMMARY = "What a call would run, and what it costs beside softmax."
 HELP = """Explain what a call would run: the form, FLOPs, memory floor and state, beside softmax.
 
@@ -79,7 +66,7 @@ $ softless explain linear --option phi=relu --causal --dtype bfloat16
 def run(
     mechanism: Annotated[str, typer.Argument(help="A name from `softless list`.", show_default=False)],
     shape: Annotated[
-        Any, typer.Option(parser=_four_numbers, metavar="B,H,N,D", help="Shape of q: batch, heads, tokens, dim.")
+        Any, typer.Option(parser=four_numbers, metavar="B,H,N,D", help="Shape of q: batch, heads, tokens, dim.")
     ] = "1,8,4096,64",
     keys: Annotated[
         Any, typer.Option(parser=whole_number, metavar="M", help="Tokens of k and v, if not N.", show_default=False)
@@ -92,7 +79,7 @@ def run(
     device: Annotated[Device, typer.Option(help="Where they would be.")] = Device.cpu,
     option: Annotated[
         list[Any] | None,
-        typer.Option(parser=_key_value, metavar="NAME=VALUE", help="An option of the mechanism; repeatable."),
+        typer.Option(parser=key_value, metavar="NAME=VALUE", help="An option of the mechanism; repeatable."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
@@ -115,9 +102,10 @@ def _document(made: "Mechanism", shape: Any, causal: bool, dtype: str, device: s
     import torch
 
     from softless.mechanisms import mechanism
-    from softless.probes.cost import cost, crossover
+    from softless.probes.cost import chosen, cost, crossover
 
     call = {"is_causal": causal, "dtype": getattr(torch, dtype), "device": device}
+    backend, reason = chosen(made, shape, **call)
     own, softmax = cost(made, shape, **call), cost(mechanism("softmax"), shape, **call)
     values = {field.name: getattr(made, field.name) for field in fields(made)}
     return {
@@ -130,8 +118,8 @@ def _document(made: "Mechanism", shape: Any, causal: bool, dtype: str, device: s
         "causal": causal,
         "dtype": dtype,
         "device": device,
-        "backend": "torch",
-        "backend_reason": "this version has no Triton kernels",
+        "backend": backend,
+        "backend_reason": reason,
         "cost": asdict(own),
         "softmax": asdict(softmax),
         "ratio": {"flops": own.flops / softmax.flops},

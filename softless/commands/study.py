@@ -42,6 +42,7 @@ from softless.commands.manners import (
     write_atomically,
 )
 from softless.commands.study_plan import FULL, QUICK
+from softless.commands.words import lengths
 
 SCHEMA = "softless.study/1"
 SUMMARY = "Time, memory, distance from softmax, confused queries."
@@ -53,7 +54,6 @@ Prints a verdict, then the numbers; writes DIR/study.json. No training.
 $ softless study --quick
 $ softless study --tokens 1024,4096,16384 --out report
 """
-LONGEST = 2**20
 
 
 class Where(StrEnum):
@@ -62,13 +62,6 @@ class Where(StrEnum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
-
-
-def _lengths(text: str) -> tuple[int, ...]:
-    lengths = sorted({whole_number(part) for part in text.split(",")})
-    if lengths[-1] > LONGEST:
-        raise typer.BadParameter(f"{lengths[-1]} tokens is more than the {LONGEST} a study goes to")
-    return tuple(lengths)
 
 
 def _seed(text: str) -> int:
@@ -80,7 +73,7 @@ def run(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for study.json; made if missing.")] = Path("report"),
     quick: Annotated[bool, typer.Option("--quick", help="Shorter sequences and fewer repeats: seconds.")] = False,
     tokens: Annotated[
-        Any, typer.Option(parser=_lengths, metavar="N,N,...", help="Sequence lengths to time.", show_default=False)
+        Any, typer.Option(parser=lengths, metavar="N,N,...", help="Sequence lengths to time.", show_default=False)
     ] = None,
     seed: Annotated[Any, typer.Option(parser=_seed, metavar="NUMBER", help="Of the random q, k and v.")] = "0",
     device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,

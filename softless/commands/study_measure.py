@@ -2,7 +2,6 @@
 
 import os
 import platform
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from softless.commands.manners import installed_version
+from softless.commands.progress import Advance, progress
 from softless.commands.study_plan import Plan
 from softless.errors import ArgumentError
 from softless.mechanisms import Mechanism
@@ -24,8 +24,6 @@ from softless.probes.memory import free_bytes
 
 TOLERANCE = 0.1  # relative error up to which an approximation counts as safe
 LINEAR_COPIES = 16  # tensors of q's size alive at once in the hungriest linear mechanism, q, k and v among them
-
-Advance = Callable[[str, float], None]
 
 
 def pick_device(asked: str) -> str:
@@ -41,7 +39,7 @@ def measure(plan: Plan, seed: int, device: str, *, show_progress: bool) -> dict[
     cases = study_cases()
     _check_memory(plan, device)
     total = sum(plan.tokens) + 2 * plan.score_tokens
-    with _progress(total, show_progress) as advance:
+    with progress(total, show_progress) as advance:
         with _threads(speed.steady_threads()):
             timed = _speed(plan, seed, device, cases, advance)
         return {
@@ -171,23 +169,3 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _progress(total: float, wanted: bool) -> Iterator[Advance]:
-    """A bar on stderr that leaves no trace; nothing where stderr is not a terminal."""
-    if not (wanted and sys.stderr.isatty()):
-        yield lambda _label, _amount: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f}%"),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as progress:
-        task = progress.add_task("starting", total=total)
-        yield lambda label, amount: progress.update(task, advance=amount, description=label)

@@ -17,10 +17,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from softless import backends
 from softless.algebra import CHUNK
 from softless.errors import ArgumentError, UnsupportedError
 from softless.functional import attention, attention_weights, attention_with_state, widen
-from softless.mechanisms import Mechanism, mechanism
+from softless.mechanisms import Call, Mechanism, mechanism
+from softless.validation import resolve_scale
 
 LARGEST_TENSOR = 2**58  # numbers: beyond, byte counts overflow 64 bits
 
@@ -55,6 +57,17 @@ def form(made: Mechanism, is_causal: bool) -> str:
     if made.family == "kernelized":
         return CHUNKED if is_causal else PARALLEL
     return EXPLICIT if type(made).attend is Mechanism.attend else FUSED
+
+
+def chosen(made: Mechanism, shape: Shape, *, is_causal: bool, dtype: torch.dtype, device: str) -> tuple[str, str]:
+    """(backend, reason): what `auto` would run, and why."""
+    if device == "cpu":
+        return "torch", "the tensors are on the CPU"
+    q = torch.empty(shape.batch, shape.heads, shape.queries, shape.head_dim, dtype=dtype, device="meta")
+    k = torch.empty(shape.batch, shape.kv_heads, shape.keys, shape.head_dim, dtype=dtype, device="meta")
+    call = Call(is_causal=is_causal, scale=resolve_scale(None, made, shape.head_dim))
+    reason = backends.refusal(made, call, q, k, k, torch.device(device))
+    return ("torch", reason) if reason else ("triton", "the kernels take this call")
 
 
 def cost(
@@ -92,7 +105,7 @@ def flops(
     _check(shape)
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         q, k, v, inputs = _tensors(made, shape, dtype, device)
-        attention(q, k, v, made, inputs=inputs, is_causal=is_causal)
+        attention(q, k, v, made, inputs=inputs, is_causal=is_causal, backend="torch")
     return counter.get_total_flops()
 
 

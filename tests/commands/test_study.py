@@ -251,12 +251,6 @@ def print_not(_label, _amount):
     """No progress bar."""
 
 
-def test_progress_is_silent_where_there_is_no_terminal(capsys):
-    with study_measure._progress(10, True) as advance:
-        advance("x", 5)
-    assert capsys.readouterr() == ("", "")
-
-
 def test_plans_are_the_documented_ones():
     assert asdict(study_plan.FULL)["tokens"] == (256, 512, 1024, 2048, 4096)
     assert (

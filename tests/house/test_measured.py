@@ -21,6 +21,11 @@ def test_the_threshold_page_shows_the_table_that_its_script_prints() -> None:
     assert script("threshold").table() in (ROOT / "docs" / "threshold.md").read_text()
 
 
+def test_the_readme_shows_the_newest_gpu_evidence_or_says_that_there_is_none() -> None:
+    gpu, readme = script("gpu"), (ROOT / "README.md").read_text()
+    assert gpu.fill(readme, gpu.section(gpu.newest())) == readme
+
+
 def test_the_readme_shows_the_newest_evidence_of_speed() -> None:
     newest = max((ROOT / "benchmarks" / "results").glob("cpu-*.json"))
     assert script("cpu").table(json.loads(newest.read_text())["rows"]) in (ROOT / "README.md").read_text()

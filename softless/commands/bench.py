@@ -1,0 +1,145 @@
+"""softless bench: time and peak memory of a call, every way to compute it, on this machine.
+
+Ours against SDPA, the plain formulas (eager and compiled) and other libraries where they are installed, beside the
+floor: the time this machine takes to copy the bytes of q, k, v and o. softless.probes.contest defines the numbers.
+
+JSON (schema softless.bench/1); numbers are null where they could not be measured, and "skipped" says why:
+
+    {"schema", "command", "date",
+     "versions": {"softless", "torch", "python"},
+     "machine":  {"system", "processor", "cores", "threads", "device", "load_average"},
+     "mechanisms": [{"name", "options": {option: value}, "backend", "backend_reason"}],
+     "causal", "dtype", "device", "backend", "threads", "quick",
+     "copy_bytes_per_second",
+     "results": [{"shape": {"batch", "heads", "queries", "head_dim", "keys", "kv_heads"},
+                  "pass": "forward" | "forward+backward", "floor_bytes", "floor_ms",
+                  "rows": [{"label", "role": "ours" | "sdpa" | "plain" | "compiled" | "rival", "mechanism" | null,
+                            "ms", "fastest_ms", "repeats", "timing": "graph" | "events" | "clock",
+                            "eager_ms" | null            CUDA: wall clock of an ordinary call, launches included
+                            "ratio",                     SDPA's ms / own ms
+                            "share",                     floor_ms / ms
+                            "extra_bytes", "extra_share" peak memory beyond what the call gives, and its share of that
+                            "skipped" | null}]}]}
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from softless.commands.explain import Dtype
+from softless.commands.manners import (
+    console,
+    emit_json,
+    polite,
+    prepare_folder,
+    whole_number,
+    write_atomically,
+)
+from softless.commands.study import Where
+from softless.commands.words import four_numbers, key_value, lengths
+from softless.errors import ArgumentError
+
+SCHEMA = "softless.bench/1"
+SUMMARY = "Time and memory against SDPA, plain formulas and others."
+HELP = """Time a call every way it can be computed: ours, SDPA, plain PyTorch, other libraries.
+
+Prints milliseconds, the ratio to SDPA, the share of this machine's own copy rate, and memory.
+
+\b
+$ softless bench --quick
+$ softless bench inline --shape 1,16,65536,64 --backward
+$ softless bench linear --causal --tokens 1024,4096,16384 --plot bench.html
+"""
+DEFAULT = ("linear", "inline")
+FULL, QUICK = (1, 8, 4096, 64), (1, 4, 1024, 64)
+REPEATS, QUICK_REPEATS = 10, 3
+
+
+class Backend(StrEnum):
+    """Backends of `attention`."""
+
+    auto = "auto"
+    reference = "reference"
+    torch = "torch"
+    triton = "triton"
+
+
+@polite
+def run(
+    mechanisms: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MECHANISM]...", help="Names from `softless list`.", show_default="linear inline"),
+    ] = None,
+    shape: Annotated[
+        list[Any] | None,
+        typer.Option(
+            parser=four_numbers,
+            metavar="B,H,N,D",
+            help="Shape of q; repeatable.",
+            show_default=",".join(map(str, FULL)),
+        ),
+    ] = None,
+    tokens: Annotated[
+        Any, typer.Option(parser=lengths, metavar="N,N,...", help="Lengths in place of N.", show_default=False)
+    ] = None,
+    keys: Annotated[
+        Any, typer.Option(parser=whole_number, metavar="M", help="Tokens of k and v, if not N.", show_default=False)
+    ] = None,
+    kv_heads: Annotated[
+        Any, typer.Option(parser=whole_number, metavar="G", help="Heads of k and v, if fewer.", show_default=False)
+    ] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="The causal form.")] = False,
+    backward: Annotated[bool, typer.Option("--backward", help="Also forward and backward together.")] = False,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Of q, k and v.", show_default="bfloat16 on cuda, float32 on a CPU")
+    ] = None,
+    device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,
+    backend: Annotated[Backend, typer.Option(help="Of ours.")] = Backend.auto,
+    option: Annotated[
+        list[Any] | None,
+        typer.Option(parser=key_value, metavar="NAME=VALUE", help="An option of the mechanisms; repeatable."),
+    ] = None,
+    repeats: Annotated[
+        Any, typer.Option(parser=whole_number, metavar="NUMBER", help="Runs of each.", show_default=str(REPEATS))
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A short call, few repeats, no torch.compile.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Also draw time against N.", show_default=False)
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Measure, draw, show."""
+    if plot is not None:
+        from softless.report import bench_page
+
+        bench_page.require_plotly()
+        prepare_folder(plot.parent)
+        if plot.is_dir():
+            raise ArgumentError(f"--plot {str(plot)!r} is a folder and must be a file to write")
+
+    from softless.commands import bench_measure, bench_show
+
+    plan = bench_measure.plan(
+        mechanisms or DEFAULT,
+        dict(option or []),
+        shapes=[tuple(each) for each in shape or [QUICK if quick else FULL]],
+        tokens=tokens,
+        keys=keys,
+        kv_heads=kv_heads,
+        causal=causal,
+        backward=backward,
+        dtype=None if dtype is None else dtype.value,
+        device=device.value,
+        backend=backend.value,
+        repeats=repeats or (QUICK_REPEATS if quick else REPEATS),
+        quick=quick,
+    )
+    document = {"schema": SCHEMA, **bench_measure.measure(plan, show_progress=not json)}
+    if plot is not None:
+        write_atomically(plot, bench_page.page(document))
+    if json:
+        emit_json(document)
+    else:
+        bench_show.show(document, plot, console())

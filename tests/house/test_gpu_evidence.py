@@ -1,0 +1,220 @@
+"""The GPU evidence: every bar has cases, one that fails is recorded, and the README is told the truth."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+gpu, bars = script("gpu"), script("gpu_bars")
+
+
+def row(value, *, sign=">=", limit=1.0, group="a", what="x", **more):
+    holds = value is not None and (value >= limit if sign == ">=" else value <= limit)
+    return {"bar": 1, "group": group, "what": what, "unit": "x", "sign": sign, "limit": limit, "value": value} | {
+        "holds": holds,
+        **more,
+    }
+
+
+def test_every_bar_has_cases_and_no_two_share_a_name():
+    assert [{case.bar for case in cases()} for cases in bars.BARS] == [{bar} for bar in range(1, 9)]
+    names = [(case.group, case.what) for cases in bars.BARS for case in cases()]
+    assert len(names) == len(set(names)) == 8 + 4 + 88 + 1 + 12 + 2 + 8 + 6
+
+
+def test_a_bar_has_one_limit_a_group():
+    limits = {(case.group, case.sign, case.limit, case.unit) for cases in bars.BARS for case in cases()}
+    assert len(limits) == len({group for group, *_ in limits})
+
+
+def test_a_case_that_raises_is_recorded_and_does_not_hold():
+    def fail():
+        raise RuntimeError("CUDA error:\nan illegal memory access")
+
+    found = bars.Case(1, "a", "b", "x", ">=", 1.0, fail).row()
+    assert (found["value"], found["holds"]) == (None, False)
+    assert found["error"] == "RuntimeError: CUDA error: an illegal memory access"
+
+
+@pytest.mark.parametrize(
+    ("sign", "value", "holds"), [(">=", 1.0, True), (">=", 0.9, False), ("<=", 1.0, True), ("<=", 1.1, False)]
+)
+def test_a_case_holds_on_the_right_side_of_its_limit(sign, value, holds):
+    assert bars.Case(1, "a", "b", "x", sign, 1.0, lambda: (value, {"ms": 3})).row()["holds"] is holds
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Every measurement on a CPU, in tiny shapes."""
+    monkeypatch.setattr(bars, "DEVICE", torch.device("cpu"))
+    monkeypatch.setattr(bars, "BACKEND", "auto")
+    monkeypatch.setattr(bars, "REPEATS", 1)
+    monkeypatch.setattr(bars, "LARGE", ((1, 2, 32, 8),))
+    monkeypatch.setattr(bars, "CAUSAL_MS", {(1, 2, 32, 8): {"fla chunk": (1.0, 2.0), "fla fused_chunk": (0.5, 1.0)}})
+    monkeypatch.setattr(bars, "rate", lambda: 1e9)
+    bars.result.cache_clear()
+    yield
+    bars.result.cache_clear()
+
+
+def test_what_is_measured_on_a_gpu_can_be_measured_here(small):
+    for cases in (bars.copy_speed, bars.causal, bars.memory):
+        for case in cases():
+            found = case.row()
+            assert "error" not in found, found
+            assert found["value"] is not None
+    value, facts = bars.against("SDPA", "inline", (1, 2, 32, 8), True)
+    assert value == facts["against_ms"] / facts["ms"]
+
+
+def test_without_fla_the_published_time_stands_in_and_the_row_says_so(small):
+    value, facts = bars.against_fla("fla chunk", (1, 2, 32, 8), True)
+    assert value == 2.0 / facts["ms"]
+    assert facts["reference_ms"] == 2.0
+    assert facts["note"].endswith("compared with a published time")
+
+
+def test_a_decode_step_counts_the_state_read_and_written(small):
+    _, facts = bars.decode("linear")
+    comoment = 64 * 16 * 64 * 64 * 4
+    assert 2 * comoment < facts["bytes"] < 2.1 * comoment
+
+
+def test_the_plain_residual_computes_what_it_is_compared_with(small):
+    q, k, v = torch.randn(3, 2, 3, 5 * 5, 4, dtype=torch.float64).unbind()
+    taps = torch.randn(2, 3, 9, 4, dtype=torch.float64)
+    exact = bars.attention_with_residual(q, k, v, taps, grid=(5, 5))
+    assert (bars.plain_residual(q, k, v, taps, 5) - exact).abs().max() <= 1e-12 * (1 + exact.abs().max())
+    value, facts = bars.residual(batch=2, heads=3, side=5, dim=4)
+    assert value == facts["against_ms"] / facts["ms"]
+
+
+def test_the_table_shows_the_worst_case_of_each_group():
+    rows = [row(3.0, what="fast"), row(0.5, what="slow"), row(0.1, sign="<=", group="b", what="lean")]
+    rows += [row(0.4, sign="<=", group="b", what="rich"), row(None, group="c", what="broken", error="it broke")]
+    assert gpu.table(rows).splitlines()[2:] == [
+        "| a | 0.5x (slow) | >= 1x | 1 of 2 |",
+        "| b | 0.4x (rich) | <= 1x | 2 of 2 |",
+        "| c | failed (broken) | >= 1x | 0 of 1 |",
+    ]
+
+
+def test_the_table_says_where_a_published_time_stands_in():
+    assert "| a (published times) |" in gpu.table([row(2.0, reference_ms=1.0)])
+
+
+EVIDENCE = {
+    "schema": "softless.gpu/1",
+    "date": "2030-01-02",
+    "gpu": "NVIDIA H200",
+    "driver": "1.2",
+    "versions": {"torch": "2.11", "triton": "3.6"},
+    "copy_bytes_per_second": 4.25e12,
+    "whole": True,
+    "rows": [row(2.0)],
+}
+
+
+def test_evidence_of_another_format_or_half_a_run_is_none(tmp_path):
+    assert gpu.newest(tmp_path) is None
+    (tmp_path / "gpu-2030-01-01.json").write_text(json.dumps({"date": "2030-01-01", "rows": []}))
+    (tmp_path / "gpu-2030-01-03.json").write_text(json.dumps(EVIDENCE | {"whole": False}))
+    assert gpu.newest(tmp_path) is None
+    (tmp_path / "gpu-2030-01-02.json").write_text(json.dumps(EVIDENCE))
+    assert gpu.newest(tmp_path) == EVIDENCE
+
+
+def test_the_section_is_the_table_or_says_that_there_is_none():
+    assert gpu.section(None) == "No GPU evidence of the kernels has been recorded yet: `make gpu` writes it."
+    text = gpu.section(EVIDENCE)
+    assert text.startswith(gpu.table(EVIDENCE["rows"]))
+    about = "NVIDIA H200, driver 1.2, torch 2.11, triton 3.6; bfloat16, 2030-01-02, copies 4.25 TB/s"
+    assert text.endswith(f"{about}; written by `make gpu`.")
+
+
+def test_the_readme_is_filled_between_its_marks_and_nowhere_else(monkeypatch, tmp_path):
+    start, end = gpu.MARKS
+    readme = tmp_path / "README.md"
+    readme.write_text(f"# Title\n\n{start}\nold\n{end}\n\nMore.\n")
+    monkeypatch.setattr(gpu, "README", readme)
+    monkeypatch.setattr(gpu, "newest", lambda: EVIDENCE)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--readme"])
+    for _ in range(2):
+        assert gpu.main() == 0
+        assert readme.read_text() == f"# Title\n\n{start}\n\n{gpu.section(EVIDENCE)}\n\n{end}\n\nMore.\n"
+    with pytest.raises(ValueError, match=r"README.md has no <!-- gpu evidence"):
+        gpu.fill("# Title\n", "x")
+
+
+def test_a_machine_without_cuda_is_told_so(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    assert gpu.main() == 3
+    assert capsys.readouterr().err == "this benchmark needs a CUDA device, and torch finds none\n"
+
+
+@pytest.fixture
+def paper_gpu(monkeypatch, tmp_path):
+    """A machine that says it has a GPU, and two bars to run on it."""
+
+    def hold():
+        yield bars.Case(1, "a", "b", "x", ">=", 1.0, lambda: (2.0, {}))
+
+    def miss():
+        yield bars.Case(2, "c", "d", "x", ">=", 1.0, lambda: (0.5, {}))
+
+    fake = ModuleType("gpu_bars")
+    fake.BARS, fake.rate = (hold, miss), lambda: 1e12
+    monkeypatch.setitem(sys.modules, "gpu_bars", fake)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "paper")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(gpu, "driver", lambda: "0")
+    monkeypatch.setattr(gpu, "RESULTS", tmp_path)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["gpu.py", *words])
+        return gpu.main()
+
+    return run
+
+
+def test_a_whole_run_writes_its_evidence_and_fails_on_a_missed_bar(paper_gpu, tmp_path, capsys):
+    assert paper_gpu() == 1
+    (path,) = tmp_path.iterdir()
+    found = json.loads(path.read_text())
+    assert list(found) == [
+        "schema", "date", "command", "gpu", "capability", "driver", "versions", "dtype", "backend",
+        "copy_bytes_per_second", "whole", "rows",
+    ]  # fmt: skip
+    assert list(found["versions"]) == ["python", "cuda", "torch", "triton", "fla-core", "softless"]
+    assert path.name == f"gpu-{found['date']}.json"
+    assert found["whole"]
+    assert gpu.newest(tmp_path) == found
+    said = capsys.readouterr().out
+    assert "2  c: d: 0.5x, bar >= 1x   MISSED" in said
+    assert said.endswith(gpu.table(found["rows"]) + "\n")
+
+
+def test_some_bars_alone_are_not_evidence(paper_gpu, tmp_path):
+    assert paper_gpu("--only", "1") == 0
+    assert list(tmp_path.iterdir()) == []
+    assert paper_gpu("--only", "2", "--json", str(tmp_path / "gpu-some.json")) == 1
+    assert gpu.newest(tmp_path) is None

@@ -1,0 +1,77 @@
+"""The plain formulas are the mechanisms: a yardstick that computes something else would measure nothing."""
+
+import pytest
+import torch
+
+import softless
+from softless.errors import UnsupportedError
+from softless.probes.plain import SUMS, WEIGHTS, plain
+
+CASES = [
+    ("linear", {}),
+    ("linear", {"normalize": "none"}),
+    ("linear", {"phi": "softmax"}),
+    ("linear", {"phi": "exp", "t": 0.5}),
+    ("linear", {"phi": "elu", "phi_k": "exp"}),
+    ("linear", {"phi": torch.exp}),
+    ("inline", {}),
+    ("inline", {"phi": "relu"}),
+    ("inline", {"phi": "leaky_relu", "phi_k": "elu"}),
+    ("efficient", {}),
+    ("taylor", {}),
+]
+
+
+def qkv(queries=13, keys=13, heads=4, kv_heads=4, dtype=torch.float64):
+    q = torch.randn(2, heads, queries, 8, dtype=dtype)
+    k, v = torch.randn(2, 2, kv_heads, keys, 8, dtype=dtype).unbind()
+    return q, k, v
+
+
+def assert_same(found, exact):
+    assert (found - exact).abs().max() <= 1e-12 * (1 + exact.abs().max())
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("causal_by", [None, WEIGHTS, SUMS])
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_a_plain_formula_equals_the_float64_reference(name, options, causal_by, kv_heads):
+    made, tensors = softless.mechanism(name, **options), qkv(kv_heads=kv_heads)
+    exact = softless.attention(*tensors, made, is_causal=causal_by is not None, backend="reference")
+    assert_same(plain(made, causal_by=causal_by)(*tensors), exact)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_keys_may_be_more_or_fewer_than_queries(name, options):
+    made = softless.mechanism(name, **options)
+    for keys in (5, 29):
+        tensors = qkv(keys=keys)
+        assert_same(plain(made)(*tensors), softless.attention(*tensors, made, backend="reference"))
+
+
+@pytest.mark.parametrize("causal_by", [None, WEIGHTS, SUMS])
+@pytest.mark.parametrize("name", ["linear", "inline", "efficient", "taylor"])
+def test_a_plain_formula_stays_in_the_dtype_that_comes_in(name, causal_by):
+    tensors = qkv(dtype=torch.bfloat16)
+    assert plain(softless.mechanism(name), causal_by=causal_by)(*tensors).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["hydra", "angular", "focused", "threshold", "softmax"])
+def test_a_mechanism_without_one_says_so(name):
+    with pytest.raises(UnsupportedError, match=f"{name} has no plain formula here"):
+        plain(softless.mechanism(name))
+
+
+def test_an_option_without_one_says_so():
+    with pytest.raises(UnsupportedError, match="taylor has no plain formula here"):
+        plain(softless.mechanism("taylor", order=2))
+    with pytest.raises(UnsupportedError, match="phi 'affine_relu' has no plain formula here"):
+        plain(softless.mechanism("linear", phi="affine_relu"))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("causal_by", [None, WEIGHTS])
+@pytest.mark.parametrize("name", ["linear", "inline"])
+def test_a_compiled_formula_computes_the_same(name, causal_by):
+    formula, tensors = plain(softless.mechanism(name), causal_by=causal_by), qkv()
+    assert_same(torch.compile(formula, fullgraph=True, dynamic=False)(*tensors), formula(*tensors))

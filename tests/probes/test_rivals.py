@@ -1,0 +1,89 @@
+"""Other libraries are called as they document it, with our features, and their absence is a sentence."""
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+import softless
+from softless.probes import contestants, rivals
+from softless.probes.contestants import Terms
+from softless.probes.cost import Shape
+
+CHUNK, FUSED, BLA = rivals.RIVALS
+
+
+def running(q, k, v, scale=None, normalize=True):
+    """What fla's functions compute, in fla's layout [B, T, H, D]."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    weights = (q @ k.mT * scale).tril()
+    out = weights @ v
+    out = out / weights.sum(-1, keepdim=True) if normalize else out
+    return out.transpose(1, 2), None
+
+
+def whole(q, k, v):
+    """What flash_bla's function computes, in our layout."""
+    return (q @ (k.mT @ v)) / (q @ k.sum(-2)[..., None])
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Stand-ins under the rivals' names."""
+    for rival in rivals.RIVALS:
+        module = sys.modules.get(rival.module) or ModuleType(rival.module)
+        setattr(module, rival.function, whole if rival is BLA else running)
+        monkeypatch.setitem(sys.modules, rival.module, module)
+    monkeypatch.setattr(rivals, "find_spec", lambda _: True)
+
+
+def qkv():
+    return torch.randn(3, 2, 4, 17, 8, dtype=torch.float64).unbind()
+
+
+@pytest.mark.parametrize("phi", ["elu", "softmax"])
+def test_a_rival_computes_our_function(installed, phi):
+    tensors = qkv()
+    normalized, raw = (softless.mechanism("linear", phi=phi, normalize=how) for how in ("divide", "none"))
+    for rival, made in ((CHUNK, normalized), (FUSED, raw), (BLA, normalized)):
+        exact = softless.attention(*tensors, made, is_causal=rival.causal, backend="reference")
+        assert (rivals.load(rival, made)(*tensors) - exact).abs().max() <= 1e-12 * (1 + exact.abs().max())
+
+
+def absences(**changes):
+    return [
+        rivals.absence(rival, **{"is_causal": True, "device": "cuda", "grouped": False} | changes)
+        for rival in rivals.RIVALS
+    ]
+
+
+def test_a_rival_that_can_take_the_call_has_no_excuse(installed):
+    assert absences()[:2] == [None, None]
+    assert absences(is_causal=False)[2] is None
+
+
+def test_an_absence_is_a_reason(installed, monkeypatch):
+    assert absences()[2] == "is not causal, and this call is causal"
+    assert absences(is_causal=False)[0] == "is causal, and this call is not"
+    assert absences(device="cpu")[0] == "needs a CUDA device"
+    assert absences(grouped=True)[0] == "takes as many key heads as query heads"
+    monkeypatch.setattr(rivals, "find_spec", lambda _: None)
+    assert absences()[0] == "fla is not installed (pip install fla-core)"
+
+
+def test_a_rival_that_fails_to_load_stays_on_the_list(monkeypatch):
+    def fail(*_):
+        raise ImportError("libcuda.so.1\nis missing")
+
+    monkeypatch.setattr(rivals, "absence", lambda *_, **__: None)
+    monkeypatch.setattr(rivals, "load", fail)
+    terms = Terms(shape=Shape(1, 2, 8, 4, 8, 2))
+    everyone = contestants.contestants({"linear": softless.mechanism("linear")}, terms, compiled=False)
+    assert [each.absent for each in everyone if each.role == "rival"] == ["ImportError: libcuda.so.1"] * 3
+
+
+def test_rivals_compute_linear_and_nothing_else():
+    terms = Terms(shape=Shape(1, 2, 8, 4, 8, 2))
+    everyone = contestants.contestants({"inline": softless.mechanism("inline")}, terms, compiled=False)
+    assert {each.absent for each in everyone if each.role == "rival"} == {"computes linear, and this is inline"}
