@@ -9,6 +9,7 @@ Shapes: q [B, H, N, d]   k [B, G, M, d]   v [B, G, M, e]   key_mask [B, M]   tap
 from typing import NamedTuple
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from softless.algebra.recipe import Recipe
@@ -53,7 +54,7 @@ def forward(
     sizes, mask, tapped = _sizes(q, v), _bytes(key_mask), None if taps is None else rows(taps)
     cut = _tile("forward", sizes, q.dtype)
     common = {"GROUP": heads // groups, **sizes, **_names(recipe), **_meta(cut)}
-    records = None if is_whole(queries, keys) else _observe(k, v, mask, recipe, cut)
+    records = None if is_whole(queries, keys) else _observe(k, v, mask, recipe, cut, q.dtype)
     out = output_like(q, v.shape[3]) if out is None else out
     if records is None:
         launch(
@@ -65,7 +66,7 @@ def forward(
         read_kernel, batch * heads * splits, q, rows(q), rows(v), rows(out), tapped, mask, records, queries, keys,
         heads, span, splits, recipe.scale, recipe.t, picture, NUMBERS=records.shape[1],
         EVEN=queries % cut.tokens == 0, **common)  # fmt: skip
-    return out, records
+    return out, records if keeps_records(q, k, v, recipe.phi_k) else _records(q, v, 0)
 
 
 def backward(
@@ -75,7 +76,7 @@ def backward(
     v: Tensor,
     key_mask: Tensor | None,
     taps: Tensor | None,
-    records: Tensor | None,
+    records: Tensor,
     recipe: Recipe,
     picture: Picture,
     d_q: Tensor,
@@ -87,30 +88,32 @@ def backward(
         return _sliced_backward(d_out, q, k, v, key_mask, taps, cuts, recipe, picture, d_q, d_k, d_v)
     (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
     sizes, mask, tapped = _sizes(q, v), _bytes(key_mask), None if taps is None else rows(taps)
-    cut = _tile("backward", sizes, q.dtype)
+    dtype = _exact(recipe, q.dtype)
+    cut, products = _tile("backward", sizes, dtype), {"DTYPE": _triton(dtype)}
     d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
     if is_whole(queries, keys):
         d_taps = None if taps is None else q.new_empty(batch, heads, 9, v.shape[3], dtype=torch.float32)
         launch(
             whole_gradient_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(d_out), tapped, mask, rows(d_q),
             rows(d_k), rows(d_v), d_taps, queries, keys, groups, recipe.scale, recipe.t, picture, GROUP=heads // groups,
-            **sizes, **_names(recipe), **_meta(cut))  # fmt: skip
+            **sizes, **_names(recipe), **products, **_meta(cut))  # fmt: skip
         return d_taps
-    if records is None:
-        records = _observe(k, v, mask, recipe, cut)
+    if not keeps_records(q, k, v, recipe.phi_k):
+        records = _observe(k, v, mask, recipe, cut, dtype)
     span, splits = spans(queries, batch * heads, cut.tokens)
     gradients = _records(q, v, batch * heads * splits)
     launch(
         query_gradient_kernel, batch * heads * splits, q, rows(q), rows(d_out), rows(d_q), records, gradients, queries,
         heads, span, splits, recipe.scale, recipe.t, GROUP=heads // groups, NUMBERS=records.shape[1],
-        EVEN=queries % cut.tokens == 0, **sizes, **_names(recipe), **_meta(cut))  # fmt: skip
+        EVEN=queries % cut.tokens == 0, **sizes, **_names(recipe), **products, **_meta(cut))  # fmt: skip
     gradients = gradients.view(batch * groups, heads // groups * splits, -1).sum(1)
     span, splits = spans(keys, batch * groups, cut.tokens, READERS)
     d_taps = None if taps is None else q.new_empty(batch, heads, splits, 9, v.shape[3], dtype=torch.float32)
     launch(
         key_gradient_kernel, batch * groups * splits, q, rows(k), rows(v), rows(d_out), tapped, mask, rows(d_k),
         rows(d_v), d_taps, records, gradients, keys, groups, span, splits, recipe.t, picture, NUMBERS=records.shape[1],
-        PHI_K=recipe.phi_k, EVEN=mask is None and keys % cut.tokens == 0, **sizes, **_meta(cut))  # fmt: skip
+        PHI_K=recipe.phi_k, EVEN=mask is None and keys % cut.tokens == 0, **sizes, **products,
+        **_meta(cut))  # fmt: skip
     return None if d_taps is None else d_taps.sum(2)
 
 
@@ -131,11 +134,11 @@ def _sliced_backward(
     """Each slice of values gives its share of dq and dk: added up in float32."""
     sum_q, sum_k = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k))
     share_q, share_k = torch.empty_like(sum_q), torch.empty_like(sum_k)
-    d_taps = []
+    d_taps, none = [], _records(q, v, 0)
     for each in cuts:
         values, part = v[..., each], None if taps is None else taps[..., each].contiguous()
         found = backward(
-            d_out[..., each], q, k, values, key_mask, part, None, recipe, picture, share_q, share_k, d_v[..., each]
+            d_out[..., each], q, k, values, key_mask, part, none, recipe, picture, share_q, share_k, d_v[..., each]
         )
         d_taps += [] if found is None else [found]
         sum_q += share_q
@@ -145,9 +148,18 @@ def _sliced_backward(
     return torch.cat(d_taps, -1) if d_taps else None
 
 
-def keeps_records(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the backward pass gets the forward's records; whole heads and slices are observed again."""
-    return not is_whole(q.shape[2], k.shape[2]) and len(_slices(q, v)) == 1
+def keeps_records(q: Tensor, k: Tensor, v: Tensor, phi_k: str) -> bool:
+    """Whether the backward pass gets the forward's records; it makes its own for whole heads, slices and exp keys."""
+    return phi_k != "exp" and not is_whole(q.shape[2], k.shape[2]) and len(_slices(q, v)) == 1
+
+
+def _exact(recipe: Recipe, dtype: torch.dtype) -> torch.dtype:
+    """What the backward pass multiplies in. Exponential keys saturate, and then gradients are small differences."""
+    return torch.float32 if recipe.phi_k == "exp" else dtype
+
+
+def _triton(dtype: torch.dtype) -> tl.dtype:
+    return getattr(tl, str(dtype).removeprefix("torch."))
 
 
 def _slices(q: Tensor, v: Tensor) -> list[slice]:
@@ -155,8 +167,8 @@ def _slices(q: Tensor, v: Tensor) -> list[slice]:
     return [slice(start, min(start + width, e)) for start in range(0, e, width)]
 
 
-def _observe(k: Tensor, v: Tensor, mask: Tensor | None, recipe: Recipe, cut: Tile) -> Tensor:
-    """The record of every key head."""
+def _observe(k: Tensor, v: Tensor, mask: Tensor | None, recipe: Recipe, cut: Tile, dtype: torch.dtype) -> Tensor:
+    """The record of every key head, from products in `dtype`."""
     batch, groups, keys, _ = k.shape
     sizes = _sizes(k, v)
     span, splits = spans(keys, batch * groups, cut.tokens)
@@ -164,7 +176,7 @@ def _observe(k: Tensor, v: Tensor, mask: Tensor | None, recipe: Recipe, cut: Til
     launch(
         observe_kernel, batch * groups * splits, k, rows(k), rows(v), mask, parts, keys, groups, span, splits, recipe.t,
         NUMBERS=parts.shape[1], PHI=recipe.phi_k, CENTERED=recipe.reader != "none",
-        EVEN=mask is None and keys % cut.tokens == 0, **sizes, **_meta(cut))  # fmt: skip
+        DTYPE=_triton(dtype), EVEN=mask is None and keys % cut.tokens == 0, **sizes, **_meta(cut))  # fmt: skip
     if splits == 1:
         return parts
     records, d = _records(k, v, batch * groups), sizes["D"]

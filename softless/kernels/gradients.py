@@ -6,7 +6,8 @@
     dphi(k) = (v - v_mean) @ d comoment^T + d (n k_mean)
 
 The outputs are not needed: do.(o - v_mean) = gain (f.u), and that in float32.
-Reader `none` has means 0 and passes nothing through them.
+Reader `none` has means 0 and passes nothing through them. DTYPE is that of the products: the input's, but float32 for
+exponential keys, which saturate, and then differ by far less than they are.
 """
 
 import triton
@@ -17,7 +18,7 @@ from softless.kernels.features import feature, slope
 from softless.kernels.launch import SIZES
 from softless.kernels.local import residual_gradient
 from softless.kernels.observe import visible
-from softless.kernels.query import pull, query_features, query_slope
+from softless.kernels.query import contrast, pull, query_features, query_slope
 from softless.kernels.record import read_state, write_state
 from softless.kernels.rows import keep, load, store
 
@@ -25,10 +26,9 @@ from softless.kernels.rows import keep, load, store
 @triton.jit
 def query_gradient_tokens(q, d_out, d_q, b, h, begin, end, n, k_mean, comoment, shift, scale, t, D: tl.constexpr,
                           E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr,
-                          PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr,
+                          PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr,
                           EVEN: tl.constexpr):  # fmt: skip
     """Write dq for queries begin..end; return (d (n k_mean), d v_mean, d comoment). `comoment` is a factor."""
-    DTYPE: tl.constexpr = q.at.dtype.element_ty
     EXP_K: tl.constexpr = PHI_K == "exp"
     EXP: tl.constexpr = EXP_K or PHI_Q == "exp"
     FULL_K: tl.constexpr = EVEN and D == BD
@@ -48,7 +48,7 @@ def query_gradient_tokens(q, d_out, d_q, b, h, begin, end, n, k_mean, comoment, 
               query_slope(x, phi, units, top, df, t, EXP, PHI_Q, READER), FULL_K)  # fmt: skip
         if READER == "channel":
             drifts = column_sums(factor(keep(along * weighted, here, 0.0, EVEN), DTYPE), drifts, DTYPE)
-        weighted = factor(keep(weighted, here, 0.0, EVEN), DTYPE)
+        weighted = factor(keep(contrast(weighted, D, PHI_K), here, 0.0, EVEN), DTYPE)
         d_comoment = product(tl.trans(weighted), cotangent, d_comoment, DTYPE)
         if READER == "divide":
             drifts = weighted_sums(along, weighted, drifts, DTYPE)
@@ -60,9 +60,9 @@ def query_gradient_tokens(q, d_out, d_q, b, h, begin, end, n, k_mean, comoment, 
 @triton.jit
 def key_gradient_tokens(k, v, d_out, taps, mask, d_k, d_v, b, g, begin, end, M, n, k_mean, v_mean, shift, d_k_total,
                         d_v_mean, d_comoment, t, picture, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
-                        BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+                        BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, DTYPE: tl.constexpr,
+                        EVEN: tl.constexpr):  # fmt: skip
     """Write dk and dv of tokens begin..end; return dtaps [ONES, BE]. `d_comoment` is a factor."""
-    DTYPE: tl.constexpr = k.at.dtype.element_ty
     columns, channels = tl.arange(0, BD), tl.arange(0, BE)
     FULL_K: tl.constexpr = EVEN and D == BD
     FULL_V: tl.constexpr = EVEN and E == BE
@@ -97,34 +97,34 @@ def key_gradient_tokens(k, v, d_out, taps, mask, d_k, d_v, b, g, begin, end, M, 
 def query_gradient_kernel(q, d_out, d_q, records, gradients, N, H, span, splits, scale, t, GROUP: tl.constexpr,
                           NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                           T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
-                          CONSTANT: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+                          CONSTANT: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
     """One program a query head and span of tokens; each writes its share of the state's gradient."""
     program = tl.program_id(0).to(tl.int64)
     head, begin = program // splits, (program % splits).to(tl.int32) * span
     b, h = head // H, head % H
     record = records + (b * (H // GROUP) + h // GROUP) * NUMBERS
     n, k_mean, _v_mean, comoment, shift = read_state(record, D, E, BD, BE)
-    comoment = factor(comoment, q.at.dtype.element_ty)
+    comoment = factor(comoment, DTYPE)
     d_k_total, d_v_mean, d_comoment = query_gradient_tokens(
         q, d_out, d_q, b, h, begin, tl.minimum(begin + span, N), n, k_mean, comoment, shift, scale, t, D, E, BD, BE, T,
-        PHI_Q, PHI_K, READER, CONSTANT, EVEN)  # fmt: skip
+        PHI_Q, PHI_K, READER, CONSTANT, DTYPE, EVEN)  # fmt: skip
     write_state(gradients + program * NUMBERS, n, d_k_total, d_v_mean, d_comoment, shift, D, E)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def key_gradient_kernel(k, v, d_out, taps, mask, d_k, d_v, d_taps, records, gradients, M, G, span, splits, t, picture,
                         NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-                        T: tl.constexpr, PHI_K: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+                        T: tl.constexpr, PHI_K: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
     """One program a key head and span of tokens."""
     program = tl.program_id(0).to(tl.int64)
     head, begin = program // splits, (program % splits).to(tl.int32) * span
     b, g = head // G, head % G
     n, k_mean, v_mean, _comoment, shift = read_state(records + head * NUMBERS, D, E, BD, BE)
     _n, d_k_total, d_v_mean, d_comoment, _shift = read_state(gradients + head * NUMBERS, D, E, BD, BE)
-    d_comoment = factor(d_comoment, k.at.dtype.element_ty)
+    d_comoment = factor(d_comoment, DTYPE)
     sums = key_gradient_tokens(
         k, v, d_out, taps, mask, d_k, d_v, b, g, begin, tl.minimum(begin + span, M), M, n, k_mean, v_mean, shift,
-        d_k_total, d_v_mean, d_comoment, t, picture, D, E, BD, BE, T, PHI_K, EVEN)  # fmt: skip
+        d_k_total, d_v_mean, d_comoment, t, picture, D, E, BD, BE, T, PHI_K, DTYPE, EVEN)  # fmt: skip
     if taps is not None:
         write_taps(d_taps + program * 9 * E, sums, E)
 

@@ -54,10 +54,9 @@ def reference(k, v, mask, b, g, begin, end, M, t, D: tl.constexpr, E: tl.constex
 
 @triton.jit
 def observe_tokens(k, v, mask, b, g, begin, end, M, t, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
-                   BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, CENTERED: tl.constexpr,
+                   BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, CENTERED: tl.constexpr, DTYPE: tl.constexpr,
                    EVEN: tl.constexpr):  # fmt: skip
     """The State of tokens begin..end of one key head: (n, k_mean, v_mean, comoment, shift). EVEN: tiles are full."""
-    DTYPE: tl.constexpr = k.at.dtype.element_ty
     FULL_K: tl.constexpr = EVEN and D == BD
     FULL_V: tl.constexpr = EVEN and E == BE
     columns, channels = tl.arange(0, BD), tl.arange(0, BE)
@@ -96,14 +95,14 @@ def observe_tokens(k, v, mask, b, g, begin, end, M, t, D: tl.constexpr, E: tl.co
 @triton.jit(do_not_specialize=SIZES)
 def observe_kernel(k, v, mask, records, M, G, span, splits, t, NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
                    BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr,
-                   CENTERED: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+                   CENTERED: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
     """One program a key head and span of tokens."""
     program = tl.program_id(0).to(tl.int64)
     head, split = program // splits, (program % splits).to(tl.int32)
     begin = split * span
     n, k_mean, v_mean, comoment, shift = observe_tokens(
         k, v, mask, head // G, head % G, begin, tl.minimum(begin + span, M), M, t, D, E, BD, BE, T, PHI, CENTERED,
-        EVEN)  # fmt: skip
+        DTYPE, EVEN)  # fmt: skip
     write_state(records + program * NUMBERS, n, k_mean, v_mean, comoment, shift, D, E)
 
 

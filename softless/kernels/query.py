@@ -16,6 +16,7 @@ import triton.language as tl
 
 from softless.kernels.features import feature, slope
 from softless.kernels.record import FLOOR
+from softless.kernels.rows import keep
 
 LIFT = tl.constexpr(2.0**60)
 TINY = tl.constexpr(2.0**-126)  # the smallest normal number
@@ -44,6 +45,18 @@ def query_features(x, n, k_mean, shift, t, D: tl.constexpr, PHI: tl.constexpr, E
         return phi, 1.0 / tl.where(largest > TINY, largest, 1.0), zero
     else:
         return phi, zero + 1.0, zero
+
+
+@triton.jit
+def contrast(f, D: tl.constexpr, PHI_K: tl.constexpr):
+    """f as a factor of the comoment. Softmax keys add up to 1, so what f's channels share has no effect: it is left out
+    before rounding.
+    """
+    if PHI_K == "softmax":
+        columns = tl.arange(0, f.shape[1])[None, :]
+        return keep(f - tl.sum(f, 1)[:, None] * (1.0 / D), columns < D, 0.0, D == f.shape[1])
+    else:
+        return f
 
 
 @triton.jit

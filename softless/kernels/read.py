@@ -6,7 +6,7 @@ import triton.language as tl
 from softless.kernels.arithmetic import factor, product
 from softless.kernels.launch import SIZES
 from softless.kernels.local import residual
-from softless.kernels.query import answer, query_features
+from softless.kernels.query import answer, contrast, query_features
 from softless.kernels.record import read_state
 from softless.kernels.rows import load, store
 
@@ -26,7 +26,7 @@ def read_tokens(q, v, out, taps, mask, b, h, begin, end, M, n, k_mean, v_mean, c
         x = load(q, b, h, tokens, columns, here[:, None] & (columns < D)[None, :], EVEN and D == BD)
         phi, units, top = query_features(x, n, k_mean, shift, t, D, PHI_Q, EXP_K, READER, CONSTANT)
         f = phi * units
-        correlation = product(factor(f, DTYPE), comoment, tl.zeros((T, BE), tl.float32), DTYPE)
+        correlation = product(factor(contrast(f, D, PHI_K), DTYPE), comoment, tl.zeros((T, BE), tl.float32), DTYPE)
         o = answer(correlation, f, n, k_mean, v_mean, top, scale, EXP_K or PHI_Q == "exp", READER, CONSTANT)
         if taps is not None:
             o += residual(v, taps, mask, b, h, tokens, here, M, picture[0], picture[1], picture[2], E, BE)

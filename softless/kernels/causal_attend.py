@@ -1,0 +1,209 @@
+"""Causal attention on the kernels: which are launched, and with what.
+
+    forward    (State of each segment -> State before each ->) walk       segments where heads are few
+    backward   queries' gradient -> (sums over each segment ->) keys' gradient
+
+Shapes: q [B, H, N, d]   k [B, G, N, d]   v [B, G, N, e]   key_mask [B, N]   Past [B, G, .] or [B, G, segments, .].
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from softless.kernels import causal_tiles
+from softless.kernels.causal_decode import decode_kernel
+from softless.kernels.causal_forward import forward_kernel
+from softless.kernels.causal_key_gradient import key_gradient_kernel, sums_kernel
+from softless.kernels.causal_memory import Memory, mask_of
+from softless.kernels.causal_query_gradient import query_gradient_kernel
+from softless.kernels.causal_states import prefix_kernel, segment_kernel
+from softless.kernels.causal_tiles import Tile
+from softless.kernels.launch import block, launch
+from softless.kernels.rows import rows
+
+
+class Past(NamedTuple):
+    """The State's tensors in the kernels' order: n int64 [.], k_mean [., d], v_mean [., e], comoment [., d, e]."""
+
+    n: Tensor
+    k_mean: Tensor
+    v_mean: Tensor
+    comoment: Tensor
+
+    def columns(self, some: slice) -> "Past":
+        return Past(self.n, self.k_mean, self.v_mean[..., some], self.comoment[..., some])
+
+
+class Recipe(NamedTuple):
+    """A kernelized mechanism in the kernels' words."""
+
+    phi_q: str
+    phi_k: str
+    reader: str  # divide | subtract | none
+    scale: float
+    constant: bool  # features are [1, phi]: Taylor attention
+
+    @property
+    def names(self) -> dict[str, Any]:
+        return {"PHI_Q": self.phi_q, "PHI_K": self.phi_k, "READER": self.reader, "CONSTANT": self.constant}
+
+
+def past_like(k: Tensor, v: Tensor, *states: int) -> Past:
+    """Room for the States of each key head."""
+    some = (*k.shape[:2], *states)
+    d, e = k.shape[3], v.shape[3]
+    shapes = ((*some, d), (*some, e), (*some, d, e))
+    return Past(k.new_empty(some, dtype=torch.int64), *(k.new_empty(shape, dtype=torch.float32) for shape in shapes))
+
+
+def memory_of(past: Past | None) -> Memory | None:
+    return None if past is None else Memory(*past, past.comoment.stride(-2))
+
+
+def sizes(q: Tensor, v: Tensor, tile: Tile) -> dict[str, Any]:
+    """What every walking kernel is compiled for."""
+    d, e = q.shape[3], v.shape[3]
+    return {"D": d, "E": e, "BD": block(d), "BE": min(block(e), tile.columns), "CHUNK": tile.chunk,
+            "STAGES": tile.stages, "num_warps": tile.warps}  # fmt: skip
+
+
+def choose(table: dict[int, Tile], q: Tensor, v: Tensor) -> Tile:
+    return causal_tiles.tile(table, max(block(q.shape[3]), min(block(v.shape[3]), 128)), q.dtype)
+
+
+def starts(k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, phi: str, heads: int) -> Past | None:
+    """The State before each segment; None where there is one segment."""
+    segments, length = causal_tiles.cut(k.shape[2], heads, k.shape[3])
+    if segments == 1:
+        return None
+    tile = choose(causal_tiles.FORWARD, k, v)
+    before, raw = past_like(k, v, segments), past_like(k[:, :, :0, :0], v, segments)
+    states = Past(raw.n, before.k_mean, raw.v_mean, before.comoment)
+    size = sizes(k, v, tile)
+    programs = k.shape[0] * k.shape[1] * (segments - 1) * -(-v.shape[3] // size["BE"])
+    launch(
+        segment_kernel, programs, k, rows(k), rows(v), mask_of(key_mask), memory_of(states),
+        k.shape[1], k.shape[2], segments, length, PHI=phi, **size,
+    )  # fmt: skip
+    launch(
+        prefix_kernel, k.shape[0] * k.shape[1] * k.shape[3], k, memory_of(states), memory_of(past),
+        before.n, before.v_mean, segments, D=k.shape[3], E=v.shape[3], BE=block(v.shape[3]),
+        SEGMENTS=block(segments, 2), num_warps=4,
+    )  # fmt: skip
+    return before
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, out: Tensor, recipe: Recipe
+) -> tuple[Past, Past | None]:
+    """Fill `out`; the State after the last token, and those before each segment."""
+    heads = q.shape[0] * q.shape[1]
+    segments, length = causal_tiles.cut(q.shape[2], heads, q.shape[3])
+    before, after = starts(k, v, key_mask, past, recipe.phi_k, heads), past_like(k, v)
+    size = sizes(q, v, choose(causal_tiles.FORWARD, q, v))
+    launch(
+        forward_kernel, heads * segments * -(-v.shape[3] // size["BE"]), q, rows(q), rows(k), rows(v), rows(out),
+        mask_of(key_mask), memory_of(past if before is None else before), memory_of(after), q.shape[1], q.shape[2],
+        segments, length, recipe.scale, SHARED=q.shape[1] // k.shape[1], **recipe.names, **size,
+    )  # fmt: skip
+    return after, before
+
+
+def decode(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, out: Tensor, recipe: Recipe
+) -> Past:
+    """One token: fill `out`; the State after it."""
+    after, d, e = past_like(k, v), k.shape[3], v.shape[3]
+    columns = min(block(e), 32)  # a block of the State is 8 KB at d = 64: small programs, many of them in flight
+    launch(
+        decode_kernel, k.shape[0] * k.shape[1] * -(-e // columns), q, rows(q), rows(k), rows(v), rows(out),
+        mask_of(key_mask), memory_of(past), memory_of(after), k.shape[1], recipe.scale,
+        D=d, E=e, BD=block(d), BE=columns, SHARED=q.shape[1] // k.shape[1], num_warps=4, **recipe.names,
+    )  # fmt: skip
+    return after
+
+
+class Sums(NamedTuple):
+    """Over queries: sum g f do^T [B, G, d, e], sum g delta f [B, G, d], sum even do [B, G, e]."""
+
+    outer: Tensor
+    of_queries: Tensor
+    of_outputs: Tensor
+
+    def columns(self, some: slice) -> "Sums":
+        """Those of some value columns; what belongs to all of them goes with the first."""
+        of_queries = self.of_queries if some.start == 0 else torch.zeros_like(self.of_queries)
+        return Sums(self.outer[..., some], of_queries, self.of_outputs[..., some])
+
+
+def backward(
+    q: Tensor, k: Tensor, v: Tensor, given: Tensor, key_mask: Tensor | None, before: Past | None, k_ref: Tensor,
+    v_ref: Tensor, last: Sums | None, filled: tuple[Tensor, Tensor, Tensor], summed: bool, recipe: Recipe,
+) -> Sums | None:  # fmt: skip
+    """Fill the gradients of q, k, v; the sums over all queries, where `summed`.
+
+    k_ref, v_ref  means over the whole call: keys and values are taken relative to them
+    last          the sums over what comes after the call
+    """
+    e, columns = v.shape[3], choose(causal_tiles.QUERIES, q, v).columns
+    if e <= columns:
+        return _backward(q, k, v, given, key_mask, before, k_ref, v_ref, last, filled, summed, recipe)
+    dq, dk = (torch.zeros_like(x, dtype=torch.float32) for x in filled[:2])
+    parts = []
+    for at in range(0, e, columns):
+        some = slice(at, at + columns)
+        wide = torch.empty_like(dq), torch.empty_like(dk), filled[2][..., some]
+        past, end = None if before is None else before.columns(some), None if last is None else last.columns(some)
+        of = q, k, v[..., some], given[..., some], key_mask, past, k_ref, v_ref[..., some]
+        parts.append(_backward(*of, end, wide, summed, recipe))
+        dq, dk = dq + wide[0], dk + wide[1]
+    filled[0].copy_(dq)
+    filled[1].copy_(dk)
+    if not summed:
+        return None
+    outer, of_queries, of_outputs = zip(*(x for x in parts if x is not None), strict=True)
+    return Sums(torch.cat(outer, -1), torch.stack(of_queries).sum(0), torch.cat(of_outputs, -1))
+
+
+def _backward(
+    q: Tensor, k: Tensor, v: Tensor, given: Tensor, key_mask: Tensor | None, before: Past | None, k_ref: Tensor,
+    v_ref: Tensor, last: Sums | None, filled: tuple[Tensor, Tensor, Tensor], summed: bool, recipe: Recipe,
+) -> Sums | None:  # fmt: skip
+    """`backward` for value columns that fit into one program."""
+    (batch, heads, tokens, d), groups, e = q.shape, k.shape[1], v.shape[3]
+    segments, length = causal_tiles.cut(tokens, batch * heads, d)
+    size, key_size = (sizes(q, v, choose(table, q, v)) for table in (causal_tiles.QUERIES, causal_tiles.KEYS))
+    shared, width = heads // groups, v_ref.stride(1)
+    scalars = q.new_empty(batch, heads, 3, tokens, dtype=torch.float32)
+    later = None
+    launch(
+        query_gradient_kernel, batch * heads * segments, q, rows(q), rows(k), rows(v), rows(given), rows(filled[0]),
+        mask_of(key_mask), memory_of(before), k_ref, v_ref, width, scalars, heads, tokens,
+        segments, length, recipe.scale, SHARED=shared, **recipe.names, **size,
+    )  # fmt: skip
+    if last is not None:
+        later = torch.cat([x.flatten(2) for x in (last.outer, last.of_queries, last.of_outputs)], 2)
+    if summed or segments > 1:
+        sums = q.new_empty(batch, groups, shared, segments, d * e + d + e, dtype=torch.float32)
+        launch(
+            sums_kernel, batch * heads * segments, q, rows(q), rows(given), scalars, sums, heads, tokens, segments,
+            length, PHI=recipe.phi_q, **key_size,
+        )  # fmt: skip
+        running = _running(sums.sum(2), later)
+        later = running[:, :, :-1].flip(2).contiguous()
+    launch(
+        key_gradient_kernel, 2 * batch * groups * segments, q, rows(q), rows(k), rows(v), rows(given), rows(filled[1]),
+        rows(filled[2]), mask_of(key_mask), k_ref, v_ref, width, scalars, later, groups, tokens,
+        segments, length, SHARED=shared, PHI_Q=recipe.phi_q, PHI_K=recipe.phi_k, **key_size,
+    )  # fmt: skip
+    if not summed:
+        return None
+    outer, of_queries, of_outputs = running[:, :, -1].split([d * e, d, e], -1)
+    return Sums(outer.unflatten(-1, (d, e)), of_queries, of_outputs)
+
+
+def _running(sums: Tensor, last: Tensor | None) -> Tensor:
+    """Sums over what comes after the last segment, the one before it, ..., after none: [B, G, segments + 1, .]."""
+    first = torch.zeros_like(sums[:, :, :1]) if last is None else last[:, :, None]
+    return torch.cat([first, sums.flip(2)], 2).cumsum(2)

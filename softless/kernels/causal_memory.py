@@ -1,0 +1,184 @@
+"""The State while a kernel walks along the tokens, and how a query weighs what it sees.
+
+With h'_j = h_j - k_mean and v'_j = v_j - v_mean, where the means are those of everything before the chunk,
+
+    w_ij = g_i f_i.h'_j + b_i                weight of value j for query i
+    o_i  = v_mean + g_i f_i comoment + sum_{j in the chunk, j <= i} w_ij v'_j
+
+    divide    g = 1 / mass                   b = g f.k_mean              mass = sum_j f.h_j; b = 1/n where it is 0
+    subtract  g = scale / n                  b = (1 - g sum_j f.h'_j) / n
+    none      g = scale                      b = g f.k_mean              o has g mass v_mean in place of v_mean
+
+and the chunk's own sums z = sum h', y = sum v' move the State on (Chan et al. 1979 with one rank less):
+
+    comoment += sum h' v'^T - z y^T / n      k_mean += z / n             v_mean += y / n
+
+Everything is relative to the past before it is rounded to a factor: a common offset of keys or values costs no bits,
+and no query learns of the future. Before any token there is no mean: the first token seen stands in, with n = 0,
+and the same update replaces it by the true mean after one chunk. Where causality does not matter, in gradients and
+in the States of segments, the mean of the first chunk stands in: it bears a first token that is unlike all others.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from softless.kernels.arithmetic import factor, product
+from softless.kernels.features import feature
+from softless.kernels.rows import load
+
+SIZES = ("heads", "groups", "tokens", "segments", "length")  # numbers that no kernel is compiled anew for
+SCAN = tl.constexpr(1024)  # tokens of the mask looked at together
+LEAST = tl.constexpr(2.0**-100)  # a mass no larger counts as 0: its inverse would leave no room for a gradient
+
+
+class Memory(NamedTuple):
+    """States as kernels see them: n int64 [P], k_mean [P, D], v_mean [P, width], comoment [P, D, width], float32."""
+
+    n: Any
+    k_mean: Any
+    v_mean: Any
+    comoment: Any
+    width: int
+
+
+class Mask(NamedTuple):
+    """A key mask [batch, tokens] as a kernel argument."""
+
+    at: Any
+    batch: int
+    token: int
+
+
+def mask_of(key_mask: Tensor | None) -> Mask | None:
+    return None if key_mask is None else Mask(key_mask, *key_mask.stride())
+
+
+@triton.jit
+def visible(mask, b, tokens, stop):
+    """Which tokens are before `stop`, and real."""
+    here = tokens < stop
+    if mask is None:
+        return here
+    else:
+        return tl.load(mask.at + b * mask.batch + tokens.to(tl.int64) * mask.token, mask=here, other=0) != 0
+
+
+@triton.jit
+def counts(mask, n, seen, steps, left):
+    """How many tokens each query of a chunk sees, float32 [CHUNK], and how many the chunk adds, of `left` in all."""
+    if mask is None:
+        return n.to(tl.float32) + (steps + 1).to(tl.float32), tl.minimum(left, steps.shape[0])
+    else:
+        return n.to(tl.float32) + tl.cumsum(seen.to(tl.float32), 0), tl.sum(seen.to(tl.int32), 0)
+
+
+@triton.jit
+def sees(mask, steps, seen):
+    """Which tokens of its chunk a query sees, [CHUNK, CHUNK]; queries beyond the end may see anything."""
+    before = steps[:, None] >= steps[None, :]
+    if mask is None:
+        return before
+    else:
+        return before & seen[None, :]
+
+
+@triton.jit
+def first_visible(mask, b, start, stop):
+    """The first real token from `start` on, `stop` if there is none."""
+    if mask is None:
+        return tl.minimum(start, stop)
+    else:
+        first = stop
+        for at in range(start, stop, SCAN):
+            tokens = at + tl.arange(0, SCAN)
+            first = tl.minimum(first, tl.min(tl.where(visible(mask, b, tokens, stop), tokens, stop), 0))
+        return first
+
+
+@triton.jit
+def remembered(memory, p, dims, columns, D: tl.constexpr, E: tl.constexpr):
+    """State p, of the value columns asked for."""
+    n = tl.load(memory.n + p)
+    k_mean = tl.load(memory.k_mean + p * D + dims, mask=dims < D, other=0.0)
+    v_mean = tl.load(memory.v_mean + p * memory.width + columns, mask=columns < E, other=0.0)
+    spots = memory.comoment + (p * D + dims[:, None]) * memory.width + columns[None, :]
+    comoment = tl.load(spots, mask=(dims < D)[:, None] & (columns < E)[None, :], other=0.0)
+    return n, k_mean, v_mean, comoment
+
+
+@triton.jit
+def remember(memory, p, dims, columns, n, k_mean, v_mean, comoment, D: tl.constexpr, E: tl.constexpr):
+    """Write State p; every block of columns writes the same n and k_mean."""
+    tl.store(memory.n + p, n)
+    tl.store(memory.k_mean + p * D + dims, k_mean, mask=dims < D)
+    tl.store(memory.v_mean + p * memory.width + columns, v_mean, mask=columns < E)
+    spots = memory.comoment + (p * D + dims[:, None]) * memory.width + columns[None, :]
+    tl.store(spots, comoment, mask=(dims < D)[:, None] & (columns < E)[None, :])
+
+
+@triton.jit
+def begin(k, v, mask, memory, b, g, p, start, stop, dims, columns, D: tl.constexpr, E: tl.constexpr,
+          PHI: tl.constexpr, PIVOT: tl.constexpr):  # fmt: skip
+    """The State before `start`: the remembered one, and the means of the first PIVOT tokens where it is empty."""
+    tokens = first_visible(mask, b, start, stop) + tl.arange(0, PIVOT)
+    seen = visible(mask, b, tokens, stop)
+    share = 1.0 / tl.maximum(tl.sum(seen.to(tl.float32), 0), 1.0)
+    key = feature(load(k, b, g, tokens, dims, seen[:, None] & (dims < D)[None, :]), 0.0, D, PHI)
+    key = share * tl.sum(tl.where(seen[:, None], key, 0.0), 0)
+    value = share * tl.sum(load(v, b, g, tokens, columns, seen[:, None] & (columns < E)[None, :]), 0)
+    if memory is None:
+        n = tl.sum(tl.zeros((1,), tl.int64), 0)
+        return n, key, value, tl.zeros((dims.shape[0], columns.shape[0]), tl.float32)
+    else:
+        n, k_mean, v_mean, comoment = remembered(memory, p, dims, columns, D, E)
+        return n, tl.where(n == 0, key, k_mean), tl.where(n == 0, value, v_mean), comoment
+
+
+@triton.jit
+def absorb(n, k_mean, v_mean, comoment, keys, values, z, y, count, DTYPE: tl.constexpr):
+    """The State after `count` more tokens: factors relative to its means, whose sums are z and y."""
+    n += count
+    share = 1.0 / tl.maximum(n, 1).to(tl.float32)
+    comoment = product(tl.trans(keys), values, comoment, DTYPE) - (share * z)[:, None] * y[None, :]
+    return n, k_mean + share * z, v_mean + share * y, comoment
+
+
+@triton.jit
+def relative(x, mean, seen, DTYPE: tl.constexpr):
+    """x - mean as a factor, 0 for hidden tokens."""
+    return factor(tl.where(seen[:, None], x - mean[None, :], 0.0), DTYPE)
+
+
+@triton.jit
+def sum_rows(x):
+    """sum_j x_j in float32. Taken as soon as x is made: holding x to the end of a step would cost registers."""
+    return tl.sum(x.to(tl.float32), 0)
+
+
+@triton.jit
+def dot_rows(x, vector):
+    """x_i . vector in float32."""
+    return tl.sum(x.to(tl.float32) * vector[None, :], 1)
+
+
+@triton.jit
+def weigh(inner, central, n, scale, READER: tl.constexpr, CONSTANT: tl.constexpr):
+    """(g, b) of each query, from sum_j f.h'_j, f.k_mean, and how many tokens it sees. CONSTANT adds a feature 1."""
+    tokens = tl.maximum(n, 1.0)
+    if READER == "divide":
+        if CONSTANT:
+            central += 1.0
+        mass = inner + tokens * central
+        empty = tl.abs(mass) <= LEAST
+        gain = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, mass))
+        return gain, tl.where(empty, 1.0 / tokens, gain * central)
+    elif READER == "subtract":
+        gain = tl.zeros_like(central) + scale / tokens
+        return gain, (1.0 - gain * inner) / tokens
+    else:
+        tl.static_assert(READER == "none")
+        gain = tl.zeros_like(central) + scale
+        return gain, gain * central
