@@ -187,7 +187,7 @@ def attention_with_residual(
     if recipe is not None:
         return backends.run((q, k, v), recipe, call, taps, (prefix, *grid))
     out = attention(q, k, v, made, key_mask=key_mask, scale=scale, inputs=inputs, backend=backend)
-    return out + local_residual(hide(v, key_mask), taps, (grid[0], grid[1]), prefix)
+    return out + local_residual(hide(v, key_mask), taps, (grid[0], grid[1]), prefix).to(out.dtype)
 
 
 def attention_qkv(

@@ -1,6 +1,7 @@
 """What a call must satisfy. Each failure is one sentence: what was given, and what was needed."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -118,10 +119,13 @@ def check_backend(backend: str) -> None:
         raise ArgumentError(f"backend {backend!r} is not one of {', '.join(BACKENDS)}")
 
 
-def check_taps(taps: object, grid: object, prefix: int, q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_taps(taps: object, grid: Any, prefix: Any, q: Tensor, k: Tensor, v: Tensor) -> None:
     """taps [B, H, 9, e] on a picture of height x width tokens, the last ones of q, k and v."""
-    if not isinstance(grid, tuple | list) or len(grid) != 2:
-        raise ArgumentError(f"grid is {grid!r} and must be (height, width) of the picture that the tokens make")
+    if not _are_sides(grid, prefix):
+        raise ArgumentError(
+            f"grid is {grid!r} with prefix {prefix!r}, and must be (height, width) of the tokens' picture, at least "
+            f"1 x 1, after a whole number of other tokens"
+        )
     if not prefix + grid[0] * grid[1] == q.shape[2] == k.shape[2]:
         raise ArgumentError(
             f"a grid of {grid[0]} x {grid[1]} after {prefix} other tokens needs {prefix + grid[0] * grid[1]} queries "
@@ -133,7 +137,15 @@ def check_taps(taps: object, grid: object, prefix: int, q: Tensor, k: Tensor, v:
         raise ArgumentError(
             f"taps are {given} and must be [B, H, 9, e] = {list(needed)}, with a value head for each query head"
         )
+    if not taps.is_floating_point():
+        raise ArgumentError(f"taps are {taps.dtype} and must be floating-point numbers")
     check_device("taps", taps, q)
+
+
+def _are_sides(grid: Any, prefix: Any) -> bool:
+    if not isinstance(grid, tuple | list) or len(grid) != 2:
+        return False
+    return all(isinstance(side, int) and side >= least for side, least in zip((*grid, prefix), (1, 1, 0), strict=True))
 
 
 def check_state(state: object, k: Tensor) -> None:

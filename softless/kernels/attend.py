@@ -52,9 +52,10 @@ def forward(
         return out, _records(q, v, 0)
     (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
     sizes, mask, tapped = _sizes(q, v), _bytes(key_mask), None if taps is None else rows(taps)
-    cut = _tile("forward", sizes, q.dtype)
-    common = {"GROUP": heads // groups, **sizes, **_names(recipe), **_meta(cut)}
-    records = None if is_whole(queries, keys) else _observe(k, v, mask, recipe, cut, q.dtype)
+    dtype = _products(recipe, q.dtype, backward=False)
+    cut = _tile("forward", sizes, dtype)
+    common = {"GROUP": heads // groups, "DTYPE": _triton(dtype), **sizes, **_names(recipe), **_meta(cut)}
+    records = None if is_whole(queries, keys) else _observe(k, v, mask, recipe, cut, dtype)
     out = output_like(q, v.shape[3]) if out is None else out
     if records is None:
         launch(
@@ -88,7 +89,7 @@ def backward(
         return _sliced_backward(d_out, q, k, v, key_mask, taps, cuts, recipe, picture, d_q, d_k, d_v)
     (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
     sizes, mask, tapped = _sizes(q, v), _bytes(key_mask), None if taps is None else rows(taps)
-    dtype = _exact(recipe, q.dtype)
+    dtype = _products(recipe, q.dtype, backward=True)
     cut, products = _tile("backward", sizes, dtype), {"DTYPE": _triton(dtype)}
     d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
     if is_whole(queries, keys):
@@ -98,7 +99,7 @@ def backward(
             rows(d_k), rows(d_v), d_taps, queries, keys, groups, recipe.scale, recipe.t, picture, GROUP=heads // groups,
             **sizes, **_names(recipe), **products, **_meta(cut))  # fmt: skip
         return d_taps
-    if not keeps_records(q, k, v, recipe.phi_k):
+    if records.shape[0] == 0:
         records = _observe(k, v, mask, recipe, cut, dtype)
     span, splits = spans(queries, batch * heads, cut.tokens)
     gradients = _records(q, v, batch * heads * splits)
@@ -106,7 +107,7 @@ def backward(
         query_gradient_kernel, batch * heads * splits, q, rows(q), rows(d_out), rows(d_q), records, gradients, queries,
         heads, span, splits, recipe.scale, recipe.t, GROUP=heads // groups, NUMBERS=records.shape[1],
         EVEN=queries % cut.tokens == 0, **sizes, **_names(recipe), **products, **_meta(cut))  # fmt: skip
-    gradients = gradients.view(batch * groups, heads // groups * splits, -1).sum(1)
+    gradients = gradients.view(batch * groups, heads // groups * splits, records.shape[1]).sum(1)
     span, splits = spans(keys, batch * groups, cut.tokens, READERS)
     d_taps = None if taps is None else q.new_empty(batch, heads, splits, 9, v.shape[3], dtype=torch.float32)
     launch(
@@ -153,9 +154,13 @@ def keeps_records(q: Tensor, k: Tensor, v: Tensor, phi_k: str) -> bool:
     return phi_k != "exp" and not is_whole(q.shape[2], k.shape[2]) and len(_slices(q, v)) == 1
 
 
-def _exact(recipe: Recipe, dtype: torch.dtype) -> torch.dtype:
-    """What the backward pass multiplies in. Exponential keys saturate, and then gradients are small differences."""
-    return torch.float32 if recipe.phi_k == "exp" else dtype
+def _products(recipe: Recipe, dtype: torch.dtype, *, backward: bool) -> torch.dtype:
+    """What to multiply in: the input's dtype, but float32 where small differences of rounded factors count.
+
+    A mass of signed keys may nearly cancel; exponential keys saturate, and then their gradients do.
+    """
+    signed = recipe.reader == "divide" and recipe.phi_k in ("identity", "leaky_relu")
+    return torch.float32 if signed or (backward and recipe.phi_k == "exp") else dtype
 
 
 def _triton(dtype: torch.dtype) -> tl.dtype:

@@ -41,7 +41,7 @@ def query_gradient_tokens(q, d_out, d_q, b, h, begin, end, n, k_mean, comoment, 
         x = load(q, b, h, tokens, columns, here & (columns < D)[None, :], FULL_K)
         cotangent = load(d_out, b, h, tokens, channels, here & (channels < E)[None, :], EVEN and E == BE)
         cotangent = factor(cotangent, DTYPE)
-        phi, units, top = query_features(x, n, k_mean, shift, t, D, PHI_Q, EXP_K, READER, CONSTANT)
+        phi, units, top = query_features(x, n, k_mean, comoment, shift, t, D, PHI_Q, EXP_K, READER, CONSTANT)
         u = product(cotangent, tl.trans(comoment), tl.zeros((T, BD), tl.float32), DTYPE)
         df, weighted, along = pull(u, phi * units, n, k_mean, top, scale, EXP, READER, CONSTANT)
         store(d_q, b, h, tokens, columns, here & (columns < D)[None, :],
@@ -60,8 +60,8 @@ def query_gradient_tokens(q, d_out, d_q, b, h, begin, end, n, k_mean, comoment, 
 @triton.jit
 def key_gradient_tokens(k, v, d_out, taps, mask, d_k, d_v, b, g, begin, end, M, n, k_mean, v_mean, shift, d_k_total,
                         d_v_mean, d_comoment, t, picture, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
-                        BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, DTYPE: tl.constexpr,
-                        EVEN: tl.constexpr):  # fmt: skip
+                        BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr,
+                        DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
     """Write dk and dv of tokens begin..end; return dtaps [ONES, BE]. `d_comoment` is a factor."""
     columns, channels = tl.arange(0, BD), tl.arange(0, BE)
     FULL_K: tl.constexpr = EVEN and D == BD
@@ -77,9 +77,8 @@ def key_gradient_tokens(k, v, d_out, taps, mask, d_k, d_v, b, g, begin, end, M, 
         if PHI == "exp":
             phi = tl.exp(keep(phi - shift[None, :], of_keys, 0.0, FULL_K))
         keys = factor(keep(phi - k_mean[None, :], of_keys, 0.0, FULL_K), DTYPE)
-        gradient = (
-            product(keys, d_comoment, tl.zeros((T, BE), tl.float32), DTYPE) + (d_v_mean / tl.maximum(n, 1.0))[None, :]
-        )
+        gradient = product(keys, d_comoment, tl.zeros((T, BE), tl.float32), DTYPE)
+        gradient += (d_v_mean / tl.maximum(n, 1.0))[None, :]
         if taps is not None:
             local, d_taps = residual_gradient(d_out, taps, values, d_taps, b, g, tokens, seen, picture[0], picture[1],
                                               picture[2], E, BE, DTYPE)  # fmt: skip
@@ -114,7 +113,8 @@ def query_gradient_kernel(q, d_out, d_q, records, gradients, N, H, span, splits,
 @triton.jit(do_not_specialize=SIZES)
 def key_gradient_kernel(k, v, d_out, taps, mask, d_k, d_v, d_taps, records, gradients, M, G, span, splits, t, picture,
                         NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-                        T: tl.constexpr, PHI_K: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+                        T: tl.constexpr, PHI_K: tl.constexpr, DTYPE: tl.constexpr,
+                        EVEN: tl.constexpr):  # fmt: skip
     """One program a key head and span of tokens."""
     program = tl.program_id(0).to(tl.int64)
     head, begin = program // splits, (program % splits).to(tl.int32) * span

@@ -3,9 +3,10 @@
     k' = phi(k) - k_ref       v' = v - v_ref           rounded to the input's dtype
     comoment = sum k' v'^T - (sum k')(sum v')^T / n    k_mean = k_ref + (sum k')/n      v_mean = v_ref + (sum v')/n
 
-The reference is the mean of the first tile that has a visible token: rounding then costs in proportion to what keys and
-values differ by, not to what they have in common. The same rounded numbers enter both terms, so their covariance is
-exact. Without a normalizer (reader `none`) nothing is centered, and the comoment is sum phi(k) v^T.
+The reference is what the first tile with a visible token has in common, if it has: rounding then costs in proportion
+to what keys and values differ by. The same rounded numbers enter both
+terms, so their covariance is exact. Without a normalizer (reader `none`) nothing is centered, and the comoment is
+sum phi(k) v^T.
 
 Exponential keys are kept in units of e^shift, the running maximum of each channel; all sums so far follow it.
 """
@@ -16,7 +17,7 @@ import triton.language as tl
 from softless.kernels.arithmetic import ONES, column_sums, factor, product, row
 from softless.kernels.features import feature
 from softless.kernels.launch import SIZES
-from softless.kernels.record import FLOOR, write_state
+from softless.kernels.record import FLOOR, fill, write_state
 from softless.kernels.rows import keep, load
 
 
@@ -33,7 +34,7 @@ def visible(mask, b, tokens, end, M):
 @triton.jit
 def reference(k, v, mask, b, g, begin, end, M, t, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
               BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr):  # fmt: skip
-    """(k_ref, v_ref, shift): means over the first tile with a visible token."""
+    """(k_ref, v_ref, shift): typical features and values of the first tile with a visible token."""
     columns, channels, start = tl.arange(0, BD), tl.arange(0, BE), begin
     seen = visible(mask, b, start + tl.arange(0, T), end, M)
     if mask is not None:
@@ -49,7 +50,19 @@ def reference(k, v, mask, b, g, begin, end, M, t, D: tl.constexpr, E: tl.constex
         phi = tl.exp(phi - shift[None, :])
     phi = tl.where(seen[:, None] & (columns < D)[None, :], phi, 0.0)
     values = load(v, b, g, tokens, channels, seen[:, None] & (channels < E)[None, :])
-    return tl.sum(phi, 0) / tl.maximum(n, 1.0), tl.sum(values, 0) / tl.maximum(n, 1.0), shift
+    return typical(phi, seen, n), typical(values, seen, n), shift
+
+
+@triton.jit
+def typical(x, seen, n):
+    """What the rows of a column have in common, [d]: their mean, outliers left out; 0 if they differ by as much."""
+    n, seen = tl.maximum(n, 1.0), seen[:, None]
+    far = keep(tl.abs(x - (tl.sum(x, 0) / n)[None, :]), seen, 0.0)
+    near = seen & (far <= (2.0 * tl.sum(far, 0) / n)[None, :])
+    count = tl.maximum(tl.sum(near.to(tl.float32), 0), 1.0)
+    mean = tl.sum(tl.where(near, x, 0.0), 0) / count
+    spread = tl.sum(tl.where(near, tl.abs(x - mean[None, :]), 0.0), 0) / count
+    return tl.where(tl.abs(mean) > 2.0 * spread, mean, 0.0)
 
 
 @triton.jit
@@ -147,3 +160,4 @@ def merge_kernel(parts, records, splits, NUMBERS: tl.constexpr, D: tl.constexpr,
     tl.store(at + D * E + D + channels, v_mean, mask=channels < E)
     tl.store(at + D * E + D + E + lines, shift, mask=lines < D)
     tl.store(at + D * E + 2 * D + E, tl.sum(n))
+    fill(at, D, E)

@@ -64,14 +64,14 @@ def attend_backward_op(
 
 @attend_op.register_fake
 def _(qkv, key_mask, taps, phi_q, phi_k, reader, constant, scale, t, picture):
-    q, k, v = heads_of(qkv)
+    q, k, v = heads_of([readable(x) for x in qkv])
     heads = k.shape[0] * k.shape[1] if attend.keeps_records(q, k, v, phi_k) else 0
     return output_like(q, v.shape[3]), q.new_empty(heads, numbers(q.shape[3], v.shape[3]), dtype=torch.float32)
 
 
 @attend_backward_op.register_fake
 def _(d_out, qkv, key_mask, taps, records, phi_q, phi_k, reader, constant, scale, t, picture):
-    gradients = gradients_like(qkv)
+    gradients = gradients_like([readable(x) for x in qkv])
     return gradients if taps is None else [*gradients, taps.new_empty(taps.shape)]
 
 

@@ -24,7 +24,13 @@ ALIVE = tl.constexpr(2.0**-100)  # above this, 1 / x is finite with room to spar
 
 
 @triton.jit
-def query_features(x, n, k_mean, shift, t, D: tl.constexpr, PHI: tl.constexpr, EXP_K: tl.constexpr,
+def occupied(k_mean, comoment):
+    """Channels that some key uses, [BD]: those with neither mean nor covariance have no say in a maximum."""
+    return (k_mean != 0) | (tl.sum((comoment.to(tl.float32) != 0).to(tl.int32), 1) > 0)
+
+
+@triton.jit
+def query_features(x, n, k_mean, comoment, shift, t, D: tl.constexpr, PHI: tl.constexpr, EXP_K: tl.constexpr,
                    READER: tl.constexpr, CONSTANT: tl.constexpr):  # fmt: skip
     """(phi, units, top): f = phi units, [tokens, BD] each, units broadcastable, top [tokens, 1]."""
     phi = feature(x, t, D, PHI)
@@ -33,7 +39,7 @@ def query_features(x, n, k_mean, shift, t, D: tl.constexpr, PHI: tl.constexpr, E
         total = (n * k_mean)[None, :]
         return phi, tl.where(total != 0, 1.0 / tl.where(total != 0, total, 1.0), 0.0), zero
     elif PHI == "exp":
-        logs = tl.where((n * k_mean)[None, :] != 0, phi + shift[None, :], FLOOR)
+        logs = tl.where(occupied(k_mean, comoment)[None, :], phi + shift[None, :], FLOOR)
         top = tl.max(logs, 1)[:, None]
         return tl.exp(logs - top), zero + 1.0, top
     elif EXP_K:
@@ -77,6 +83,12 @@ def grow(x, top):
 
 
 @triton.jit
+def spent(x):
+    """0 for infinity: an output that overflows has no use for a gradient, and one that does not had 0 to grow."""
+    return tl.where(tl.abs(x) == float("inf"), 0.0, x)
+
+
+@triton.jit
 def answer(correlation, f, n, k_mean, v_mean, top, scale, EXP: tl.constexpr, READER: tl.constexpr,
            CONSTANT: tl.constexpr):  # fmt: skip
     """The readers themselves: `softless.algebra.readers.answer`."""
@@ -100,7 +112,9 @@ def pull(u, f, n, k_mean, top, scale, EXP: tl.constexpr, READER: tl.constexpr, C
 
     divide    g = 1 / mass    along = g f.u = do.(o - v_mean)      weighted = g f    df = g (u - along n k_mean)
     channel   g = 1           along = u / (n k_mean)               weighted = f      df = u
-    others    g = the gain    along = 0                            weighted = g f    df = g u
+    others    g = the gain    along is not used                    weighted = g f    df = g u
+
+    The others' outputs grow with e^top where features are exponential; df is without that factor.
     """
     if READER == "divide":
         weight = mass(f, n, k_mean, CONSTANT)
@@ -113,10 +127,7 @@ def pull(u, f, n, k_mean, top, scale, EXP: tl.constexpr, READER: tl.constexpr, C
         return u, f, u * tl.where(total != 0, 1.0 / tl.where(total != 0, total, 1.0), 0.0)
     else:
         gain = scale / tl.maximum(n, 1.0) if READER == "subtract" else scale
-        if EXP:
-            return gain * u, grow(gain * f, top), top
-        else:
-            return gain * u, gain * f, top
+        return gain * u, spent(grow(gain * f, top)) if EXP else gain * f, f
 
 
 @triton.jit

@@ -15,16 +15,15 @@ from softless.kernels.rows import load, store
 def read_tokens(q, v, out, taps, mask, b, h, begin, end, M, n, k_mean, v_mean, comoment, shift, scale, t, picture,
                 D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr,
                 PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr,
-                EVEN: tl.constexpr):  # fmt: skip
+                DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
     """Answer queries begin..end of one head; `comoment` is a factor."""
-    DTYPE: tl.constexpr = q.at.dtype.element_ty
     EXP_K: tl.constexpr = PHI_K == "exp"
     columns, channels = tl.arange(0, BD), tl.arange(0, BE)
     for start in range(begin, end, T):
         tokens = start + tl.arange(0, T)
         here = tokens < end
         x = load(q, b, h, tokens, columns, here[:, None] & (columns < D)[None, :], EVEN and D == BD)
-        phi, units, top = query_features(x, n, k_mean, shift, t, D, PHI_Q, EXP_K, READER, CONSTANT)
+        phi, units, top = query_features(x, n, k_mean, comoment, shift, t, D, PHI_Q, EXP_K, READER, CONSTANT)
         f = phi * units
         correlation = product(factor(contrast(f, D, PHI_K), DTYPE), comoment, tl.zeros((T, BE), tl.float32), DTYPE)
         o = answer(correlation, f, n, k_mean, v_mean, top, scale, EXP_K or PHI_Q == "exp", READER, CONSTANT)
@@ -37,13 +36,13 @@ def read_tokens(q, v, out, taps, mask, b, h, begin, end, M, n, k_mean, v_mean, c
 def read_kernel(q, v, out, taps, mask, records, N, M, H, span, splits, scale, t, picture, GROUP: tl.constexpr,
                 NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                 T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
-                CONSTANT: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+                CONSTANT: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
     """One program a query head and span of tokens."""
     program = tl.program_id(0).to(tl.int64)
     head, begin = program // splits, (program % splits).to(tl.int32) * span
     b, h = head // H, head % H
     record = records + (b * (H // GROUP) + h // GROUP) * NUMBERS
     n, k_mean, v_mean, comoment, shift = read_state(record, D, E, BD, BE)
-    comoment = factor(comoment, q.at.dtype.element_ty)
+    comoment = factor(comoment, DTYPE)
     read_tokens(q, v, out, taps, mask, b, h, begin, tl.minimum(begin + span, N), M, n, k_mean, v_mean, comoment, shift,
-                scale, t, picture, D, E, BD, BE, T, PHI_Q, PHI_K, READER, CONSTANT, EVEN)  # fmt: skip
+                scale, t, picture, D, E, BD, BE, T, PHI_Q, PHI_K, READER, CONSTANT, DTYPE, EVEN)  # fmt: skip

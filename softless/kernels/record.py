@@ -26,6 +26,15 @@ def write_state(at, n, k_mean, v_mean, comoment, shift, D: tl.constexpr, E: tl.c
     tl.store(at + D * E + D + channels, v_mean, mask=channels < E)
     tl.store(at + D * E + D + E + columns, shift, mask=columns < D)
     tl.store(at + D * E + 2 * D + E, n)
+    fill(at, D, E)
+
+
+@triton.jit
+def fill(at, D: tl.constexpr, E: tl.constexpr):
+    """Zeros after a record's last number: no memory that nobody wrote is left in it."""
+    SIZE: tl.constexpr = D * E + 2 * D + E + 1
+    spare = SIZE + tl.arange(0, 32)
+    tl.store(at + spare, tl.zeros((32,), tl.float32), mask=spare < (SIZE + 31) // 32 * 32)
 
 
 @triton.jit

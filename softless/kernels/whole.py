@@ -17,17 +17,17 @@ from softless.kernels.read import read_tokens
 @triton.jit(do_not_specialize=SIZES)
 def whole_kernel(q, k, v, out, taps, mask, N, M, G, scale, t, picture, GROUP: tl.constexpr, D: tl.constexpr,
                  E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr,
-                 PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr):  # fmt: skip
+                 PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr,
+                 DTYPE: tl.constexpr):  # fmt: skip
     """Observe, then read."""
     program = tl.program_id(0).to(tl.int64)
     b, g = program // G, program % G
     n, k_mean, v_mean, comoment, shift = observe_tokens(
-        k, v, mask, b, g, 0, M, M, t, D, E, BD, BE, T, PHI_K, READER != "none", q.at.dtype.element_ty,
-        False)  # fmt: skip
-    comoment = factor(comoment, q.at.dtype.element_ty)
+        k, v, mask, b, g, 0, M, M, t, D, E, BD, BE, T, PHI_K, READER != "none", DTYPE, False)  # fmt: skip
+    comoment = factor(comoment, DTYPE)
     for member in range(GROUP):
         read_tokens(q, v, out, taps, mask, b, g * GROUP + member, 0, N, M, n, k_mean, v_mean, comoment, shift, scale, t,
-                    picture, D, E, BD, BE, T, PHI_Q, PHI_K, READER, CONSTANT, False)  # fmt: skip
+                    picture, D, E, BD, BE, T, PHI_Q, PHI_K, READER, CONSTANT, DTYPE, False)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=SIZES)

@@ -1,0 +1,151 @@
+"""Every mechanism that the kernels take, tensors to try it on, the truth, and the ways the work can be cut.
+
+The truth is the explicit weights in float64, differentiated by autograd, on the same rounded inputs.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from softless import Mechanism, attention, attention_weights, mechanism
+from tests.numerics import eager
+from tests.numerics.budget import worst
+from tests.numerics.eager import Formula
+
+MAPS: dict[str, dict[str, Any]] = {
+    "identity": {"phi": "identity"},
+    "relu": {"phi": "relu"},
+    "leaky_relu": {"phi": "leaky_relu"},
+    "elu": {"phi": "elu"},
+    "exp": {"phi": "exp"},
+    "exp-half": {"phi": "exp", "t": 0.5},
+    "softmax": {"phi": "softmax"},
+    "relu-exp": {"phi": "relu", "phi_k": "exp"},
+    "exp-relu": {"phi": "exp", "phi_k": "relu"},
+    "elu-identity": {"phi": "elu", "phi_k": "identity"},
+}
+
+
+class Case(NamedTuple):
+    """A mechanism; its name and options; its published formula as anyone would type it."""
+
+    made: Mechanism
+    options: dict[str, Any]
+    plain: Formula
+
+
+def case(name: str, plain: Formula, **options: Any) -> Case:
+    return Case(mechanism(name, **options), options, plain)
+
+
+CASES: dict[str, Case] = {
+    **{f"linear-{key}": case("linear", eager.linear(**maps), **maps) for key, maps in MAPS.items()},
+    **{f"inline-{key}": case("inline", eager.inline(**maps), **maps) for key, maps in MAPS.items()},
+    "none-elu": case("linear", eager.unnormalized("elu"), phi="elu", normalize="none"),
+    "none-exp": case("linear", eager.unnormalized("exp"), phi="exp", normalize="none"),
+    "taylor": case("taylor", eager.taylor),
+    "efficient": case("efficient", eager.efficient),
+}
+# Their denominators may change sign; they are held to a bar only where |mass| >= 0.1 sum |s|.
+SIGN_CHANGING = ("linear-identity", "linear-leaky_relu", "linear-elu-identity")
+# One of each reader, with and without a logarithm on either side.
+CHOSEN = (
+    "linear-elu",
+    "linear-exp",
+    "linear-relu-exp",
+    "inline-identity",
+    "inline-exp-relu",
+    "none-elu",
+    "none-exp",
+    "taylor",
+    "efficient",
+)
+
+# (tokens up to which a head is done whole, programs to aim for)
+REGIMES = {"whole": (256, None), "spans": (0, None), "one span": (0, 1)}
+
+
+@contextmanager
+def regime(name: str) -> Iterator[None]:
+    """Inside, short sequences are cut as long ones are: one program a tile, or all tiles of a head in one."""
+    from softless.kernels import attend, tiles
+
+    whole, most = REGIMES[name]
+    spans = attend.spans
+
+    def fewer(tokens: int, heads: int, step: int, programs: int = tiles.PROGRAMS) -> tuple[int, int]:
+        return spans(tokens, heads, step, programs if most is None else most)
+
+    with patch.object(tiles, "WHOLE", whole), patch.object(attend, "spans", fewer):
+        yield
+
+
+def draw(
+    queries: int,
+    keys: int | None = None,
+    *,
+    batch: int = 1,
+    heads: int = 1,
+    groups: int | None = None,
+    dims: tuple[int, int] = (8, 5),
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Standard normal q [B, H, N, d], k [B, G, M, d], v [B, G, M, e]."""
+    keys, groups = queries if keys is None else keys, heads if groups is None else groups
+    shapes = (heads, queries, dims[0]), (groups, keys, dims[0]), (groups, keys, dims[1])
+    q, k, v = (torch.randn(batch, *shape).to(dtype) for shape in shapes)
+    return q, k, v
+
+
+def judged(case: str, q: Tensor, k: Tensor, key_mask: Tensor | None = None) -> Tensor:
+    """Rows [B, H, N] whose denominator keeps away from zero: sum |w| = sum |s| / |mass| is at most 10."""
+    if case not in SIGN_CHANGING:
+        return torch.ones(q.shape[:3], dtype=torch.bool)
+    return attention_weights(q.double(), k.double(), CASES[case].made, key_mask=key_mask).abs().sum(-1) <= 10
+
+
+class Outcome(NamedTuple):
+    """An output and its gradients."""
+
+    out: Tensor
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+
+
+def run(case: str, qkv: Any, upstream: Tensor, backend: str = "triton", **call: Any) -> Outcome:
+    leaves = [x.detach().requires_grad_() for x in qkv]
+    out = attention(*leaves, CASES[case].made, backend=backend, **call)
+    return Outcome(out.detach(), *torch.autograd.grad(out, leaves, upstream.to(out.dtype)))
+
+
+def truth(case: str, qkv: Any, upstream: Tensor, **call: Any) -> Outcome:
+    return run(case, [x.double() for x in qkv], upstream.double(), "reference", **call)
+
+
+def assert_true(case: str, qkv: Any, **call: Any) -> None:
+    """float32 output and gradients of the kernels are the truth to 1e-5; unit upstream, judged rows."""
+    q, k, v = qkv
+    rows = judged(case, q, k, call.get("key_mask"))[..., None]
+    upstream = torch.randn(*q.shape[:3], v.shape[3]) * rows
+    ours, exact = run(case, qkv, upstream, **call), truth(case, qkv, upstream, **call)
+    assert_near(ours.out * rows, exact.out * rows, "output")
+    for name, mine, right in zip(("dq", "dk", "dv"), ours[1:], exact[1:], strict=True):
+        assert_near(mine, right, name)
+
+
+def assert_near(actual: Tensor, exact: Tensor, name: str) -> None:
+    assert actual.dtype == torch.float32
+    assert actual.shape == exact.shape
+    error, size = worst(actual, exact), exact.abs().max().item() if exact.numel() else 0.0
+    assert error <= 1e-5 * (1 + size), f"{name}: off by {error:.1e} where it reaches {size:.1e}"
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Bit for bit."""
+    for a, b in zip(one, other, strict=True):
+        assert torch.equal(a, b)

@@ -1,0 +1,305 @@
+"""The causal kernels against explicit weights in float64, in Triton's interpreter: R1, R2, R5, R6, R9."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from softless import attention, attention_with_state, mechanism
+from softless.algebra.state import State
+from softless.kernels import causal_tiles
+from softless.kernels.causal_ops import causal, decode
+
+pytestmark = pytest.mark.kernels
+
+DIVIDE, SUBTRACT, NONE = "divide", "subtract", "none"
+EXACT = 1e-5  # R1 for float32
+
+
+def recipe(reader: str, phi: str, d: int, phi_k: str | None = None) -> tuple[Any, tuple[Any, ...]]:
+    """(the mechanism, what the kernels take for it)."""
+    if phi == "taylor":
+        return mechanism("taylor"), ("unit", "unit", DIVIDE, 1.0, True)
+    scale = 0.5 * d**-0.5 if reader == SUBTRACT else 0.7 if reader == NONE else 1.0
+    name, options = ("inline", {}) if reader == SUBTRACT else ("linear", {"normalize": reader})
+    return mechanism(name, phi=phi, phi_k=phi_k, **options), (phi, phi_k or phi, reader, scale, False)
+
+
+def scaled(reader: str, words: tuple[Any, ...]) -> dict[str, float]:
+    return {} if reader == DIVIDE else {"scale": words[3]}
+
+
+def draw(tokens: int, d: int = 5, e: int = 3, *, batch: int = 1, heads: int = 1, groups: int = 1) -> list[Tensor]:
+    shapes = (heads, d), (groups, d), (groups, e)
+    return [torch.randn(batch, h, tokens, width).requires_grad_() for h, width in shapes]
+
+
+def segments_of(monkeypatch: pytest.MonkeyPatch, segments: int, length: int) -> None:
+    monkeypatch.setattr(causal_tiles, "cut", lambda *_: (segments, length))
+
+
+def gradients(outputs: list[Tensor], leaves: list[Tensor], seed: int = 3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    upstream = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in outputs]
+    found = torch.autograd.grad(outputs, leaves, upstream, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)]
+
+
+def assert_close(ours: list[Tensor], exact: list[Tensor], tolerance: float = EXACT) -> None:
+    for a, b in zip(ours, exact, strict=True):
+        assert a.shape == b.shape
+        error = (a.detach().double() - b.detach()).abs().max().item() if b.numel() else 0.0
+        size = b.abs().max().item() if b.numel() else 0.0
+        assert error <= tolerance * (1 + size), f"off by {error:.1e} where numbers reach {size:.1e}"
+
+
+@pytest.mark.parametrize(
+    ("reader", "phi", "phi_k", "tokens", "d", "e", "heads", "groups"),
+    [
+        (DIVIDE, "elu", None, 33, 5, 3, 2, 1),
+        (DIVIDE, "relu", None, 16, 33, 40, 1, 1),
+        (DIVIDE, "softmax", "elu", 17, 5, 8, 1, 1),
+        (DIVIDE, "taylor", None, 20, 5, 3, 1, 1),
+        (SUBTRACT, "identity", None, 15, 8, 1, 4, 2),
+        (SUBTRACT, "leaky_relu", None, 32, 3, 5, 1, 1),
+        (SUBTRACT, "softmax", None, 2, 3, 5, 1, 1),
+        (NONE, "elu", None, 34, 1, 3, 1, 1),
+        (NONE, "identity", "relu", 1, 4, 4, 1, 1),
+    ],
+)
+def test_outputs_and_gradients_are_those_of_the_weights(reader, phi, phi_k, tokens, d, e, heads, groups):
+    leaves = draw(tokens, d, e, heads=heads, groups=groups)
+    made, words = recipe(reader, phi, d, phi_k)
+    out, _ = causal(*leaves, None, None, *words)
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    exact = attention(*wide, made, is_causal=True, backend="reference", **scaled(reader, words))
+    assert_close([out, *gradients([out], leaves)], [exact, *gradients([exact], wide)])
+
+
+@pytest.mark.parametrize("reader", [DIVIDE, SUBTRACT, NONE])
+@pytest.mark.parametrize("segments", [2, 3])
+def test_segments_change_nothing(monkeypatch, reader, segments):
+    leaves = draw(50)
+    made, words = recipe(reader, "elu", 5)
+    segments_of(monkeypatch, segments, 32 if segments == 2 else 20)
+    out, state = causal(*leaves, None, None, *words)
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    exact = attention(*wide, made, is_causal=True, backend="reference", **scaled(reader, words))
+    assert_close([out, *gradients([out], leaves)], [exact, *gradients([exact], wide)])
+    _, after = attention_with_state(*wide, made, **scaled(reader, words))
+    assert_close([state.k_mean, state.v_mean, state.comoment], [after.k_mean, after.v_mean, after.comoment])
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize("reader", [DIVIDE, SUBTRACT])
+def test_hidden_tokens_are_never_read_and_get_no_gradient(monkeypatch, reader, segments):
+    """Left padding of more than a segment, holes, and a row that is all padding."""
+    segments_of(monkeypatch, segments, 40 if segments == 1 else 16)
+    leaves = draw(40, batch=3)
+    mask = torch.rand(3, 40) < 0.7
+    mask[0, :20], mask[2] = False, False
+    hidden = ~mask[:, None, :, None]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    leaves[1:] = [torch.where(hidden, torch.nan, x.detach()).requires_grad_() for x in leaves[1:]]
+    made, words = recipe(reader, "elu", 5)
+    out, state = causal(*leaves, mask, None, *words)
+    exact = attention(*wide, made, is_causal=True, key_mask=mask, backend="reference", **scaled(reader, words))
+    found = gradients([out], leaves)
+    assert_close([out, *found], [exact, *gradients([exact], wide)])
+    assert (out[0, :, : mask[0].nonzero()[0]] == 0).all()
+    assert all((g.masked_select(hidden) == 0).all() for g in found[1:])
+    assert state.n.flatten().tolist() == mask.sum(-1).tolist()
+
+
+@pytest.mark.parametrize("phi", ["elu", "taylor"])
+@pytest.mark.parametrize("cut", [1, 20])
+def test_a_sequence_may_be_cut_anywhere_and_the_state_is_the_algebras(phi, cut):
+    q, k, v = (x.detach() for x in draw(36, heads=2))
+    made, words = recipe(DIVIDE, phi, 5)
+    first, state = causal(*(x[:, :, :cut] for x in (q, k, v)), None, None, *words)
+    theirs = attention_with_state(*(x[:, :, :cut].double() for x in (q, k, v)), made)[1]
+    assert [x.shape for x in state[1:]] == [x.shape for x in theirs[1:]]
+    assert [x.dtype for x in state] == [torch.int64, *[torch.float32] * 4]
+    assert_close(list(state[1:]), list(theirs[1:]))
+    assert (state.n == theirs.n).all()
+    given = State(theirs.n, *(x.float() for x in theirs[1:]))
+    exact = attention(q.double(), k.double(), v.double(), made, is_causal=True, backend="reference")
+    for before in (state, given):
+        second, _ = causal(*(x[:, :, cut:] for x in (q, k, v)), None, before, *words)
+        assert_close([torch.cat([first, second], 2)], [exact])
+
+
+@pytest.mark.parametrize(
+    ("reader", "phi", "groups", "segments"),
+    [(DIVIDE, "elu", 1, 1), (SUBTRACT, "identity", 2, 2), (NONE, "elu", 2, 1), (DIVIDE, "taylor", 1, 2)],
+)
+def test_gradients_flow_through_the_state_in_and_out(monkeypatch, reader, phi, groups, segments):
+    q, k, v = draw(24, heads=2, groups=groups)
+    made, words = recipe(reader, phi, 5)
+    past = attention_with_state(*(torch.randn(1, h, 9, w) for h, w in ((2, 5), (groups, 5), (groups, 3))), made)[1]
+    segments_of(monkeypatch, segments, 24 if segments == 1 else 16)
+    ours = [q, k, v, *(x.detach().requires_grad_() for x in past[1:4])]
+    wide = [x.detach().double().requires_grad_() for x in ours]
+    out, after = causal(*ours[:3], None, State(past.n, *ours[3:], past.shift), *words)
+    known = State(past.n, *wide[3:], past.shift.double())
+    exact, truth = attention_with_state(*wide[:3], made, known, **scaled(reader, words))
+    found = gradients([out, *after[1:4]], ours)
+    right = gradients([exact, *truth[1:4]], wide)
+    if phi == "taylor":  # a constant has no gradient
+        right[3][..., 0], right[5][..., 0, :] = 0, 0
+    assert_close([out, *after[1:4], *found], [exact, *truth[1:4], *right])
+
+
+def test_wide_values_are_worked_on_in_blocks_of_columns():
+    leaves = draw(20, 40, 70)
+    made, words = recipe(SUBTRACT, "relu", 40)
+    past = attention_with_state(torch.randn(1, 1, 9, 40), torch.randn(1, 1, 9, 40), torch.randn(1, 1, 9, 70), made)[1]
+    ours = [*leaves, *(x.detach().requires_grad_() for x in past[1:4])]
+    wide = [x.detach().double().requires_grad_() for x in ours]
+    out, after = causal(*ours[:3], None, State(past.n, *ours[3:], past.shift), *words)
+    exact, truth = attention_with_state(*wide[:3], made, State(past.n, *wide[3:], past.shift.double()), scale=words[3])
+    assert_close([out, *gradients([out, *after[1:4]], ours)], [exact, *gradients([exact, *truth[1:4]], wide)])
+
+
+@pytest.mark.parametrize("reader", [DIVIDE, SUBTRACT, NONE])
+def test_no_query_learns_of_the_future(monkeypatch, reader):
+    segments_of(monkeypatch, 2, 32)
+    q, k, v = (x.detach() for x in draw(50))
+    _, words = recipe(reader, "elu", 5)
+    before, _ = causal(q, k, v, None, None, *words)
+    for cut in (1, 20, 32, 40):
+        changed = [torch.cat([x[:, :, :cut], 5 * torch.randn_like(x[:, :, cut:])], 2) for x in (q, k, v)]
+        after, _ = causal(*changed, None, None, *words)
+        assert torch.equal(before[:, :, :cut], after[:, :, :cut])
+
+
+@pytest.mark.parametrize("reader", [DIVIDE, SUBTRACT, NONE])
+@pytest.mark.parametrize("given", [True, False])
+def test_a_decoded_token_is_a_causal_one(reader, given):
+    q, k, v = (x.detach() for x in draw(30, batch=2, heads=2))
+    _, words = recipe(reader, "elu", 5)
+    _, state = causal(q, k, v, None, None, *words) if given else (None, None)
+    token = [x.detach() for x in draw(1, batch=2, heads=2)]
+    mask = torch.tensor([[True], [False]])
+    token[1][1], token[2][1] = torch.nan, torch.nan
+    out, after = decode(*token, mask, state, *words)
+    expected, truth = causal(*token, mask, state, *words)
+    assert_close([out, *after[1:]], [expected.double(), *(x.double() for x in truth[1:])])
+    assert torch.equal(after.n, truth.n)
+
+
+def test_a_decoded_taylor_token_is_a_causal_one():
+    made, words = recipe(DIVIDE, "taylor", 5)
+    q, k, v = (x.detach() for x in draw(9))
+    _, state = causal(*(x[:, :, :8] for x in (q, k, v)), None, None, *words)
+    out, after = decode(*(x[:, :, 8:] for x in (q, k, v)), None, state, *words)
+    exact, truth = attention_with_state(q.double(), k.double(), v.double(), made)
+    assert_close([out, *after[1:]], [exact[:, :, 8:], *truth[1:]])
+
+
+def test_a_query_without_mass_reads_the_mean_and_nan_propagates():
+    q, k, v = (x.detach() for x in draw(6))
+    q[:, :, 3] = -1
+    out, _ = causal(q, k.abs(), v, None, None, "relu", "relu", DIVIDE, 1.0, False)
+    assert_close([out[:, :, 3]], [v[:, :, :4].double().mean(2)])
+    k[:, :, 2] = torch.nan
+    out, state = causal(q, k, v, None, None, "elu", "elu", DIVIDE, 1.0, False)
+    assert out[:, :, :2].isfinite().all()
+    assert out[:, :, 2:].isnan().all()
+    assert state.k_mean.isnan().all()
+
+
+def poisoned(self: Tensor, *size: Any, **options: Any) -> Tensor:
+    shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+    dtype = options.get("dtype") or self.dtype
+    return torch.full(tuple(shape), torch.nan if dtype.is_floating_point else 2**40, dtype=dtype)
+
+
+def test_nothing_is_read_before_it_is_written(monkeypatch):
+    segments_of(monkeypatch, 3, 16)
+    leaves = draw(40, 33, 33)
+    made, words = recipe(DIVIDE, "elu", 33)
+    past = attention_with_state(*(torch.randn(1, 1, 4, 33) for _ in "qkv"), made)[1]
+    mask = torch.arange(40)[None] > 3
+    monkeypatch.setattr(Tensor, "new_empty", poisoned)
+    monkeypatch.setattr(torch, "empty_like", lambda x, **options: poisoned(x, x.shape, **options))
+    out, after = causal(*leaves, mask, past, *words)
+    found = gradients([out, *after[1:4]], leaves)
+    step, later = decode(*(x.detach()[:, :, :1] for x in leaves), None, after, *words)
+    assert all(x.isfinite().all() for x in (out, *after[1:], *found, step, *later[1:]))
+    assert after.n.item() == 40
+    assert later.n.item() == 41
+
+
+def test_packed_projections_are_read_in_place_and_written_by_token():
+    packed = torch.randn(2, 18, 3, 2, 5).requires_grad_()
+    q, k, v = packed.permute(2, 0, 3, 1, 4)
+    made, words = recipe(SUBTRACT, "identity", 5)
+    out, _ = causal(q, k, v, None, None, *words)
+    assert out.transpose(1, 2).is_contiguous()
+    wide = packed.detach().double().requires_grad_()
+    exact = attention(*wide.permute(2, 0, 3, 1, 4), made, is_causal=True, backend="reference", scale=words[3])
+    assert_close([out, *gradients([out], [packed])], [exact, *gradients([exact], [wide])])
+
+
+def test_offsets_are_64_bit():
+    """Strides of 2^31 on dimensions of size 1: a product in 32 bits would leave the tensor."""
+    q, k, v = (x.detach() for x in draw(1))
+    far = [x.as_strided(x.shape, (2**31, 2**31, 2**31, 1)) for x in (q, k, v)]
+    _, words = recipe(DIVIDE, "elu", 5)
+    leaves = [x.requires_grad_() for x in far]
+    out, _ = causal(*leaves, None, None, *words)
+    assert_close([out], [v.double()])
+    assert all(x.isfinite().all() for x in gradients([out], leaves))
+    assert torch.equal(decode(*(x.detach() for x in far), None, None, *words)[0], out.detach())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own
+def test_the_operators_are_registered_truthfully():
+    q, k, v = draw(5, heads=2)
+    _, words = recipe(DIVIDE, "elu", 5)
+    past = causal(*(x.detach() for x in draw(3, heads=2)), None, None, *words)[1]
+    state = [x.squeeze(2).contiguous() for x in past[:4]]
+    operator = torch.ops.softless.causal.default
+    torch.library.opcheck(operator, (q, k, v, None, None, None, None, None, *words))
+    torch.library.opcheck(operator, (q, k, v, torch.ones(1, 5).bool(), *state, *words))
+    step = [x.detach()[:, :, :1] for x in (q, k, v)]
+    torch.library.opcheck(torch.ops.softless.causal_step.default, (*step, None, *state, *words))
+
+
+def test_a_compiled_call_is_one_graph_and_the_same_numbers():
+    _, words = recipe(SUBTRACT, "elu", 5)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, State]:
+        return causal(q, k, v, None, None, *words)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
+    for tokens in (17, 24):
+        leaves = draw(tokens)
+        ours, theirs = compiled(*leaves)[0], call(*leaves)[0]
+        assert torch.equal(ours, theirs)
+        for a, b in zip(gradients([ours], leaves), gradients([theirs], leaves), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_two_runs_are_bitwise_equal(monkeypatch):
+    segments_of(monkeypatch, 2, 32)
+    leaves = [x.detach().bfloat16().requires_grad_() for x in draw(40)]
+    _, words = recipe(DIVIDE, "elu", 5)
+    runs = []
+    for _ in range(2):
+        out, state = causal(*leaves, None, None, *words)
+        runs.append([out, *state, *gradients([out], leaves)])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "segments"), [(4096, 128, 1), (16_384, 32, 9), (65_536, 16, 17), (100, 1, 1), (0, 1, 1)]
+)
+def test_segments_fill_the_machine_and_their_states_a_tenth_of_the_output(tokens, heads, segments):
+    found, length = causal_tiles.cut(tokens, heads, 64)
+    assert found == segments
+    assert found * length >= tokens
+    assert length % causal_tiles.ALIGNED == 0
+    assert found == 1 or 4 * 64 * found <= 0.1 * 2 * tokens

@@ -1,0 +1,79 @@
+"""The causal kernels in half precision are as good as the dtype allows: R3.
+
+Keys and values with a common offset punish factors that are rounded before they are centered; a first token unlike
+all others punishes what is centered on it.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from softless import attention
+from softless.kernels import causal_tiles
+from softless.kernels.causal_ops import causal
+from tests.numerics.budget import FORWARD, GRADIENT, assert_within_budget
+from tests.numerics.cases import CASES
+from tests.numerics.eager import FORMULAS, visible
+
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.filterwarnings("ignore:mkldnn_matmul"),
+    pytest.mark.filterwarnings("ignore:overflow encountered"),  # numpy, where elu's branch not taken is e^x
+]
+
+TOKENS, WIDTH = 100, 32
+RECIPES = {
+    "linear": ("elu", "divide", 1.0),
+    "inline": ("identity", "subtract", WIDTH**-0.5),
+    "inline-elu": ("elu", "subtract", WIDTH**-0.5),
+    "linear-none": ("elu", "none", 1.0),
+}
+
+
+def draw(family: str, dtype: torch.dtype) -> list[Tensor]:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, TOKENS, WIDTH) for _ in "qkv")
+    if "offset" in family:
+        k, v = k + 30, v + 30
+    if "outlier" in family:
+        k[:, :, 0] *= 100
+    return [x.to(dtype) for x in (q, k, v)]
+
+
+def numbers(formula, given: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Output and gradients, computed in `dtype`."""
+    leaves = [x.to(dtype).requires_grad_() for x in given]
+    out = formula(*leaves)
+    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(given[0].dtype)
+    return [out.detach(), *torch.autograd.grad(out, leaves, upstream.to(out.dtype))]
+
+
+@pytest.mark.parametrize("case", RECIPES)
+@pytest.mark.parametrize("family", ["plain", "offset", "outlier"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_errors_stay_within_the_budget(monkeypatch, case, family, dtype):
+    if family == "offset":
+        monkeypatch.setattr(causal_tiles, "cut", lambda *_: (2, 64))
+    phi, reader, scale = RECIPES[case]
+    given = draw(family, dtype)
+    exact = numbers(
+        lambda q, k, v: attention(q, k, v, CASES[case], is_causal=True, backend="reference"), given, torch.float64
+    )
+    ours = numbers(lambda q, k, v: causal(q, k, v, None, None, phi, phi, reader, scale, False)[0], given, dtype)
+    plain = numbers(lambda q, k, v: FORMULAS[case](q, k, v, visible(q, k, True), {}), given, dtype)
+    for name, truth, mine, theirs in zip(("output", "dq", "dk", "dv"), exact, ours, plain, strict=True):
+        if truth.abs().max() < torch.finfo(dtype).max:
+            budget = FORWARD if name == "output" else GRADIENT
+            assert_within_budget(mine, truth, theirs, **budget, name=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_a_carried_state_keeps_the_budget(dtype):
+    given = draw("offset", dtype)
+    cut = 50
+    first, state = causal(*(x[:, :, :cut] for x in given), None, None, "elu", "elu", "divide", 1.0, False)
+    second, _ = causal(*(x[:, :, cut:] for x in given), None, state, "elu", "elu", "divide", 1.0, False)
+    wide = [x.double() for x in given]
+    exact = attention(*wide, CASES["linear"], is_causal=True, backend="reference")
+    plain = FORMULAS["linear"](*given, visible(given[0], given[1], True), {})
+    assert_within_budget(torch.cat([first, second], 2), exact, plain, **FORWARD, name="output")

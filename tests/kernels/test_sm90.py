@@ -1,0 +1,63 @@
+"""What the non-causal kernels take of an H200, compiled for one without it: no spills, no length compiled twice."""
+
+import os
+
+import pytest
+import torch
+
+from softless import mechanism
+from tests.kernels import sm90
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="compiles, and the interpreter does not: unset TRITON_INTERPRET"
+)
+
+SHARED = 227 * 1024  # what a multiprocessor of an H200 has for one program
+MECHANISMS = {"elu": mechanism("linear"), "inline": mechanism("inline")}
+WHOLE = {"whole_kernel", "whole_gradient_kernel"}
+SPANS = {"observe_kernel", "merge_kernel", "read_kernel", "query_gradient_kernel", "key_gradient_kernel"}
+
+
+def build(name: str, dim: int, tokens: int, *, grid: tuple[int, int] | None = None) -> list[sm90.Built]:
+    """Forward and backward of a bf16 packed projection."""
+    from softless.kernels.ops import attend_op
+
+    qkv = torch.empty(2, tokens, 3, 3, dim, dtype=torch.bfloat16, requires_grad=True)
+    taps = None if grid is None else torch.empty(2, 3, 9, dim, dtype=torch.bfloat16, requires_grad=True)
+    with sm90.compiling() as built:
+        out, _ = attend_op([qkv], None, taps, *MECHANISMS[name].recipe(dim**-0.5), [1, *(grid or (0, 0))])
+        torch.autograd.grad(out, qkv, torch.empty_like(out))
+    return built
+
+
+def assert_fits(built: list[sm90.Built], names: set[str]) -> None:
+    assert {each.name for each in built} == names
+    for each in built:
+        assert each.spilled == 0, f"{each.name} spills {each.spilled} bytes a thread, with {each.registers} registers"
+        assert each.shared <= SHARED, f"{each.name} needs {each.shared} bytes of shared memory"
+
+
+@pytest.mark.parametrize(("name", "dim"), [("elu", 32), ("elu", 64), ("inline", 64), ("elu", 128), ("inline", 128)])
+def test_whole_heads_fit_into_registers_and_shared_memory(name, dim):
+    assert_fits(build(name, dim, 197), WHOLE)
+
+
+@pytest.mark.parametrize(("name", "dim"), [("inline", 32), ("elu", 64), ("elu", 128)])
+def test_spans_fit_into_registers_and_shared_memory(name, dim):
+    assert_fits(build(name, dim, 1000), SPANS)
+
+
+def test_the_residual_fits_into_registers_and_shared_memory():
+    assert_fits(build("inline", 64, 197, grid=(14, 14)), WHOLE)
+
+
+def hashes(tokens: int) -> list[str]:
+    return [each.kernel.hash for each in build("inline", 32, tokens)]
+
+
+def test_no_length_is_compiled_anew():
+    """Two kinds of length: those that fill their tiles, and all others."""
+    ragged, full = hashes(1000), hashes(1024)
+    assert len(set(ragged)) == len(set(full)) == len(SPANS)
+    assert hashes(1003) == ragged
+    assert hashes(960) == full
