@@ -53,9 +53,9 @@ def forward(
     (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
     sizes, mask, tapped = _sizes(q, v), _bytes(key_mask), None if taps is None else rows(taps)
     dtype = _products(recipe, q.dtype, backward=False)
-    cut = _tile("forward", sizes, dtype)
+    cut = _tile("forward" if taps is None else "local", sizes, dtype)
     common = {"GROUP": heads // groups, "DTYPE": _triton(dtype), **sizes, **_names(recipe), **_meta(cut)}
-    records = None if is_whole(queries, keys) else _observe(k, v, mask, recipe, cut, dtype)
+    records = None if is_whole(queries, keys, sizes["BD"], sizes["BE"]) else _observe(k, v, mask, recipe, cut, dtype)
     out = output_like(q, v.shape[3]) if out is None else out
     if records is None:
         launch(
@@ -92,7 +92,7 @@ def backward(
     dtype = _products(recipe, q.dtype, backward=True)
     cut, products = _tile("backward", sizes, dtype), {"DTYPE": _triton(dtype)}
     d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
-    if is_whole(queries, keys):
+    if is_whole(queries, keys, sizes["BD"], sizes["BE"]):
         d_taps = None if taps is None else q.new_empty(batch, heads, 9, v.shape[3], dtype=torch.float32)
         launch(
             whole_gradient_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(d_out), tapped, mask, rows(d_q),
@@ -151,7 +151,8 @@ def _sliced_backward(
 
 def keeps_records(q: Tensor, k: Tensor, v: Tensor, phi_k: str) -> bool:
     """Whether the backward pass gets the forward's records; it makes its own for whole heads, slices and exp keys."""
-    return phi_k != "exp" and not is_whole(q.shape[2], k.shape[2]) and len(_slices(q, v)) == 1
+    whole = is_whole(q.shape[2], k.shape[2], block(q.shape[3]), block(v.shape[3]))
+    return phi_k != "exp" and not whole and len(_slices(q, v)) == 1
 
 
 def _products(recipe: Recipe, dtype: torch.dtype, *, backward: bool) -> torch.dtype:

@@ -2,7 +2,7 @@
 
 Regimes, by the longer of queries and keys:
 
-    whole    up to 256 tokens: one program a key head does everything (`whole`)
+    whole    up to 256 tokens, heads up to 64 wide: one program a key head does everything (`whole`)
     spans    beyond: a pass over keys, a pass over queries. Tokens are cut into spans so that some 264 programs run, two
              for each multiprocessor of an H100 or H200; with many heads there is one span of keys a head, and nothing
              to merge. Passes that keep no sums (READERS) are cut finer. The numbers are fixed, so results do not depend
@@ -33,13 +33,14 @@ def tile(kind: str, bd: int, be: int, dtype: torch.dtype) -> Tile:
     64 x 64 sums take 32 registers a thread with 4 warps, 128 x 128 take 64 with 8. Longer tiles make better products,
     shorter ones leave registers to the loads in flight; the queries' gradient holds five arrays of a tile at once, and
     spills with fewer warps or longer tiles.
-    float32 multiplies without tensor cores and holds its factors whole: short tiles.
+    float32 multiplies without tensor cores and holds its factors whole: short tiles. `kind` is forward, local (forward
+    with the residual, which holds nine more loads) or backward.
     """
     if dtype == torch.float32:
         return Tile(32, 4 if bd * be <= 4096 else 8, 1)
-    if kind == "backward":
-        return Tile(64 if bd * be <= 4096 else 32, 8, 2)
-    return Tile(64, 4, 3) if bd * be <= 4096 else Tile(64, 8, 2)
+    if bd * be <= 4096:
+        return Tile(64, 4, 3) if kind == "forward" else Tile(64, 8, 2)
+    return Tile(64, 8, 2) if kind == "forward" else Tile(32, 8, 2)
 
 
 def slice_width(bd: int, e: int) -> int:
@@ -47,8 +48,9 @@ def slice_width(bd: int, e: int) -> int:
     return min(e, 128 * 128 // max(bd, 128))
 
 
-def is_whole(queries: int, keys: int) -> bool:
-    return queries <= WHOLE and keys <= WHOLE
+def is_whole(queries: int, keys: int, bd: int, be: int) -> bool:
+    """Whether one program does a head; wider ones than 64 x 64 would not leave it registers for both passes."""
+    return max(queries, keys) <= WHOLE and bd * be <= 4096
 
 
 def spans(tokens: int, heads: int, step: int, programs: int = PROGRAMS) -> tuple[int, int]:

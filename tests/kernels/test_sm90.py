@@ -37,14 +37,16 @@ def assert_fits(built: list[sm90.Built], names: set[str]) -> None:
         assert each.shared <= SHARED, f"{each.name} needs {each.shared} bytes of shared memory"
 
 
-@pytest.mark.parametrize(("name", "dim"), [("elu", 32), ("elu", 64), ("inline", 64), ("elu", 128), ("inline", 128)])
+@pytest.mark.parametrize(("name", "dim"), [("elu", 32), ("elu", 64), ("inline", 64)])
 def test_whole_heads_fit_into_registers_and_shared_memory(name, dim):
     assert_fits(build(name, dim, 197), WHOLE)
 
 
-@pytest.mark.parametrize(("name", "dim"), [("inline", 32), ("elu", 64), ("elu", 128)])
-def test_spans_fit_into_registers_and_shared_memory(name, dim):
-    assert_fits(build(name, dim, 1000), SPANS)
+@pytest.mark.parametrize(
+    ("name", "dim", "tokens"), [("inline", 32, 1000), ("elu", 64, 1000), ("elu", 128, 1000), ("inline", 128, 197)]
+)
+def test_spans_fit_into_registers_and_shared_memory(name, dim, tokens):
+    assert_fits(build(name, dim, tokens), SPANS)
 
 
 def test_the_residual_fits_into_registers_and_shared_memory():

@@ -5,6 +5,7 @@ from math import exp, inf
 import pytest
 import torch
 
+from softless import attention, mechanism
 from softless.algebra.feature_maps import elu, unit
 
 
@@ -35,3 +36,14 @@ def test_the_unit_of_the_zero_vector_is_zero_with_a_finite_slope() -> None:
     (slope,) = torch.autograd.grad(found.sum(), x)
     assert not found.any()
     assert slope.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["linear", "inline"])
+def test_exponential_queries_read_keys_whose_mean_is_zero(name: str) -> None:
+    """Such a channel has covariance all the same."""
+    q, v = torch.randn(2, 1, 1, 4, 3, dtype=torch.float64).unbind()
+    k = torch.tensor([[1.0, 2.0, 0.0], [-1.0, -2.0, 0.0], [3.0, 0.5, 0.0], [-3.0, 0.5, 0.0]], dtype=torch.float64)[
+        None, None
+    ]
+    made = mechanism(name, phi="exp", phi_k="identity")
+    torch.testing.assert_close(attention(q, k, v, made), attention(q, k, v, made, backend="reference"))
