@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from softless.algebra.recipe import Recipe
-from softless.algebra.state import State
+from softless.algebra.state import State, check_continues
 from softless.errors import BackendError
 from softless.mechanisms import Call, Mechanism
 
@@ -62,6 +62,15 @@ def run_with_state(
     """The causal kernels; a single token that needs no gradient takes the decode step."""
     from softless.kernels.causal_ops import causal, decode
 
+    check_continues(state, _state_like(q, k, v, recipe))
     recording = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *(state or ())))
     step = decode if q.shape[2] == k.shape[2] == 1 and state is not None and not recording else causal
     return step(q, k, v, call.key_mask, state, *recipe[:3], recipe.scale, recipe.constant)
+
+
+def _state_like(q: Tensor, k: Tensor, v: Tensor, recipe: Recipe) -> State:
+    """The shapes of the state that these tokens give, without data."""
+    heads = k.shape[:2] if k.shape[1] == q.shape[1] else (*k.shape[:2], 1)
+    d, e = q.shape[3] + recipe.constant, v.shape[3]
+    shapes = heads, (*heads, d), (*heads, e), (*heads, d, e), (*heads, d)
+    return State(*(torch.empty(shape, device="meta") for shape in shapes))

@@ -20,6 +20,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from softless.errors import ArgumentError
+
 
 class Log(NamedTuple):
     """Features known by their logarithm, phi = exp(value): formed only relative to a shift."""
@@ -70,6 +72,23 @@ def merge(a: State, b: State) -> State:
         a.comoment * a_units[..., None] + b.comoment * b_units[..., None] + between,
         shift,
     )
+
+
+def check_continues(state: State | None, seen: State) -> None:
+    """A state fits if its parts look like those that these tokens give."""
+    if state is None:
+        return
+    batch = seen.comoment.shape[:-2]
+    for name in ("comoment", "k_mean", "v_mean", "shift", "n"):
+        given, needed = getattr(state, name), getattr(seen, name)
+        fits = given.shape == needed.shape and given.dtype == needed.dtype
+        if name == "n":
+            fits = given.ndim == len(batch) and all(a in (1, b) for a, b in zip(given.shape, batch, strict=True))
+        if not fits:
+            raise ArgumentError(
+                f"the state's {name} is {given.dtype} {list(given.shape)}, and these q, k, v continue one of "
+                f"{needed.dtype} {list(batch if name == 'n' else needed.shape)}"
+            )
 
 
 def rescale(old: Float[Tensor, "*b d"], new: Float[Tensor, "*#b #d"]) -> Float[Tensor, "*b d"]:

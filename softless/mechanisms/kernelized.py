@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from softless import algebra
-from softless.algebra.state import Log, State, merge, observe
+from softless.algebra.state import Log, State, check_continues, merge, observe
 from softless.errors import ArgumentError
 from softless.mechanisms.base import Call, Mechanism, repeat_heads
 
@@ -57,7 +57,7 @@ class Kernelized(Mechanism):
         self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call
     ) -> tuple[Tensor, State]:
         seen = observe(*self._keys(q, k, v, call))
-        _check_state(state, seen)
+        check_continues(state, seen)
         after = seen if state is None else merge(state, seen)
         if q.shape[2] == 0:
             return q.new_zeros(*q.shape[:3], v.shape[3]), after
@@ -100,23 +100,6 @@ def _check_widths(phi_q: Tensor | Log, phi_k: Tensor | Log) -> None:
     width_q, width_k = ((phi.value if isinstance(phi, Log) else phi).shape[-1] for phi in (phi_q, phi_k))
     if width_q != width_k:
         raise ArgumentError(f"phi makes {width_q} features and phi_k makes {width_k}: they must make equally many")
-
-
-def _check_state(state: State | None, seen: State) -> None:
-    """A state fits if its parts look like those that these tokens give."""
-    if state is None:
-        return
-    batch = seen.comoment.shape[:-2]
-    for name in ("comoment", "k_mean", "v_mean", "shift", "n"):
-        given, needed = getattr(state, name), getattr(seen, name)
-        fits = given.shape == needed.shape and given.dtype == needed.dtype
-        if name == "n":
-            fits = given.ndim == len(batch) and all(a in (1, b) for a, b in zip(given.shape, batch, strict=True))
-        if not fits:
-            raise ArgumentError(
-                f"the state's {name} is {given.dtype} {list(given.shape)}, and these q, k, v continue one of "
-                f"{needed.dtype} {list(batch if name == 'n' else needed.shape)}"
-            )
 
 
 def _group(phi: Tensor | Log, groups: int, heads: int) -> Tensor | Log:

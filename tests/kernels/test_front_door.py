@@ -1,0 +1,58 @@
+"""The causal kernels through the front door: prompts, single tokens, and states that travel between backends."""
+
+import pytest
+import torch
+
+from softless import attention, attention_with_state, mechanism
+from softless.errors import ArgumentError
+from tests.kernels.cases import draw
+
+pytestmark = pytest.mark.kernels
+
+CAUSAL = ("linear", "inline", "taylor", mechanism("linear", phi="relu", normalize="none"))
+every_mechanism = pytest.mark.parametrize("made", CAUSAL, ids=["linear", "inline", "taylor", "none"])
+
+
+@every_mechanism
+def test_a_causal_call_is_its_weights(made):
+    q, k, v = draw(70, heads=4, groups=2, batch=2)
+    mask = torch.arange(70) >= torch.tensor([[3], [0]])
+    exact = attention(*(x.double() for x in (q, k, v)), made, is_causal=True, key_mask=mask, backend="reference")
+    found = attention(q, k, v, made, is_causal=True, key_mask=mask, backend="triton")
+    assert (found - exact).abs().max() <= 1e-5 * (1 + exact.abs().max())
+
+
+@every_mechanism
+@pytest.mark.parametrize("backends", [("triton", "triton"), ("torch", "triton"), ("triton", "torch")], ids="-".join)
+def test_a_prompt_and_single_tokens_are_the_whole_on_either_backend(made, backends):
+    q, k, v = draw(40, heads=2)
+    exact = attention(*(x.double() for x in (q, k, v)), made, is_causal=True, backend="reference")
+    prompt, tokens = backends
+    out, state = attention_with_state(q[:, :, :37], k[:, :, :37], v[:, :, :37], made, backend=prompt)
+    found = [out]
+    for i in range(37, 40):
+        here = slice(i, i + 1)
+        out, state = attention_with_state(q[:, :, here], k[:, :, here], v[:, :, here], made, state, backend=tokens)
+        found.append(out)
+    assert state.n.flatten().tolist() in ([40], [40, 40])
+    assert (torch.cat(found, 2) - exact).abs().max() <= 1e-5 * (1 + exact.abs().max())
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("made", ["linear", "taylor"])
+def test_a_state_of_another_size_is_refused(made, tokens):
+    _, state = attention_with_state(*draw(4, heads=2), made, backend="triton")
+    with pytest.raises(ArgumentError, match="these q, k, v continue one of"):
+        attention_with_state(*draw(tokens, heads=2, dims=(6, 4)), made, state, backend="triton")
+
+
+def test_a_gradient_flows_through_a_single_token_and_its_state():
+    q, k, v = draw(2, heads=2)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    gradients = []
+    for backend in ("triton", "torch"):
+        _, state = attention_with_state(q[:, :, :1], k[:, :, :1], v[:, :, :1], "linear", backend=backend)
+        out, _ = attention_with_state(q[:, :, 1:], k[:, :, 1:], v[:, :, 1:], "linear", state, backend=backend)
+        gradients.append(torch.autograd.grad(out.square().sum(), leaves))
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
