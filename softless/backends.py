@@ -21,7 +21,7 @@ def fused(made: Mechanism, call: Call, q: Tensor, k: Tensor, v: Tensor, backend:
         return None
     reason = refusal(made, call, q, k, v, q.device, ask=backend == "triton")
     if reason and backend == "triton":
-        raise BackendError(f"backend 'triton' was asked for and cannot run: {reason}")
+        raise BackendError(f"backend 'triton' was asked for and cannot run: {reason}; 'auto' runs torch here")
     empty = 0 in (q.shape[2], k.shape[2], v.shape[3])
     return None if reason or empty else made.recipe(call.scale)
 
