@@ -90,7 +90,8 @@ def backward(
     (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
     sizes, mask, tapped = _sizes(q, v), _bytes(key_mask), None if taps is None else rows(taps)
     dtype = _products(recipe, q.dtype, backward=True)
-    cut, products = _tile("backward", sizes, dtype), {"DTYPE": _triton(dtype)}
+    cut = _tile("backward" if taps is None else "local backward", sizes, dtype)
+    products = {"DTYPE": _triton(dtype)}
     d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
     if is_whole(queries, keys, sizes["BD"], sizes["BE"]):
         d_taps = None if taps is None else q.new_empty(batch, heads, 9, v.shape[3], dtype=torch.float32)

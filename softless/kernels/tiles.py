@@ -33,14 +33,16 @@ def tile(kind: str, bd: int, be: int, dtype: torch.dtype) -> Tile:
     64 x 64 sums take 32 registers a thread with 4 warps, 128 x 128 take 64 with 8. Longer tiles make better products,
     shorter ones leave registers to the loads in flight; the queries' gradient holds five arrays of a tile at once, and
     spills with fewer warps or longer tiles.
-    float32 multiplies without tensor cores and holds its factors whole: short tiles. `kind` is forward, local (forward
-    with the residual, which holds nine more loads) or backward.
+    float32 multiplies without tensor cores and holds its factors whole: short tiles. `kind` is forward or
+    backward; local and local backward hold nine more loads, those of the residual.
     """
     if dtype == torch.float32:
         return Tile(32, 4 if bd * be <= 4096 else 8, 1)
-    if bd * be <= 4096:
-        return Tile(64, 4, 3) if kind == "forward" else Tile(64, 8, 2)
-    return Tile(64, 8, 2) if kind == "forward" else Tile(32, 8, 2)
+    if kind == "forward":
+        return Tile(64, 4, 3) if bd * be <= 4096 else Tile(64, 8, 2)
+    if bd * be <= (1024 if kind == "local backward" else 4096):
+        return Tile(64, 8, 2)
+    return Tile(32, 8, 2)
 
 
 def slice_width(bd: int, e: int) -> int:
