@@ -1,6 +1,6 @@
 """How far from the truth a low-precision result may be: R3.
 
-    ulp      eps(dtype) * max |exact|
+    ulp      eps(dtype) * max |exact|, and never less than the step between the smallest numbers of the dtype
     budget   min(ratio * error of the plain formula, ulps * ulp) + ulp
 
 The ratio holds us to what anyone gets by typing the formula; the ulps hold us to what the dtype allows
@@ -25,8 +25,9 @@ def assert_within_budget(actual: Tensor, exact: Tensor, eager: Tensor, *, ratio:
     assert exact.dtype == torch.float64
     assert exact.isfinite().all(), f"{name}: there is no finite truth to compare with"
     assert actual.isfinite().all(), f"{name}: not finite"
-    ulp = torch.finfo(actual.dtype).eps * (exact.abs().max().item() if exact.numel() else 0.0)
+    kind, size = torch.finfo(actual.dtype), exact.abs().max().item() if exact.numel() else 0.0
+    ulp = kind.eps * max(size, kind.smallest_normal)
     error, theirs = worst(actual, exact), worst(eager, exact)
     allowed = min(ratio * theirs, ulps * ulp) + ulp
-    ours, plain, most = (x / (ulp or 1.0) for x in (error, theirs, allowed))
+    ours, plain, most = (x / ulp for x in (error, theirs, allowed))
     assert error <= allowed, f"{name}: off by {ours:.2f} ulp, the plain formula by {plain:.2f}, allowed {most:.2f}"

@@ -82,6 +82,25 @@ def test_half_precision_stays_within_budget(case, dtype, data):
             assert_within_budget(mine, truth, plain, **GRADIENT, name=f"gradient of {name}")
 
 
+def test_a_gradient_below_the_normal_numbers_is_good_to_their_steps():
+    """The steps of float16 near 1.3e-5 are 6e-8: found at random, when an ulp was still a thousandth of the number."""
+    q, k = (
+        torch.tensor(x).reshape(1, 2, 2, 1).half() for x in ([-1.63, 0.11, -1.68, 0.33], [-1.36, -0.91, 0.49, -1.0])
+    )
+    v, scale = torch.randn(1, 2, 2, 4).half(), torch.tensor([[-0.2854], [0.3013]]).half()
+    found = []
+    for dtype, backend in ((torch.float64, "reference"), (torch.float16, "torch")):
+        key = k.to(dtype).requires_grad_()
+        out = attention(
+            q.to(dtype), key, v.to(dtype), mechanism("focused", learned_scale=True), is_causal=True,
+            inputs={"scale": scale.to(dtype)}, backend=backend,
+        )  # fmt: skip
+        found.append(torch.autograd.grad(out.sum(), key)[0])
+    exact, actual = found
+    assert 0 < exact.abs().max() < torch.finfo(torch.float16).smallest_normal
+    assert_within_budget(actual, exact, torch.full_like(actual, torch.inf), **GRADIENT, name="gradient of k")
+
+
 def resolved(float32: torch.Tensor, truth: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether float32 sums can tell this gradient to a quarter of an ulp of `dtype`.
 
