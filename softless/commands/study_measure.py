@@ -2,8 +2,7 @@
 
 import os
 import platform
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import groupby
@@ -21,6 +20,7 @@ from softless.mechanisms import Mechanism
 from softless.probes import approximation, injectivity, speed
 from softless.probes.cases import Case, study_cases
 from softless.probes.memory import free_bytes
+from softless.probes.stopwatch import threads
 
 TOLERANCE = 0.1  # relative error up to which an approximation counts as safe
 LINEAR_COPIES = 16  # tensors of q's size alive at once in the hungriest linear mechanism, q, k and v among them
@@ -40,7 +40,7 @@ def measure(plan: Plan, seed: int, device: str, *, show_progress: bool) -> dict[
     _check_memory(plan, device)
     total = sum(plan.tokens) + 2 * plan.score_tokens
     with progress(total, show_progress) as advance:
-        with _threads(speed.steady_threads()):
+        with threads(speed.steady_threads()):
             timed = _speed(plan, seed, device, cases, advance)
         return {
             "speed": timed,
@@ -159,13 +159,3 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
