@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-ONES = tl.constexpr(16)  # the fewest rows a product may have
+ONES = tl.constexpr(16)  # the fewest rows or columns a product may have
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -48,21 +49,55 @@ def product(a, b, sums, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def exponential(x):
+    """e^x, 0 where that is below the smallest normal number: such a tail would take a GPU twice as many instructions."""
+    if INTERPRETED:
+        return tl.exp(x)
+    else:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * LOG2E], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def held(x, DTYPE: tl.constexpr):
+    """x [n, d], out of a product of zeros: Triton then keeps it where the tensor cores do, and computes it once."""
+    if INTERPRETED or DTYPE == tl.float32:
+        return x
+    else:
+        left, right = tl.zeros((x.shape[0], ONES), tl.float32), tl.zeros((ONES, x.shape[1]), tl.float32)
+        return product(factor(left, DTYPE), factor(right, DTYPE), x, DTYPE)
+
+
+@triton.jit
 def column_sums(x, sums, DTYPE: tl.constexpr):
-    """sums [ONES, d] plus the sum over the rows of a factor [n, d], in every row: cheaper than a reduction."""
-    return product(factor(tl.full((ONES, x.shape[0]), 1.0, tl.float32), DTYPE), x, sums, DTYPE)
+    """sums [d, ONES] plus the sum over the rows of a factor [n, d], in every column: the transposed factor of a product
+    with values is at hand, and a reduction would have to go through registers.
+    """
+    return product(tl.trans(x), factor(tl.full((x.shape[0], ONES), 1.0, tl.float32), DTYPE), sums, DTYPE)
 
 
 @triton.jit
 def weighted_sums(weights, x, sums, DTYPE: tl.constexpr):
     """`column_sums` of weights [n, 1] times a factor [n, d]."""
-    return product(factor(tl.zeros((ONES, 1), tl.float32) + tl.trans(weights), DTYPE), x, sums, DTYPE)
+    return product(tl.trans(x), factor(tl.zeros((1, ONES), tl.float32) + weights, DTYPE), sums, DTYPE)
 
 
 @triton.jit
-def row(sums):
-    """The one row that all rows of `column_sums` are."""
-    return tl.sum(sums, 0) * (1.0 / ONES)
+def summed(sums):
+    """The one column that all columns of `column_sums` are, [d]."""
+    return tl.sum(sums, 1) * (1.0 / ONES)
+
+
+@triton.jit
+def dots(x, sums, DTYPE: tl.constexpr):
+    """x.s of each row of a factor [n, d], [n]; every column of `sums` [d, ONES] is s. Half of them enter as their
+    large part, half as the rest: s is not rounded.
+    """
+    large = factor(sums, DTYPE).to(tl.float32)
+    parts = tl.where(tl.arange(0, ONES)[None, :] % 2 == 0, large, sums - large)
+    found = product(x, factor(parts, DTYPE), tl.zeros((x.shape[0], ONES), tl.float32), DTYPE)
+    return tl.sum(found, 1) * (2.0 / ONES)
 
 
 @triton.jit

@@ -19,10 +19,11 @@ from softless.kernels.observe import merge_kernel, observe_kernel
 from softless.kernels.read import read_kernel
 from softless.kernels.record import numbers
 from softless.kernels.rows import output_like, rows
-from softless.kernels.tiles import READERS, Tile, is_whole, slice_width, spans, tile
+from softless.kernels.tiles import READERS, Tile, is_whole, observers, slice_width, spans, tile
 from softless.kernels.whole import whole_gradient_kernel, whole_kernel
 
-MERGE_LINES = 4  # features a merging program holds: 16 programs a head of 64, so that 16 heads fill the machine
+
+MERGED = 2048  # numbers of the States that a merging program holds: 16 a thread, all loads in flight at once
 
 
 class Picture(NamedTuple):
@@ -53,15 +54,16 @@ def forward(
     (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
     sizes, mask, tapped = _sizes(q, v), _bytes(key_mask), None if taps is None else rows(taps)
     dtype = _products(recipe, q.dtype, backward=False)
-    cut = _tile("forward" if taps is None else "local", sizes, dtype)
+    whole = is_whole(queries, keys, sizes["BD"], sizes["BE"])
+    cut = _tile("whole" if whole else "read" if taps is None else "local", sizes, dtype)
     common = {"GROUP": heads // groups, "DTYPE": _triton(dtype), **sizes, **_names(recipe), **_meta(cut)}
-    records = None if is_whole(queries, keys, sizes["BD"], sizes["BE"]) else _observe(k, v, mask, recipe, cut, dtype)
+    records = _records(q, v, 0) if whole else _observe(k, v, mask, recipe, dtype)
     out = output_like(q, v.shape[3]) if out is None else out
-    if records is None:
+    if whole:
         launch(
             whole_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(out), tapped, mask, queries, keys, groups,
             recipe.scale, recipe.t, picture, **common)  # fmt: skip
-        return out, _records(q, v, 0)
+        return out, records
     span, splits = spans(queries, batch * heads, cut.tokens, READERS)
     launch(
         read_kernel, batch * heads * splits, q, rows(q), rows(v), rows(out), tapped, mask, records, queries, keys,
@@ -90,7 +92,6 @@ def backward(
     (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
     sizes, mask, tapped = _sizes(q, v), _bytes(key_mask), None if taps is None else rows(taps)
     dtype = _products(recipe, q.dtype, backward=True)
-    cut = _tile("backward" if taps is None else "local backward", sizes, dtype)
     products = {"DTYPE": _triton(dtype)}
     d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
     if is_whole(queries, keys, sizes["BD"], sizes["BE"]):
@@ -98,10 +99,11 @@ def backward(
         launch(
             whole_gradient_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(d_out), tapped, mask, rows(d_q),
             rows(d_k), rows(d_v), d_taps, queries, keys, groups, recipe.scale, recipe.t, picture, GROUP=heads // groups,
-            **sizes, **_names(recipe), **products, **_meta(cut))  # fmt: skip
+            **sizes, **_names(recipe), **products, **_meta(_tile("whole gradient", sizes, dtype)))  # fmt: skip
         return d_taps
     if records.shape[0] == 0:
-        records = _observe(k, v, mask, recipe, cut, dtype)
+        records = _observe(k, v, mask, recipe, dtype)
+    cut = _tile("query divide" if recipe.reader == "divide" else "query", sizes, dtype)
     span, splits = spans(queries, batch * heads, cut.tokens)
     gradients = _records(q, v, batch * heads * splits)
     launch(
@@ -109,6 +111,7 @@ def backward(
         heads, span, splits, recipe.scale, recipe.t, GROUP=heads // groups, NUMBERS=records.shape[1],
         EVEN=queries % cut.tokens == 0, **sizes, **_names(recipe), **products, **_meta(cut))  # fmt: skip
     gradients = gradients.view(batch * groups, heads // groups * splits, records.shape[1]).sum(1)
+    cut = _tile("key" if taps is None else "local key", sizes, dtype)
     span, splits = spans(keys, batch * groups, cut.tokens, READERS)
     d_taps = None if taps is None else q.new_empty(batch, heads, splits, 9, v.shape[3], dtype=torch.float32)
     launch(
@@ -174,11 +177,12 @@ def _slices(q: Tensor, v: Tensor) -> list[slice]:
     return [slice(start, min(start + width, e)) for start in range(0, e, width)]
 
 
-def _observe(k: Tensor, v: Tensor, mask: Tensor | None, recipe: Recipe, cut: Tile, dtype: torch.dtype) -> Tensor:
+def _observe(k: Tensor, v: Tensor, mask: Tensor | None, recipe: Recipe, dtype: torch.dtype) -> Tensor:
     """The record of every key head, from products in `dtype`."""
     batch, groups, keys, _ = k.shape
     sizes = _sizes(k, v)
-    span, splits = spans(keys, batch * groups, cut.tokens)
+    cut = _tile("observe", sizes, dtype)
+    span, splits = spans(keys, batch * groups, cut.tokens, observers(sizes["BD"], sizes["BE"]))
     parts = _records(k, v, batch * groups * splits)
     launch(
         observe_kernel, batch * groups * splits, k, rows(k), rows(v), mask, parts, keys, groups, span, splits, recipe.t,
@@ -187,9 +191,12 @@ def _observe(k: Tensor, v: Tensor, mask: Tensor | None, recipe: Recipe, cut: Til
     if splits == 1:
         return parts
     records, d = _records(k, v, batch * groups), sizes["D"]
+    line = block(splits, 2) * sizes["BE"]
+    lines = max(1, MERGED // line)
     launch(
-        merge_kernel, batch * groups * -(-d // MERGE_LINES), k, parts, records, splits, NUMBERS=parts.shape[1], D=d,
-        E=sizes["E"], BE=sizes["BE"], LINES=MERGE_LINES, SPLITS=block(splits, 2), num_warps=4)  # fmt: skip
+        merge_kernel, batch * groups * -(-d // lines), k, parts, records, splits, NUMBERS=parts.shape[1], D=d,
+        E=sizes["E"], BE=sizes["BE"], SPLITS=block(splits, 2), LINES=lines,
+        num_warps=4 if line <= 2 * MERGED else 8)  # fmt: skip
     return records
 
 

@@ -16,6 +16,7 @@ from softless.kernels.causal_decode import decode_kernel
 from softless.kernels.causal_forward import forward_kernel
 from softless.kernels.causal_key_gradient import key_gradient_kernel, sums_kernel
 from softless.kernels.causal_memory import Memory, mask_of
+from softless.kernels.causal_plain import plain_kernel
 from softless.kernels.causal_query_gradient import query_gradient_kernel
 from softless.kernels.causal_states import prefix_kernel, segment_kernel
 from softless.kernels.causal_tiles import Tile
@@ -68,6 +69,11 @@ def sizes(q: Tensor, v: Tensor, tile: Tile) -> dict[str, Any]:
             "STAGES": tile.stages, "num_warps": tile.warps}  # fmt: skip
 
 
+def is_even(key_mask: Tensor | None, tokens: int, size: dict[str, Any]) -> bool:
+    """Whether every chunk is full: its kernels need no masks."""
+    return key_mask is None and tokens % size["CHUNK"] == 0
+
+
 def choose(table: dict[int, Tile], q: Tensor, v: Tensor) -> Tile:
     return causal_tiles.tile(table, max(block(q.shape[3]), min(block(v.shape[3]), 128)), q.dtype)
 
@@ -102,10 +108,13 @@ def forward(
     segments, length = causal_tiles.cut(q.shape[2], heads, q.shape[3])
     before, after = starts(k, v, key_mask, past, recipe.phi_k, heads), past_like(k, v)
     size = sizes(q, v, choose(causal_tiles.FORWARD, q, v))
+    kernel, flags = forward_kernel, {}
+    if recipe.reader != "subtract" and q.dtype != torch.float32:
+        kernel, flags = plain_kernel, {"EVEN": is_even(key_mask, q.shape[2], size)}
     launch(
-        forward_kernel, heads * segments * -(-v.shape[3] // size["BE"]), q, rows(q), rows(k), rows(v), rows(out),
+        kernel, heads * segments * -(-v.shape[3] // size["BE"]), q, rows(q), rows(k), rows(v), rows(out),
         mask_of(key_mask), memory_of(past if before is None else before), memory_of(after), q.shape[1], q.shape[2],
-        segments, length, recipe.scale, SHARED=q.shape[1] // k.shape[1], **recipe.names, **size,
+        segments, length, recipe.scale, SHARED=q.shape[1] // k.shape[1], **recipe.names, **flags, **size,
     )  # fmt: skip
     return after, before
 
@@ -115,11 +124,11 @@ def decode(
 ) -> Past:
     """One token: fill `out`; the State after it."""
     after, d, e = past_like(k, v), k.shape[3], v.shape[3]
-    columns = min(block(e), 32)  # a block of the State is 8 KB at d = 64: small programs, many of them in flight
+    columns = min(block(e), 64)  # a block of the State is 16 KB at d = 64, 128 numbers a thread: all loads in flight
     launch(
         decode_kernel, k.shape[0] * k.shape[1] * -(-e // columns), q, rows(q), rows(k), rows(v), rows(out),
         mask_of(key_mask), memory_of(past), memory_of(after), k.shape[1], recipe.scale,
-        D=d, E=e, BD=block(d), BE=columns, SHARED=q.shape[1] // k.shape[1], num_warps=4, **recipe.names,
+        D=d, E=e, BD=block(d), BE=columns, SHARED=q.shape[1] // k.shape[1], num_warps=-(-block(d) // 64), **recipe.names,
     )  # fmt: skip
     return after
 
@@ -180,7 +189,7 @@ def _backward(
     launch(
         query_gradient_kernel, batch * heads * segments, q, rows(q), rows(k), rows(v), rows(given), rows(filled[0]),
         mask_of(key_mask), memory_of(before), k_ref, v_ref, width, scalars, heads, tokens,
-        segments, length, recipe.scale, SHARED=shared, **recipe.names, **size,
+        segments, length, recipe.scale, SHARED=shared, EVEN=is_even(key_mask, tokens, size), **recipe.names, **size,
     )  # fmt: skip
     if last is not None:
         later = torch.cat([x.flatten(2) for x in (last.outer, last.of_queries, last.of_outputs)], 2)
@@ -188,14 +197,15 @@ def _backward(
         sums = q.new_empty(batch, groups, shared, segments, d * e + d + e, dtype=torch.float32)
         launch(
             sums_kernel, batch * heads * segments, q, rows(q), rows(given), scalars, sums, heads, tokens, segments,
-            length, PHI=recipe.phi_q, **key_size,
+            length, PHI=recipe.phi_q, EVEN=is_even(key_mask, tokens, key_size), **key_size,
         )  # fmt: skip
         running = _running(sums.sum(2), later)
         later = running[:, :, :-1].flip(2).contiguous()
     launch(
         key_gradient_kernel, 2 * batch * groups * segments, q, rows(q), rows(k), rows(v), rows(given), rows(filled[1]),
         rows(filled[2]), mask_of(key_mask), k_ref, v_ref, width, scalars, later, groups, tokens,
-        segments, length, SHARED=shared, PHI_Q=recipe.phi_q, PHI_K=recipe.phi_k, **key_size,
+        segments, length, SHARED=shared, PHI_Q=recipe.phi_q, PHI_K=recipe.phi_k,
+        EVEN=is_even(key_mask, tokens, key_size), **key_size,
     )  # fmt: skip
     if not summed:
         return None

@@ -19,91 +19,107 @@ import triton.language as tl
 from softless.kernels.arithmetic import factor, product
 from softless.kernels.causal_memory import SIZES, relative, sum_rows, visible
 from softless.kernels.features import feature, slope
-from softless.kernels.rows import load, store
+from softless.kernels.rows import keep, load, store
 
 
 @triton.jit
-def gained_queries(q, scalars, b, h, here, dims, stop, D: tl.constexpr, PHI: tl.constexpr):
+def gained_queries(q, scalars, b, h, here, dims, stop, D: tl.constexpr, PHI: tl.constexpr, EVEN: tl.constexpr):
     """g f as a factor; 0 beyond `stop`."""
-    some = here < stop
-    queries = feature(load(q, b, h, here, dims, some[:, None] & (dims < D)[None, :]), 0.0, D, PHI)
+    some, full = here < stop, EVEN and D == dims.shape[0]
+    queries = feature(load(q, b, h, here, dims, some[:, None] & (dims < D)[None, :], full), 0.0, D, PHI)
     gain = tl.load(scalars + here, mask=some, other=0.0)
-    return factor(tl.where(some[:, None], gain[:, None] * queries, 0.0), q.at.dtype.element_ty)
+    return factor(keep(gain[:, None] * queries, some[:, None], 0.0, EVEN), q.at.dtype.element_ty)
+
+
+@triton.jit
+def backwards(mask, steps, seen):
+    """Which queries of its chunk a key is seen by, [keys, queries]; what is beyond the end has no gain."""
+    after = steps[:, None] <= steps[None, :]
+    if mask is None:
+        return after
+    else:
+        return after & seen[:, None]
 
 
 @triton.jit
 def value_walk(q, k, do, dv, mask, k_ref, scalars, later, b, g, start, stop, tokens, D: tl.constexpr, E: tl.constexpr,
                BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr, PHI_Q: tl.constexpr,
-               PHI_K: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+               PHI_K: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """dv of one segment; `scalars` and `later` point at this key head's."""
     DTYPE: tl.constexpr = q.at.dtype.element_ty
+    FULL_K: tl.constexpr = EVEN and D == BD
+    FULL_V: tl.constexpr = EVEN and E == BE
     dims, columns, steps = tl.arange(0, BD), tl.arange(0, BE), tl.arange(0, CHUNK)
     inside, valued = (dims < D)[None, :], (columns < E)[None, :]
-    outer, of_outputs = tl.zeros((BD, BE), tl.float32), tl.zeros((BE,), tl.float32)
+    turned, of_outputs = tl.zeros((BE, BD), tl.float32), tl.zeros((BE,), tl.float32)  # outer^T: `do` is read where it lies
     if later is not None:
-        outer += tl.load(later + dims[:, None] * E + columns[None, :], mask=(dims < D)[:, None] & valued, other=0.0)
+        turned += tl.load(later + dims[None, :] * E + columns[:, None], mask=(columns < E)[:, None] & inside, other=0.0)
         of_outputs += tl.load(later + D * E + D + columns, mask=columns < E, other=0.0)
     chunks = (stop - start + CHUNK - 1) // CHUNK
     for step in tl.range(0, chunks, num_stages=STAGES):
         here = start + (chunks - 1 - step) * CHUNK + steps
         some, seen = here < stop, visible(mask, b, here, stop)
-        keys = feature(load(k, b, g, here, dims, seen[:, None] & inside), 0.0, D, PHI_K)
-        keys = relative(keys, k_ref, seen, DTYPE)
-        gradient = product(keys, factor(outer, DTYPE), tl.zeros((CHUNK, BE), tl.float32), DTYPE) + of_outputs[None, :]
-        sight = (steps[:, None] <= steps[None, :]) & seen[:, None]  # [keys, queries]
+        keys = feature(load(k, b, g, here, dims, seen[:, None] & inside, FULL_K), 0.0, D, PHI_K)
+        keys = relative(keys, k_ref, seen, DTYPE, EVEN)
+        gradient = product(keys, factor(tl.trans(turned), DTYPE), tl.zeros((CHUNK, BE), tl.float32), DTYPE) + of_outputs[None, :]
+        sight = backwards(mask, steps, seen)
         for r in range(SHARED):
             of_head = scalars + r * 3 * tokens
-            queries = gained_queries(q, of_head, b, g * SHARED + r, here, dims, stop, D, PHI_Q)
-            given = factor(load(do, b, g * SHARED + r, here, columns, some[:, None] & valued), DTYPE)
+            queries = gained_queries(q, of_head, b, g * SHARED + r, here, dims, stop, D, PHI_Q, EVEN)
+            given = factor(load(do, b, g * SHARED + r, here, columns, some[:, None] & valued, FULL_V), DTYPE)
             even = tl.load(of_head + 2 * tokens + here, mask=some, other=0.0)
             of_outputs += tl.sum(even[:, None] * given.to(tl.float32), 0)
             weights = product(keys, tl.trans(queries), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
             weights = factor(tl.where(sight, weights + even[None, :], 0.0), DTYPE)
             gradient = product(weights, given, gradient, DTYPE)
-            outer = product(tl.trans(queries), given, outer, DTYPE)
-        store(dv, b, g, here, columns, some[:, None] & valued, tl.where(seen[:, None], gradient, 0.0))
+            turned = product(tl.trans(given), queries, turned, DTYPE)
+        gradient = keep(gradient, seen[:, None], 0.0, EVEN)
+        store(dv, b, g, here, columns, some[:, None] & valued, gradient, FULL_V)
 
 
 @triton.jit
 def key_walk(q, k, v, do, dk, mask, v_ref, scalars, later, b, g, start, stop, tokens, D: tl.constexpr,
              E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr,
-             PHI_Q: tl.constexpr, PHI_K: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+             PHI_Q: tl.constexpr, PHI_K: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """dk of one segment; `scalars` and `later` point at this key head's."""
     DTYPE: tl.constexpr = q.at.dtype.element_ty
+    FULL_K: tl.constexpr = EVEN and D == BD
+    FULL_V: tl.constexpr = EVEN and E == BE
     dims, columns, steps = tl.arange(0, BD), tl.arange(0, BE), tl.arange(0, CHUNK)
     inside, valued = (dims < D)[None, :], (columns < E)[None, :]
-    outer, of_queries = tl.zeros((BD, BE), tl.float32), tl.zeros((BD,), tl.float32)
+    turned, of_queries = tl.zeros((BE, BD), tl.float32), tl.zeros((BD,), tl.float32)
     if later is not None:
-        outer += tl.load(later + dims[:, None] * E + columns[None, :], mask=(dims < D)[:, None] & valued, other=0.0)
+        turned += tl.load(later + dims[None, :] * E + columns[:, None], mask=(columns < E)[:, None] & inside, other=0.0)
         of_queries += tl.load(later + D * E + dims, mask=dims < D, other=0.0)
     chunks = (stop - start + CHUNK - 1) // CHUNK
     for step in tl.range(0, chunks, num_stages=STAGES):
         here = start + (chunks - 1 - step) * CHUNK + steps
         some, seen = here < stop, visible(mask, b, here, stop)
-        values = relative(load(v, b, g, here, columns, seen[:, None] & valued), v_ref, seen, DTYPE)
-        gradient = product(values, tl.trans(factor(outer, DTYPE)), tl.zeros((CHUNK, BD), tl.float32), DTYPE)
+        values = relative(load(v, b, g, here, columns, seen[:, None] & valued, FULL_V), v_ref, seen, DTYPE, EVEN)
+        gradient = product(values, factor(turned, DTYPE), tl.zeros((CHUNK, BD), tl.float32), DTYPE)
         gradient -= of_queries[None, :]
-        sight = (steps[:, None] <= steps[None, :]) & seen[:, None]  # [keys, queries]
+        sight = backwards(mask, steps, seen)
         for r in range(SHARED):
             of_head = scalars + r * 3 * tokens
-            queries = gained_queries(q, of_head, b, g * SHARED + r, here, dims, stop, D, PHI_Q)
-            given = factor(load(do, b, g * SHARED + r, here, columns, some[:, None] & valued), DTYPE)
+            queries = gained_queries(q, of_head, b, g * SHARED + r, here, dims, stop, D, PHI_Q, EVEN)
+            given = factor(load(do, b, g * SHARED + r, here, columns, some[:, None] & valued, FULL_V), DTYPE)
             delta = tl.load(of_head + tokens + here, mask=some, other=0.0)
             of_queries += tl.sum(delta[:, None] * queries.to(tl.float32), 0)
             through = product(values, tl.trans(given), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
             through = factor(tl.where(sight, through - delta[None, :], 0.0), DTYPE)
             gradient = product(through, queries, gradient, DTYPE)
-            outer = product(tl.trans(queries), given, outer, DTYPE)
-        keys = load(k, b, g, here, dims, seen[:, None] & inside)
+            turned = product(tl.trans(given), queries, turned, DTYPE)
+        keys = load(k, b, g, here, dims, seen[:, None] & inside, FULL_K)
         gradient = slope(keys, feature(keys, 0.0, D, PHI_K), gradient, 0.0, PHI_K)
-        store(dk, b, g, here, dims, some[:, None] & inside, tl.where(seen[:, None], gradient, 0.0))
+        gradient = keep(gradient, seen[:, None], 0.0, EVEN)
+        store(dk, b, g, here, dims, some[:, None] & inside, gradient, FULL_K)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def key_gradient_kernel(q, k, v, do, dk, dv, mask, k_ref, v_ref, width, scalars, later, groups, tokens, segments,
                         length, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                         CHUNK: tl.constexpr, SHARED: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr,
-                        STAGES: tl.constexpr):  # fmt: skip
+                        EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """Two programs a segment and key head; they serve all query heads that share the key head."""
     program = tl.program_id(0).to(tl.int64)
     segment, p = program // 2 % segments, program // 2 // segments
@@ -117,16 +133,16 @@ def key_gradient_kernel(q, k, v, do, dk, dv, mask, k_ref, v_ref, width, scalars,
     if program % 2 == 0:
         mean = tl.load(k_ref + p * D + dims, mask=dims < D, other=0.0)
         value_walk(q, k, do, dv, mask, mean, scalars, later, b, g, start, stop, tokens, D, E, BD, BE, CHUNK, SHARED,
-                   PHI_Q, PHI_K, STAGES)  # fmt: skip
+                   PHI_Q, PHI_K, EVEN, STAGES)  # fmt: skip
     else:
         center = tl.load(v_ref + p * width + columns, mask=columns < E, other=0.0)
         key_walk(q, k, v, do, dk, mask, center, scalars, later, b, g, start, stop, tokens, D, E, BD, BE, CHUNK, SHARED,
-                 PHI_Q, PHI_K, STAGES)  # fmt: skip
+                 PHI_Q, PHI_K, EVEN, STAGES)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=SIZES)
 def sums_kernel(q, do, scalars, sums, heads, tokens, segments, length, D: tl.constexpr, E: tl.constexpr,
-                BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, PHI: tl.constexpr,
+                BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, PHI: tl.constexpr, EVEN: tl.constexpr,
                 STAGES: tl.constexpr):  # fmt: skip
     """One program a segment and query head: sum g f do^T, sum g delta f, sum even do."""
     DTYPE: tl.constexpr = q.at.dtype.element_ty
@@ -138,19 +154,19 @@ def sums_kernel(q, do, scalars, sums, heads, tokens, segments, length, D: tl.con
     dims, columns = tl.arange(0, BD), tl.arange(0, BE)
     valued = (columns < E)[None, :]
     scalars += p * 3 * tokens
-    outer = tl.zeros((BD, BE), tl.float32)
+    turned = tl.zeros((BE, BD), tl.float32)
     of_queries, of_outputs = tl.zeros((BD,), tl.float32), tl.zeros((BE,), tl.float32)
     for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
         here = at + tl.arange(0, CHUNK)
         some = here < stop
-        queries = gained_queries(q, scalars, b, h, here, dims, stop, D, PHI)
-        given = factor(load(do, b, h, here, columns, some[:, None] & valued), DTYPE)
+        queries = gained_queries(q, scalars, b, h, here, dims, stop, D, PHI, EVEN)
+        given = factor(load(do, b, h, here, columns, some[:, None] & valued, EVEN and E == BE), DTYPE)
         delta = tl.load(scalars + tokens + here, mask=some, other=0.0)
         even = tl.load(scalars + 2 * tokens + here, mask=some, other=0.0)
         of_queries += sum_rows(delta[:, None] * queries.to(tl.float32))
         of_outputs += sum_rows(even[:, None] * given.to(tl.float32))
-        outer = product(tl.trans(queries), given, outer, DTYPE)
+        turned = product(tl.trans(given), queries, turned, DTYPE)
     sums += program * (D * E + D + E)
-    tl.store(sums + dims[:, None] * E + columns[None, :], outer, mask=(dims < D)[:, None] & valued)
+    tl.store(sums + dims[None, :] * E + columns[:, None], turned, mask=(columns < E)[:, None] & (dims < D)[None, :])
     tl.store(sums + D * E + dims, of_queries, mask=dims < D)
     tl.store(sums + D * E + D + columns, of_outputs, mask=columns < E)

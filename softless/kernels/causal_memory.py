@@ -27,7 +27,7 @@ from torch import Tensor
 
 from softless.kernels.arithmetic import factor, product
 from softless.kernels.features import feature
-from softless.kernels.rows import load
+from softless.kernels.rows import keep, load
 
 SIZES = ("heads", "groups", "tokens", "segments", "length")  # numbers that no kernel is compiled anew for
 SCAN = tl.constexpr(1024)  # tokens of the mask looked at together
@@ -147,9 +147,9 @@ def absorb(n, k_mean, v_mean, comoment, keys, values, z, y, count, DTYPE: tl.con
 
 
 @triton.jit
-def relative(x, mean, seen, DTYPE: tl.constexpr):
-    """x - mean as a factor, 0 for hidden tokens."""
-    return factor(tl.where(seen[:, None], x - mean[None, :], 0.0), DTYPE)
+def relative(x, mean, seen, DTYPE: tl.constexpr, EVEN: tl.constexpr = False):
+    """x - mean as a factor, 0 for hidden tokens. EVEN: there are none."""
+    return factor(keep(x - mean[None, :], seen[:, None], 0.0, EVEN), DTYPE)
 
 
 @triton.jit

@@ -58,7 +58,7 @@ def tile(table: dict[int, Tile], width: int, dtype: torch.dtype) -> Tile:
 
 def cut(tokens: int, heads: int, dim: int) -> tuple[int, int]:
     """(segments, tokens of a segment)."""
-    wanted = 1 if heads >= ENOUGH else -(-PROGRAMS // max(heads, 1))
+    wanted = 1 if heads >= ENOUGH else max(1, PROGRAMS // max(heads, 1))
     most = max(1, tokens // max(20 * dim, ALIGNED))
     length = -(-max(tokens, 1) // min(wanted, most))
     length = -(-length // ALIGNED) * ALIGNED

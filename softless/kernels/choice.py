@@ -38,6 +38,7 @@ def untested(device: torch.device) -> str | None:
         return None
     if not torch.cuda.is_available():
         return "there is no CUDA device here to ask about"
-    if torch.cuda.get_device_capability(device) in TESTED:
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) in TESTED:
         return None
-    return f"the kernels have no recorded evidence on {torch.cuda.get_device_name(device)}; backend='triton' runs them"
+    return f"the kernels have no recorded evidence on compute capability {major}.{minor}; backend='triton' runs them"

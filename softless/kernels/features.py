@@ -11,6 +11,7 @@ NaN stays NaN.
 import triton
 import triton.language as tl
 
+from softless.kernels.arithmetic import exponential
 from softless.kernels.rows import keep
 
 NAMES = ("identity", "relu", "leaky_relu", "elu", "softmax", "unit", "exp")
@@ -27,10 +28,10 @@ def feature(x, t, D: tl.constexpr, PHI: tl.constexpr):
     elif PHI == "leaky_relu":
         return tl.where(x < 0, 0.01 * x, x)
     elif PHI == "elu":
-        return keep(tl.where(x > 0, x + 1.0, tl.exp(x)), columns < D, 0.0, D == x.shape[1])
+        return keep(tl.where(x > 0, x + 1.0, exponential(x)), columns < D, 0.0, D == x.shape[1])
     elif PHI == "softmax":
         logs = keep(x, columns < D, float("-inf"), D == x.shape[1])
-        powers = tl.exp(logs - tl.max(logs, 1)[:, None])
+        powers = exponential(logs - tl.max(logs, 1)[:, None])
         return powers / tl.sum(powers, 1)[:, None]
     elif PHI == "unit":
         return x * inverse_norm(x)

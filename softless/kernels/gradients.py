@@ -13,7 +13,7 @@ exponential keys, which saturate, and then differ by far less than they are.
 import triton
 import triton.language as tl
 
-from softless.kernels.arithmetic import ONES, column_sums, factor, product, row, weighted_sums
+from softless.kernels.arithmetic import ONES, column_sums, exponential, factor, held, product, summed, weighted_sums
 from softless.kernels.features import feature, slope
 from softless.kernels.launch import SIZES
 from softless.kernels.local import residual_gradient
@@ -33,15 +33,17 @@ def query_gradient_tokens(q, d_out, d_q, b, h, begin, end, n, k_mean, comoment, 
     EXP: tl.constexpr = EXP_K or PHI_Q == "exp"
     FULL_K: tl.constexpr = EVEN and D == BD
     columns, channels = tl.arange(0, BD), tl.arange(0, BE)
-    d_comoment = tl.zeros((BD, BE), tl.float32)
-    drifts, pulls = tl.zeros((ONES, BD), tl.float32), tl.zeros((ONES, BE), tl.float32)
+    turned = tl.zeros((BE, BD), tl.float32)  # d_comoment^T, as in `observe_tokens`
+    drifts, pulls = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
     for start in range(begin, end, T):
         tokens = start + tl.arange(0, T)
         here = (tokens < end)[:, None]
         x = load(q, b, h, tokens, columns, here & (columns < D)[None, :], FULL_K)
         cotangent = load(d_out, b, h, tokens, channels, here & (channels < E)[None, :], EVEN and E == BE)
         cotangent = factor(cotangent, DTYPE)
-        phi, units, top = query_features(x, n, k_mean, comoment, shift, t, D, PHI_Q, EXP_K, READER, CONSTANT)
+        phi, units, top = query_features(x, n, k_mean, comoment, shift, t, D, PHI_Q, EXP_K, READER)
+        if READER == "divide":
+            phi = held(phi, DTYPE)
         u = product(cotangent, tl.trans(comoment), tl.zeros((T, BD), tl.float32), DTYPE)
         df, weighted, along = pull(u, phi * units, n, k_mean, top, scale, EXP, READER, CONSTANT)
         store(d_q, b, h, tokens, columns, here & (columns < D)[None, :],
@@ -49,12 +51,12 @@ def query_gradient_tokens(q, d_out, d_q, b, h, begin, end, n, k_mean, comoment, 
         if READER == "channel":
             drifts = column_sums(factor(keep(along * weighted, here, 0.0, EVEN), DTYPE), drifts, DTYPE)
         weighted = factor(keep(contrast(weighted, D, PHI_K), here, 0.0, EVEN), DTYPE)
-        d_comoment = product(tl.trans(weighted), cotangent, d_comoment, DTYPE)
+        turned = product(tl.trans(cotangent), weighted, turned, DTYPE)
         if READER == "divide":
             drifts = weighted_sums(along, weighted, drifts, DTYPE)
         if READER != "none":
             pulls = column_sums(cotangent, pulls, DTYPE)
-    return -row(drifts), row(pulls), d_comoment
+    return -summed(drifts), summed(pulls), tl.trans(turned)
 
 
 @triton.jit
@@ -75,7 +77,7 @@ def key_gradient_tokens(k, v, d_out, taps, mask, d_k, d_v, b, g, begin, end, M, 
         values = load(v, b, g, tokens, channels, of_values, FULL_V)
         phi = feature(x, t, D, PHI)
         if PHI == "exp":
-            phi = tl.exp(keep(phi - shift[None, :], of_keys, 0.0, FULL_K))
+            phi = exponential(keep(phi - shift[None, :], of_keys, 0.0, FULL_K))
         keys = factor(keep(phi - k_mean[None, :], of_keys, 0.0, FULL_K), DTYPE)
         gradient = product(keys, d_comoment, tl.zeros((T, BE), tl.float32), DTYPE)
         gradient += (d_v_mean / tl.maximum(n, 1.0))[None, :]

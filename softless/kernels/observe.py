@@ -3,10 +3,11 @@
     k' = phi(k) - k_ref       v' = v - v_ref           rounded to the input's dtype
     comoment = sum k' v'^T - (sum k')(sum v')^T / n    k_mean = k_ref + (sum k')/n      v_mean = v_ref + (sum v')/n
 
-The reference is what the first tile with a visible token has in common, if it has: rounding then costs in proportion
-to what keys and values differ by. The same rounded numbers enter both
-terms, so their covariance is exact. Without a normalizer (reader `none`) nothing is centered, and the comoment is
-sum phi(k) v^T.
+The reference is what the first sixteen tokens from a visible one on have in common, if they have: rounding then costs in
+proportion to what keys differ by. The same rounded numbers enter both terms, so their covariance is exact. Values in half
+precision are factors already: they have v_ref = 0, go to the tensor cores untouched, and their mean costs no more than
+a float32 sum's rounding, since it multiplies keys that add up to little. Without a normalizer (reader `none`) nothing is
+centered, and the comoment is sum phi(k) v^T.
 
 Exponential keys are kept in units of e^shift, the running maximum of each channel; all sums so far follow it.
 """
@@ -14,7 +15,7 @@ Exponential keys are kept in units of e^shift, the running maximum of each chann
 import triton
 import triton.language as tl
 
-from softless.kernels.arithmetic import ONES, column_sums, factor, product, row
+from softless.kernels.arithmetic import ONES, column_sums, exponential, factor, product, summed
 from softless.kernels.features import feature
 from softless.kernels.launch import SIZES
 from softless.kernels.record import FLOOR, fill, write_state
@@ -33,24 +34,26 @@ def visible(mask, b, tokens, end, M):
 
 @triton.jit
 def reference(k, v, mask, b, g, begin, end, M, t, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
-              BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr):  # fmt: skip
-    """(k_ref, v_ref, shift): typical features and values of the first tile with a visible token."""
+              BE: tl.constexpr, PHI: tl.constexpr, DTYPE: tl.constexpr, SAMPLE: tl.constexpr = 16):  # fmt: skip
+    """(k_ref, v_ref, shift): typical features, and float32 values, of the first SAMPLE tokens of which one is visible."""
     columns, channels, start = tl.arange(0, BD), tl.arange(0, BE), begin
-    seen = visible(mask, b, start + tl.arange(0, T), end, M)
+    seen = visible(mask, b, start + tl.arange(0, SAMPLE), end, M)
     if mask is not None:
-        while (tl.sum(seen.to(tl.int32)) == 0) & (start + T < end):
-            start += T
-            seen = visible(mask, b, start + tl.arange(0, T), end, M)
-    tokens, n = start + tl.arange(0, T), tl.sum(seen.to(tl.float32))
+        while (tl.sum(seen.to(tl.int32)) == 0) & (start + SAMPLE < end):
+            start += SAMPLE
+            seen = visible(mask, b, start + tl.arange(0, SAMPLE), end, M)
+    tokens, n = start + tl.arange(0, SAMPLE), tl.sum(seen.to(tl.float32))
     phi = feature(load(k, b, g, tokens, columns, seen[:, None] & (columns < D)[None, :]), t, D, PHI)
     shift = tl.zeros((BD,), tl.float32)
     if PHI == "exp":
         phi = tl.where(seen[:, None], phi, FLOOR)
         shift = tl.max(phi, 0)
-        phi = tl.exp(phi - shift[None, :])
+        phi = exponential(phi - shift[None, :])
     phi = tl.where(seen[:, None] & (columns < D)[None, :], phi, 0.0)
-    values = load(v, b, g, tokens, channels, seen[:, None] & (channels < E)[None, :])
-    return typical(phi, seen, n), typical(values, seen, n), shift
+    v_ref = tl.zeros((BE,), tl.float32)
+    if DTYPE == tl.float32:
+        v_ref = typical(load(v, b, g, tokens, channels, seen[:, None] & (channels < E)[None, :]), seen, n)
+    return typical(phi, seen, n), v_ref, shift
 
 
 @triton.jit
@@ -74,13 +77,13 @@ def observe_tokens(k, v, mask, b, g, begin, end, M, t, D: tl.constexpr, E: tl.co
     FULL_V: tl.constexpr = EVEN and E == BE
     columns, channels = tl.arange(0, BD), tl.arange(0, BE)
     if CENTERED:
-        k_ref, v_ref, shift = reference(k, v, mask, b, g, begin, end, M, t, D, E, BD, BE, T, PHI)
+        k_ref, v_ref, shift = reference(k, v, mask, b, g, begin, end, M, t, D, E, BD, BE, PHI, DTYPE)
     else:
         k_ref, v_ref = tl.zeros((BD,), tl.float32), tl.zeros((BE,), tl.float32)
         shift = tl.full((BD,), FLOOR if PHI == "exp" else 0.0, tl.float32)
     n = begin * 0.0
-    comoment = tl.zeros((BD, BE), tl.float32)
-    k_sums, v_sums = tl.zeros((ONES, BD), tl.float32), tl.zeros((ONES, BE), tl.float32)
+    turned = tl.zeros((BE, BD), tl.float32)  # comoment^T: values are read where they lie, keys are stored once
+    k_sums, v_sums = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
     for start in range(begin, end, T):
         tokens = start + tl.arange(0, T)
         seen = visible(mask, b, tokens, end, M)
@@ -90,16 +93,19 @@ def observe_tokens(k, v, mask, b, g, begin, end, M, t, D: tl.constexpr, E: tl.co
         if PHI == "exp":
             phi = keep(phi, seen[:, None], FLOOR, EVEN)
             top = tl.maximum(shift, tl.max(phi, 0))
-            decay = tl.exp(shift - top)
-            comoment, k_sums, k_ref, shift = comoment * decay[:, None], k_sums * decay[None, :], k_ref * decay, top
-            phi = tl.exp(phi - top[None, :])
+            decay = exponential(shift - top)
+            turned, k_sums, k_ref, shift = turned * decay[None, :], k_sums * decay[:, None], k_ref * decay, top
+            phi = exponential(phi - top[None, :])
         keys = factor(keep(phi - k_ref[None, :], of_keys, 0.0, FULL_K), DTYPE)
-        values = factor(keep(values - v_ref[None, :], of_values, 0.0, FULL_V), DTYPE)
-        comoment = product(tl.trans(keys), values, comoment, DTYPE)
+        if DTYPE == tl.float32:
+            values = keep(values - v_ref[None, :], of_values, 0.0, FULL_V)
+        values = factor(values, DTYPE)
+        turned = product(tl.trans(values), keys, turned, DTYPE)
         if CENTERED:
             k_sums, v_sums = column_sums(keys, k_sums, DTYPE), column_sums(values, v_sums, DTYPE)
         n += 1.0 * T if EVEN else tl.sum(seen.to(tl.float32))
-    k_step, v_step = row(k_sums) / tl.maximum(n, 1.0), row(v_sums) / tl.maximum(n, 1.0)
+    k_step, v_step = summed(k_sums) / tl.maximum(n, 1.0), summed(v_sums) / tl.maximum(n, 1.0)
+    comoment = tl.trans(turned)
     if CENTERED:
         comoment -= (n * k_step)[:, None] * v_step[None, :]
     return n, k_ref + k_step, v_ref + v_step, comoment, shift
@@ -121,43 +127,37 @@ def observe_kernel(k, v, mask, records, M, G, span, splits, t, NUMBERS: tl.const
 
 @triton.jit(do_not_specialize=SIZES)
 def merge_kernel(parts, records, splits, NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
-                 LINES: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
-    """The State of all splits of a head, LINES features a program: means first, then
+                 SPLITS: tl.constexpr, LINES: tl.constexpr):  # fmt: skip
+    """The State of all splits of a head, LINES features a program, all splits at once:
 
     comoment = sum_s comoment_s + sum_s n_s (k_mean_s - k_mean)(v_mean_s - v_mean)^T
     """
     program = tl.program_id(0).to(tl.int64)
-    groups: tl.constexpr = (D + LINES - 1) // LINES
-    head, lines = program // groups, (program % groups).to(tl.int32) * LINES + tl.arange(0, LINES)
+    GROUPS: tl.constexpr = (D + LINES - 1) // LINES
+    head, lines = program // GROUPS, (program % GROUPS).to(tl.int32) * LINES + tl.arange(0, LINES)
     split, channels = tl.arange(0, SPLITS), tl.arange(0, BE)
     part = parts + (head * splits + split) * NUMBERS
-    some = split < splits
+    some, real, valued = (split < splits)[:, None], lines < D, channels < E
+    of_keys, of_values = some & real[None, :], some & valued[None, :]  # [SPLITS, LINES], [SPLITS, BE]
     k_at, v_at = part[:, None] + D * E + lines[None, :], part[:, None] + D * E + D + channels[None, :]
-    of_keys, of_values = some[:, None] & (lines < D)[None, :], some[:, None] & (channels < E)[None, :]
-    n = tl.load(part + D * E + 2 * D + E, mask=some, other=0.0)
-    shifts = tl.load(k_at + D + E, mask=of_keys & (n > 0)[:, None], other=FLOOR)
-    shift = tl.max(shifts, 0)
-    units = tl.exp(shifts - shift[None, :])  # [SPLITS, LINES]
-    k_means = tl.load(k_at, mask=of_keys, other=0.0) * units
+    comoments = tl.load(part[:, None, None] + lines[None, :, None] * E + channels[None, None, :],
+                        mask=of_keys[:, :, None] & valued[None, None, :], other=0.0)  # fmt: skip
     v_means = tl.load(v_at, mask=of_values, other=0.0)
-    share = n / tl.maximum(tl.sum(n), 1.0)
-    k_mean, v_mean = tl.sum(share[:, None] * k_means, 0), tl.sum(share[:, None] * v_means, 0)
-    comoment = tl.zeros((LINES, BE), tl.float32)
-    within = (lines < D)[:, None] & (channels < E)[None, :]
-    for s in range(splits):
-        at = parts + (head * splits + s) * NUMBERS
-        mine = split == s
-        unit = tl.sum(tl.where(mine[:, None], units, 0.0), 0)
-        k_step = tl.sum(tl.where(mine[:, None], k_means, 0.0), 0) - k_mean
-        v_step = tl.sum(tl.where(mine[:, None], v_means, 0.0), 0) - v_mean
-        between = tl.sum(tl.where(mine, n, 0.0)) * k_step[:, None] * v_step[None, :]
-        comoment += between + unit[:, None] * tl.load(
-            at + lines[:, None] * E + channels[None, :], mask=within, other=0.0
-        )
+    n = tl.load(part[:, None] + D * E + 2 * D + E, mask=some, other=0.0)
+    shifts = tl.load(k_at + D + E, mask=of_keys & (n > 0), other=FLOOR)
+    shift = tl.max(shifts, 0)
+    units = tl.exp(shifts - shift[None, :])
+    k_means = tl.load(k_at, mask=of_keys, other=0.0) * units
+    total = tl.sum(tl.sum(n, 1), 0)
+    share = n / tl.maximum(total, 1.0)
+    k_mean, v_mean = tl.sum(share * k_means, 0), tl.sum(share * v_means, 0)
+    between = (n * (k_means - k_mean[None, :]))[:, :, None] * (v_means - v_mean[None, :])[:, None, :]
+    comoment = tl.sum(units[:, :, None] * comoments + between, 0)
     at = records + head * NUMBERS
-    tl.store(at + lines[:, None] * E + channels[None, :], comoment, mask=within)
-    tl.store(at + D * E + lines, k_mean, mask=lines < D)
-    tl.store(at + D * E + D + channels, v_mean, mask=channels < E)
-    tl.store(at + D * E + D + E + lines, shift, mask=lines < D)
-    tl.store(at + D * E + 2 * D + E, tl.sum(n))
-    fill(at, D, E)
+    tl.store(at + lines[:, None] * E + channels[None, :], comoment, mask=real[:, None] & valued[None, :])
+    tl.store(at + D * E + lines, k_mean, mask=real)
+    tl.store(at + D * E + D + E + lines, shift, mask=real)
+    if program % GROUPS == 0:
+        tl.store(at + D * E + D + channels, v_mean, mask=valued)
+        tl.store(at + D * E + 2 * D + E, total)
+        fill(at, D, E)

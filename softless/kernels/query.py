@@ -2,25 +2,25 @@
 
     o = v_mean + e^top gain (f @ comoment)        f e^top = phi(q) e^shift, up to a factor that division cancels
 
-    divide    gain = 1 / (n f.k_mean)     f has largest entry 1, so neither end of the range is lost
+    divide    gain = 1 / (n f.k_mean)
     subtract  gain = scale / n
     channel   gain = 1                    f = rho(q) / (n k_mean), channel by channel
     none      gain = scale                (k_mean and v_mean are 0, and the comoment is the plain sum)
 
 Taylor attention's features are [1, x^]: the 1 adds n to the mass and nothing to the comoment (CONSTANT). A query whose
-mass is 0 reads the mean.
+mass is 0, or no more than TINY, reads the mean.
 """
 
 import triton
 import triton.language as tl
 
+from softless.kernels.arithmetic import ONES, dots, exponential
 from softless.kernels.features import feature, slope
 from softless.kernels.record import FLOOR
 from softless.kernels.rows import keep
 
-LIFT = tl.constexpr(2.0**60)
-TINY = tl.constexpr(2.0**-126)  # the smallest normal number
-ALIVE = tl.constexpr(2.0**-100)  # above this, 1 / x is finite with room to spare for a gradient
+TINY = tl.constexpr(2.0**-126)  # above this, 1 / x is finite
+ALIVE = tl.constexpr(2.0**-100)  # above this, with room to spare for a gradient
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def occupied(k_mean, comoment):
 
 @triton.jit
 def query_features(x, n, k_mean, comoment, shift, t, D: tl.constexpr, PHI: tl.constexpr, EXP_K: tl.constexpr,
-                   READER: tl.constexpr, CONSTANT: tl.constexpr):  # fmt: skip
+                   READER: tl.constexpr):  # fmt: skip
     """(phi, units, top): f = phi units, [tokens, BD] each, units broadcastable, top [tokens, 1]."""
     phi = feature(x, t, D, PHI)
     zero = tl.zeros((x.shape[0], 1), tl.float32)
@@ -41,14 +41,11 @@ def query_features(x, n, k_mean, comoment, shift, t, D: tl.constexpr, PHI: tl.co
     elif PHI == "exp":
         logs = tl.where(occupied(k_mean, comoment)[None, :], phi + shift[None, :], FLOOR)
         top = tl.max(logs, 1)[:, None]
-        return tl.exp(logs - top), zero + 1.0, top
+        return exponential(logs - top), zero + 1.0, top
     elif EXP_K:
         logs = tl.where(phi != 0, shift[None, :], FLOOR)
         top = tl.max(logs, 1)[:, None]
-        return phi, tl.exp(logs - top), top
-    elif READER == "divide" and not CONSTANT:
-        largest = tl.max(tl.abs(phi), 1)[:, None]
-        return phi, 1.0 / tl.where(largest > TINY, largest, 1.0), zero
+        return phi, exponential(logs - top), top
     else:
         return phi, zero + 1.0, zero
 
@@ -66,16 +63,6 @@ def contrast(f, D: tl.constexpr, PHI_K: tl.constexpr):
 
 
 @triton.jit
-def mass(f, n, k_mean, CONSTANT: tl.constexpr):
-    """n f.k_mean, [tokens, 1]."""
-    found = tl.sum(f * (n * k_mean)[None, :], 1)[:, None]
-    if CONSTANT:
-        return found + n
-    else:
-        return found
-
-
-@triton.jit
 def grow(x, top):
     """x e^top in two steps, so that only the result can overflow; 0 stays 0."""
     half = tl.exp(0.5 * top)
@@ -90,13 +77,13 @@ def spent(x):
 
 @triton.jit
 def answer(correlation, f, n, k_mean, v_mean, top, scale, EXP: tl.constexpr, READER: tl.constexpr,
-           CONSTANT: tl.constexpr):  # fmt: skip
-    """The readers themselves: `softless.algebra.readers.answer`."""
+           CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
+    """The readers themselves: `softless.algebra.readers.answer`; f is a factor."""
     if READER == "divide":
-        weight = mass(f, n, k_mean, CONSTANT)
-        lift = tl.where(tl.abs(weight) < 1, LIFT, 1.0)  # keeps 1 / weight in range
-        gain = tl.where(weight != 0, 1.0 / tl.where(weight != 0, weight * lift, 1.0), 0.0)
-        return v_mean[None, :] + correlation * gain * lift
+        sums = tl.zeros((1, ONES), tl.float32) + (n * k_mean)[:, None]
+        weight = dots(f, sums, DTYPE)[:, None] + (n if CONSTANT else 0.0)
+        alive = tl.abs(weight) > TINY
+        return v_mean[None, :] + correlation * tl.where(alive, 1.0 / tl.where(alive, weight, 1.0), 0.0)
     elif READER == "channel":
         return v_mean[None, :] + correlation
     else:
@@ -117,10 +104,11 @@ def pull(u, f, n, k_mean, top, scale, EXP: tl.constexpr, READER: tl.constexpr, C
     The others' outputs grow with e^top where features are exponential; df is without that factor.
     """
     if READER == "divide":
-        weight = mass(f, n, k_mean, CONSTANT)
+        weight, along = tl.split(tl.sum(tl.join(f * (n * k_mean)[None, :], f * u), 1))  # both in the layout of u
+        weight, along = weight[:, None] + (n if CONSTANT else 0.0), along[:, None]
         alive = tl.abs(weight) > ALIVE
         gain = tl.where(alive, 1.0 / tl.where(alive, weight, 1.0), 0.0)
-        along = gain * tl.sum(f * u, 1)[:, None]
+        along *= gain
         return gain * (u - along * (n * k_mean)[None, :]), gain * f, along
     elif READER == "channel":
         total = (n * k_mean)[None, :]
@@ -133,7 +121,7 @@ def pull(u, f, n, k_mean, top, scale, EXP: tl.constexpr, READER: tl.constexpr, C
 @triton.jit
 def query_slope(x, phi, units, top, df, t, EXP: tl.constexpr, PHI: tl.constexpr, READER: tl.constexpr):
     """Gradient of q from that of f."""
-    gradient = slope(x, phi, tl.where(units < 1.0 / ALIVE, df * units, 0.0), t, PHI)
+    gradient = slope(x, phi, df * tl.where(units < 1.0 / ALIVE, units, 0.0), t, PHI)
     if READER == "divide" or READER == "channel" or not EXP:  # noqa: PLR1714
         return gradient
     else:

@@ -23,10 +23,11 @@ def read_tokens(q, v, out, taps, mask, b, h, begin, end, M, n, k_mean, v_mean, c
         tokens = start + tl.arange(0, T)
         here = tokens < end
         x = load(q, b, h, tokens, columns, here[:, None] & (columns < D)[None, :], EVEN and D == BD)
-        phi, units, top = query_features(x, n, k_mean, comoment, shift, t, D, PHI_Q, EXP_K, READER, CONSTANT)
+        phi, units, top = query_features(x, n, k_mean, comoment, shift, t, D, PHI_Q, EXP_K, READER)
         f = phi * units
         correlation = product(factor(contrast(f, D, PHI_K), DTYPE), comoment, tl.zeros((T, BE), tl.float32), DTYPE)
-        o = answer(correlation, f, n, k_mean, v_mean, top, scale, EXP_K or PHI_Q == "exp", READER, CONSTANT)
+        o = answer(correlation, factor(f, DTYPE), n, k_mean, v_mean, top, scale, EXP_K or PHI_Q == "exp", READER,
+                   CONSTANT, DTYPE)  # fmt: skip
         if taps is not None:
             o += residual(v, taps, mask, b, h, tokens, here, M, picture[0], picture[1], picture[2], E, BE)
         store(out, b, h, tokens, channels, here[:, None] & (channels < E)[None, :], o, EVEN and E == BE)

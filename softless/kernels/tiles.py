@@ -3,10 +3,10 @@
 Regimes, by the longer of queries and keys:
 
     whole    up to 256 tokens, heads up to 64 wide: one program a key head does everything (`whole`)
-    spans    beyond: a pass over keys, a pass over queries. Tokens are cut into spans so that some 264 programs run, two
-             for each multiprocessor of an H100 or H200; with many heads there is one span of keys a head, and nothing
-             to merge. Passes that keep no sums (READERS) are cut finer. The numbers are fixed, so results do not depend
-             on the machine.
+    spans    beyond: a pass over keys, a pass over queries. Tokens are cut into spans so that PROGRAMS run at once, as
+             many as the 132 multiprocessors of an H100 or H200 hold; with many heads there is one span of keys a head,
+             and nothing to merge. Passes that keep no sums are cut finer (READERS), so that the last of them end
+             together. The numbers are fixed, so results do not depend on the machine.
 """
 
 from typing import NamedTuple
@@ -14,8 +14,9 @@ from typing import NamedTuple
 import torch
 
 WHOLE = 256
-PROGRAMS = 264
-READERS = 8 * PROGRAMS
+PROGRAMS = 264  # two a multiprocessor; never a few more than fit at once, they would run alone at the end
+OBSERVERS = 396  # three, where the sums are 64 x 64 or less: that pass has registers and shared memory to spare
+READERS = 4 * PROGRAMS
 MOST_SPLITS = 128  # parts of a head that `merge_kernel` holds at once
 
 
@@ -27,22 +28,43 @@ class Tile(NamedTuple):
     stages: int
 
 
-def tile(kind: str, bd: int, be: int, dtype: torch.dtype) -> Tile:
-    """The tile of a pass whose sums are bd x be numbers: they stay in registers.
+# By pass, for sums of up to 64 x 64 numbers and for larger ones: they stay in registers, 64 x 64 in 32 of each thread of
+# 4 warps. 64 tokens and 4 warps are one product of a tensor core; 8 warps would do every row twice. Three loads in
+# flight hide the memory; fewer leave it idle, more cost shared memory and with it programs at the same time.
+BF16 = {
+    "observe": (Tile(64, 4, 3), Tile(64, 4, 3)),
+    "read": (Tile(64, 4, 3), Tile(64, 4, 3)),
+    "local": (Tile(64, 4, 3), Tile(64, 8, 2)),  # nine more loads, those of the residual
+    "query": (Tile(64, 4, 3), Tile(64, 8, 3)),
+    "query divide": (Tile(64, 4, 3), Tile(128, 8, 1)),  # the mass and its gradient hold three arrays of a tile more
+    "key": (Tile(64, 4, 3), Tile(64, 8, 3)),
+    "local key": (Tile(64, 8, 2), Tile(32, 8, 2)),
+}
+# As tf32, factors take twice the registers and the shared memory.
+FP16 = {
+    "observe": (Tile(64, 4, 3), Tile(64, 8, 2)),
+    "read": (Tile(64, 4, 3), Tile(64, 8, 2)),
+    "local": (Tile(64, 4, 3), Tile(64, 8, 2)),
+    "query": (Tile(64, 8, 2), Tile(32, 8, 2)),
+    "query divide": (Tile(64, 8, 2), Tile(32, 8, 2)),
+    "key": (Tile(64, 8, 2), Tile(32, 8, 2)),
+    "local key": (Tile(32, 8, 2), Tile(32, 8, 2)),
+}
 
-    64 x 64 sums take 32 registers a thread with 4 warps, 128 x 128 take 64 with 8. Longer tiles make better products,
-    shorter ones leave registers to the loads in flight; the queries' gradient holds five arrays of a tile at once, and
-    spills with fewer warps or longer tiles.
-    float32 multiplies without tensor cores and holds its factors whole: short tiles. `kind` is forward or
-    backward; local and local backward hold nine more loads, those of the residual.
+
+def tile(kind: str, bd: int, be: int, dtype: torch.dtype) -> Tile:
+    """The tile of a pass whose sums are bd x be numbers. float32 multiplies without tensor cores: short tiles.
+
+    Whole heads have one or two warps: a program waits for its loads most of its time, so many of them must fit.
     """
+    wide = bd * be > 64 * 64
     if dtype == torch.float32:
-        return Tile(32, 4 if bd * be <= 4096 else 8, 1)
-    if kind == "forward":
-        return Tile(64, 4, 3) if bd * be <= 4096 else Tile(64, 8, 2)
-    if bd * be <= (1024 if kind == "local backward" else 4096):
-        return Tile(64, 8, 2)
-    return Tile(32, 8, 2)
+        return Tile(32, 8 if wide else 4, 1)
+    if kind == "whole":
+        return Tile(32, 1, 1) if bd * be <= 32 * 32 else Tile(32, 2, 2)
+    if kind == "whole gradient":
+        return Tile(32, 2, 2)
+    return (BF16 if dtype == torch.bfloat16 else FP16)[kind][wide]
 
 
 def slice_width(bd: int, e: int) -> int:
@@ -52,12 +74,17 @@ def slice_width(bd: int, e: int) -> int:
 
 def is_whole(queries: int, keys: int, bd: int, be: int) -> bool:
     """Whether one program does a head; wider ones than 64 x 64 would not leave it registers for both passes."""
-    return max(queries, keys) <= WHOLE and bd * be <= 4096
+    return max(queries, keys) <= WHOLE and bd * be <= 64 * 64
+
+
+def observers(bd: int, be: int) -> int:
+    """Programs of the pass over keys."""
+    return OBSERVERS if bd * be <= 64 * 64 else PROGRAMS
 
 
 def spans(tokens: int, heads: int, step: int, programs: int = PROGRAMS) -> tuple[int, int]:
     """(span, splits): tokens a program, a multiple of the tile, and programs a head."""
     steps = max(1, -(-tokens // step))
-    wanted = min(steps, MOST_SPLITS, max(1, -(-programs // max(heads, 1))))
+    wanted = min(steps, MOST_SPLITS, max(1, programs // max(heads, 1)))
     span = -(-steps // wanted) * step
     return span, max(1, -(-tokens // span))

@@ -112,9 +112,14 @@ def _captured(call: Call) -> Call:
         for _ in range(WARM_UP):
             call()
     here.wait_stream(beside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
+    graph, generator = torch.cuda.CUDAGraph(), torch.cuda.default_generators[torch.cuda.current_device()]
+    spare = generator.clone_state()
+    try:
+        with torch.cuda.graph(graph):
+            call()
+    except RuntimeError:
+        generator.graphsafe_set_state(spare)  # a failed capture leaves its own in use, and no random number after it
+        raise
     return graph.replay
 
 

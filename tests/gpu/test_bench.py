@@ -42,6 +42,7 @@ def test_what_waits_for_the_device_cannot_be_captured_and_is_timed_all_the_same(
     timing = stopwatch.time_calls({"item": lambda: x.sum().item()}, CUDA, repeats=3)["item"]
     assert (timing.timing, timing.repeats) == ("events", 3)
     assert torch.equal(x + 1, torch.full_like(x, 2))  # the device still works
+    assert torch.randn(100, device=CUDA).isfinite().all()  # and its random numbers
 
 
 @pytest.mark.parametrize("backward", [False, True])

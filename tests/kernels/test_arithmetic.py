@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softless.kernels.arithmetic import ONES, column_sums, factor, nearest, product, rounded, row, weighted_sums
+from softless.kernels.arithmetic import ONES, column_sums, factor, nearest, product, rounded, summed, weighted_sums
 
 pytestmark = pytest.mark.kernels
 
@@ -42,9 +42,9 @@ def product_kernel(a, b, c, out, DTYPE: tl.constexpr, T: tl.constexpr):
 def sums_kernel(x, weights, plain, weighted, DTYPE: tl.constexpr, T: tl.constexpr):
     lines, columns = tl.arange(0, T), tl.arange(0, T)
     terms = factor(tl.load(x + lines[:, None] * T + columns[None, :]), DTYPE)
-    nothing = tl.zeros((ONES, T), tl.float32)
-    tl.store(plain + columns, row(column_sums(terms, column_sums(terms, nothing, DTYPE), DTYPE)))
-    tl.store(weighted + columns, row(weighted_sums(tl.load(weights + lines)[:, None], terms, nothing, DTYPE)))
+    nothing = tl.zeros((T, ONES), tl.float32)
+    tl.store(plain + columns, summed(column_sums(terms, column_sums(terms, nothing, DTYPE), DTYPE)))
+    tl.store(weighted + columns, summed(weighted_sums(tl.load(weights + lines)[:, None], terms, nothing, DTYPE)))
 
 
 def floats(*numbers: float) -> Tensor:

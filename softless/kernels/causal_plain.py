@@ -1,0 +1,90 @@
+"""Causal attention on plain sums, for readers that do not subtract, in half precision: the forward walk at full speed.
+
+    S = sum h v^T     z = sum h     y = sum v                          of all tokens before the chunk
+
+    out_i = (f_i S + b_i y + sum_{j <= i} (f_i.h_j + b_i) v_j) / mass_i      mass_i = f_i.z + b_i n + the same weights
+    b_i   = 1 for Taylor attention's constant feature, and for a query of no mass: it reads the mean; else 0
+
+Reader `none` has the factor `scale` in place of the division, and b = 0. Nothing waits for the means of the past, as in
+`causal_forward`, which centers: InLine's subtraction needs that, and float32's last digits do. Here every weight is
+rounded once, so the error is an ulp of the output at most, whatever keys and values have in common. Values go from memory
+to the tensor cores as they are.
+"""
+
+import triton
+import triton.language as tl
+
+from softless.kernels.arithmetic import ONES, column_sums, dots, factor, held, product, summed
+from softless.kernels.causal_memory import LEAST, SIZES, counts, remember, remembered, sees, visible
+from softless.kernels.features import feature
+from softless.kernels.rows import keep, load, store
+
+
+@triton.jit(do_not_specialize=SIZES)
+def plain_kernel(q, k, v, out, mask, before, after, heads, tokens, segments, length, scale, D: tl.constexpr,
+                 E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr,
+                 PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr,
+                 EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """One program a segment, head and block of value columns. EVEN: chunks are full."""
+    DTYPE: tl.constexpr = q.at.dtype.element_ty
+    BLOCKS: tl.constexpr = (E + BE - 1) // BE
+    FULL_K: tl.constexpr = EVEN and D == BD
+    FULL_V: tl.constexpr = EVEN and E % BE == 0
+    program = tl.program_id(0).to(tl.int64)
+    columns = (program % BLOCKS).to(tl.int32) * BE + tl.arange(0, BE)
+    segment = program // BLOCKS % segments
+    h = program // BLOCKS // segments % heads
+    b = program // BLOCKS // segments // heads
+    g = h // SHARED
+    p = b * (heads // SHARED) + g
+    start = (segment * length).to(tl.int32)
+    stop = tl.minimum(start + length, tokens)
+    dims, steps = tl.arange(0, BD), tl.arange(0, CHUNK)
+    inside, valued = (dims < D)[None, :], (columns < E)[None, :]
+
+    n, turned = tl.sum(tl.zeros((1,), tl.int64), 0), tl.zeros((BE, BD), tl.float32)  # S^T
+    k_sums, v_sums = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
+    if before is not None:
+        n, k_mean, v_mean, comoment = remembered(before, p * segments + segment, dims, columns, D, E)
+        past = n.to(tl.float32)
+        turned += tl.trans(comoment + (past * k_mean)[:, None] * v_mean[None, :])
+        k_sums += (past * k_mean)[:, None]
+        v_sums += (past * v_mean)[:, None]
+
+    for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
+        here = at + steps
+        seen = visible(mask, b, here, stop)
+        keys = feature(load(k, b, g, here, dims, seen[:, None] & inside, FULL_K), 0.0, D, PHI_K)
+        keys = factor(held(keep(keys, seen[:, None], 0.0, EVEN), DTYPE), DTYPE)
+        values = factor(load(v, b, g, here, columns, seen[:, None] & valued, FULL_V), DTYPE)
+        queries = load(q, b, h, here, dims, (here < stop)[:, None] & inside, FULL_K)
+        queries = factor(feature(queries, 0.0, D, PHI_Q), DTYPE)
+
+        sight = sees(mask, steps, seen)
+        scores = product(queries, tl.trans(keys), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
+        scores = tl.where(sight, scores, 0.0)
+        known, new = counts(mask, n, seen, steps, stop - at)
+        answer = product(queries, factor(tl.trans(turned), DTYPE), tl.zeros((CHUNK, BE), tl.float32), DTYPE)
+        if READER == "divide":
+            mass = (tl.sum(scores, 1) + dots(queries, k_sums, DTYPE))[:, None]
+            even = tl.where((tl.abs(mass) <= LEAST) | CONSTANT, 1.0, 0.0)
+            mass += even * known[:, None]
+            gain = 1.0 / tl.where(mass != 0, mass, 1.0)
+            scores = tl.where(sight, scores + even, 0.0)
+            answer += even * summed(v_sums)[None, :]
+        else:
+            tl.static_assert(READER == "none")
+            gain = tl.full((CHUNK, 1), 1.0, tl.float32) * scale
+        answer = gain * product(factor(scores, DTYPE), values, answer, DTYPE)
+        if mask is not None:
+            answer = tl.where(known[:, None] > 0, answer, 0.0)
+        store(out, b, h, here, columns, (here < stop)[:, None] & valued, answer, FULL_V)
+        turned = product(tl.trans(values), keys, turned, DTYPE)
+        k_sums, v_sums = column_sums(keys, k_sums, DTYPE), column_sums(values, v_sums, DTYPE)
+        n += new
+
+    if (segment == segments - 1) & (h % SHARED == 0):
+        share = 1.0 / tl.maximum(n, 1).to(tl.float32)
+        z, v_mean = summed(k_sums), share * summed(v_sums)
+        comoment = tl.trans(turned) - z[:, None] * v_mean[None, :]
+        remember(after, p, dims, columns, n, share * z, v_mean, comoment, D, E)
