@@ -50,7 +50,7 @@ def product(a, b, sums, DTYPE: tl.constexpr):
 
 @triton.jit
 def exponential(x):
-    """e^x, 0 where that is below the smallest normal number: such a tail would take a GPU twice as many instructions."""
+    """e^x, 0 where that is below the smallest normal number: that tail would take a GPU twice the instructions."""
     if INTERPRETED:
         return tl.exp(x)
     else:

@@ -9,19 +9,17 @@ Shapes: q [B, H, N, d]   k [B, G, M, d]   v [B, G, M, e]   key_mask [B, M]   tap
 from typing import NamedTuple
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
 from softless.algebra.recipe import Recipe
 from softless.kernels.gradients import key_gradient_kernel, query_gradient_kernel
-from softless.kernels.launch import block, launch
+from softless.kernels.launch import as_bytes, as_triton, block, launch
 from softless.kernels.observe import merge_kernel, observe_kernel
 from softless.kernels.read import read_kernel
 from softless.kernels.record import numbers
 from softless.kernels.rows import output_like, rows
 from softless.kernels.tiles import READERS, Tile, is_whole, observers, slice_width, spans, tile
 from softless.kernels.whole import whole_gradient_kernel, whole_kernel
-
 
 MERGED = 2048  # numbers of the States that a merging program holds: 16 a thread, all loads in flight at once
 
@@ -52,11 +50,12 @@ def forward(
             forward(q, k, v[..., each], key_mask, part, recipe, picture, out[..., each])
         return out, _records(q, v, 0)
     (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
-    sizes, mask, tapped = _sizes(q, v), _bytes(key_mask), None if taps is None else rows(taps)
+    sizes, mask, tapped = _sizes(q, v), as_bytes(key_mask), None if taps is None else rows(taps)
     dtype = _products(recipe, q.dtype, backward=False)
     whole = is_whole(queries, keys, sizes["BD"], sizes["BE"])
-    cut = _tile("whole" if whole else "read" if taps is None else "local", sizes, dtype)
-    common = {"GROUP": heads // groups, "DTYPE": _triton(dtype), **sizes, **_names(recipe), **_meta(cut)}
+    kind = ("whole" if whole else "read") if taps is None else ("whole local" if whole else "local")
+    cut = _tile(kind, sizes, dtype)
+    common = {"GROUP": heads // groups, "DTYPE": as_triton(dtype), **sizes, **_names(recipe), **_meta(cut)}
     records = _records(q, v, 0) if whole else _observe(k, v, mask, recipe, dtype)
     out = output_like(q, v.shape[3]) if out is None else out
     if whole:
@@ -90,16 +89,17 @@ def backward(
     if len(cuts := _slices(q, v)) > 1:
         return _sliced_backward(d_out, q, k, v, key_mask, taps, cuts, recipe, picture, d_q, d_k, d_v)
     (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
-    sizes, mask, tapped = _sizes(q, v), _bytes(key_mask), None if taps is None else rows(taps)
+    sizes, mask, tapped = _sizes(q, v), as_bytes(key_mask), None if taps is None else rows(taps)
     dtype = _products(recipe, q.dtype, backward=True)
-    products = {"DTYPE": _triton(dtype)}
+    products = {"DTYPE": as_triton(dtype)}
     d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
     if is_whole(queries, keys, sizes["BD"], sizes["BE"]):
+        cut = _tile("whole gradient" if taps is None else "whole local gradient", sizes, dtype)
         d_taps = None if taps is None else q.new_empty(batch, heads, 9, v.shape[3], dtype=torch.float32)
         launch(
             whole_gradient_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(d_out), tapped, mask, rows(d_q),
             rows(d_k), rows(d_v), d_taps, queries, keys, groups, recipe.scale, recipe.t, picture, GROUP=heads // groups,
-            **sizes, **_names(recipe), **products, **_meta(_tile("whole gradient", sizes, dtype)))  # fmt: skip
+            **sizes, **_names(recipe), **products, **_meta(cut))  # fmt: skip
         return d_taps
     if records.shape[0] == 0:
         records = _observe(k, v, mask, recipe, dtype)
@@ -168,10 +168,6 @@ def _products(recipe: Recipe, dtype: torch.dtype, *, backward: bool) -> torch.dt
     return torch.float32 if signed or (backward and recipe.phi_k == "exp") else dtype
 
 
-def _triton(dtype: torch.dtype) -> tl.dtype:
-    return getattr(tl, str(dtype).removeprefix("torch."))
-
-
 def _slices(q: Tensor, v: Tensor) -> list[slice]:
     e, width = v.shape[3], slice_width(block(q.shape[3]), v.shape[3])
     return [slice(start, min(start + width, e)) for start in range(0, e, width)]
@@ -187,7 +183,7 @@ def _observe(k: Tensor, v: Tensor, mask: Tensor | None, recipe: Recipe, dtype: t
     launch(
         observe_kernel, batch * groups * splits, k, rows(k), rows(v), mask, parts, keys, groups, span, splits, recipe.t,
         NUMBERS=parts.shape[1], PHI=recipe.phi_k, CENTERED=recipe.reader != "none",
-        DTYPE=_triton(dtype), EVEN=mask is None and keys % cut.tokens == 0, **sizes, **_meta(cut))  # fmt: skip
+        DTYPE=as_triton(dtype), EVEN=mask is None and keys % cut.tokens == 0, **sizes, **_meta(cut))  # fmt: skip
     if splits == 1:
         return parts
     records, d = _records(k, v, batch * groups), sizes["D"]
@@ -219,7 +215,3 @@ def _names(recipe: Recipe) -> dict[str, str | bool]:
 
 def _meta(cut: Tile) -> dict[str, int]:
     return {"T": cut.tokens, "num_warps": cut.warps, "num_stages": cut.stages}
-
-
-def _bytes(key_mask: Tensor | None) -> Tensor | None:
-    return None if key_mask is None else key_mask.contiguous().view(torch.uint8)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from softless.kernels import causal_tiles
+from softless.kernels import causal_tiles, tiles
 from softless.kernels.causal_decode import decode_kernel
 from softless.kernels.causal_forward import forward_kernel
 from softless.kernels.causal_key_gradient import key_gradient_kernel, sums_kernel
@@ -20,7 +20,7 @@ from softless.kernels.causal_plain import plain_kernel
 from softless.kernels.causal_query_gradient import query_gradient_kernel
 from softless.kernels.causal_states import prefix_kernel, segment_kernel
 from softless.kernels.causal_tiles import Tile
-from softless.kernels.launch import block, launch
+from softless.kernels.launch import as_bytes, as_triton, block, launch
 from softless.kernels.rows import rows
 
 
@@ -62,14 +62,19 @@ def memory_of(past: Past | None) -> Memory | None:
     return None if past is None else Memory(*past, past.comoment.stride(-2))
 
 
-def sizes(q: Tensor, v: Tensor, tile: Tile) -> dict[str, Any]:
-    """What every walking kernel is compiled for."""
+def sizes(q: Tensor, v: Tensor, columns: int) -> dict[str, int]:
+    """Widths, and the blocks that hold them; values are taken so many columns at a time."""
     d, e = q.shape[3], v.shape[3]
-    return {"D": d, "E": e, "BD": block(d), "BE": min(block(e), tile.columns), "CHUNK": tile.chunk,
-            "STAGES": tile.stages, "num_warps": tile.warps}  # fmt: skip
+    return {"D": d, "E": e, "BD": block(d), "BE": min(block(e), block(columns))}
 
 
-def is_even(key_mask: Tensor | None, tokens: int, size: dict[str, Any]) -> bool:
+def walk(table: dict[int, Tile], q: Tensor, v: Tensor) -> dict[str, int]:
+    """What a walking kernel is compiled for."""
+    tile = choose(table, q, v)
+    return sizes(q, v, tile.columns) | {"CHUNK": tile.chunk, "STAGES": tile.stages, "num_warps": tile.warps}
+
+
+def is_even(key_mask: Tensor | None, tokens: int, size: dict[str, int]) -> bool:
     """Whether every chunk is full: its kernels need no masks."""
     return key_mask is None and tokens % size["CHUNK"] == 0
 
@@ -83,15 +88,19 @@ def starts(k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, phi
     segments, length = causal_tiles.cut(k.shape[2], heads, k.shape[3])
     if segments == 1:
         return None
-    tile = choose(causal_tiles.FORWARD, k, v)
     before, raw = past_like(k, v, segments), past_like(k[:, :, :0, :0], v, segments)
     states = Past(raw.n, before.k_mean, raw.v_mean, before.comoment)
-    size = sizes(k, v, tile)
-    programs = k.shape[0] * k.shape[1] * (segments - 1) * -(-v.shape[3] // size["BE"])
-    launch(
-        segment_kernel, programs, k, rows(k), rows(v), mask_of(key_mask), memory_of(states),
-        k.shape[1], k.shape[2], segments, length, PHI=phi, **size,
-    )  # fmt: skip
+    width = tiles.slice_width(block(k.shape[3]), v.shape[3])
+    for at in range(0, v.shape[3], width):
+        some = slice(at, at + width)
+        size = sizes(k, v[..., some], width)
+        cut = tiles.tile("observe", size["BD"], size["BE"], k.dtype)
+        launch(
+            segment_kernel, k.shape[0] * k.shape[1] * (segments - 1), k, rows(k), rows(v[..., some]),
+            as_bytes(key_mask), memory_of(states.columns(some)), k.shape[1], k.shape[2], segments, length, PHI=phi,
+            EVEN=key_mask is None and length % cut.tokens == 0, DTYPE=as_triton(k.dtype), T=cut.tokens,
+            num_warps=cut.warps, num_stages=cut.stages, **size,
+        )  # fmt: skip
     launch(
         prefix_kernel, k.shape[0] * k.shape[1] * k.shape[3], k, memory_of(states), memory_of(past),
         before.n, before.v_mean, segments, D=k.shape[3], E=v.shape[3], BE=block(v.shape[3]),
@@ -107,7 +116,7 @@ def forward(
     heads = q.shape[0] * q.shape[1]
     segments, length = causal_tiles.cut(q.shape[2], heads, q.shape[3])
     before, after = starts(k, v, key_mask, past, recipe.phi_k, heads), past_like(k, v)
-    size = sizes(q, v, choose(causal_tiles.FORWARD, q, v))
+    size = walk(causal_tiles.FORWARD, q, v)
     kernel, flags = forward_kernel, {}
     if recipe.reader != "subtract" and q.dtype != torch.float32:
         kernel, flags = plain_kernel, {"EVEN": is_even(key_mask, q.shape[2], size)}
@@ -128,7 +137,8 @@ def decode(
     launch(
         decode_kernel, k.shape[0] * k.shape[1] * -(-e // columns), q, rows(q), rows(k), rows(v), rows(out),
         mask_of(key_mask), memory_of(past), memory_of(after), k.shape[1], recipe.scale,
-        D=d, E=e, BD=block(d), BE=columns, SHARED=q.shape[1] // k.shape[1], num_warps=-(-block(d) // 64), **recipe.names,
+        D=d, E=e, BD=block(d), BE=columns, SHARED=q.shape[1] // k.shape[1], num_warps=-(-block(d) // 64),
+        **recipe.names,
     )  # fmt: skip
     return after
 
@@ -182,7 +192,7 @@ def _backward(
     """`backward` for value columns that fit into one program."""
     (batch, heads, tokens, d), groups, e = q.shape, k.shape[1], v.shape[3]
     segments, length = causal_tiles.cut(tokens, batch * heads, d)
-    size, key_size = (sizes(q, v, choose(table, q, v)) for table in (causal_tiles.QUERIES, causal_tiles.KEYS))
+    size, key_size = (walk(table, q, v) for table in (causal_tiles.QUERIES, causal_tiles.KEYS))
     shared, width = heads // groups, v_ref.stride(1)
     scalars = q.new_empty(batch, heads, 3, tokens, dtype=torch.float32)
     later = None
@@ -197,7 +207,8 @@ def _backward(
         sums = q.new_empty(batch, groups, shared, segments, d * e + d + e, dtype=torch.float32)
         launch(
             sums_kernel, batch * heads * segments, q, rows(q), rows(given), scalars, sums, heads, tokens, segments,
-            length, PHI=recipe.phi_q, EVEN=is_even(key_mask, tokens, key_size), **key_size,
+            length, PHI_Q=recipe.phi_q, PHI_K="identity" if summed else recipe.phi_k,  # a State's gradient is exact
+            EVEN=is_even(key_mask, tokens, key_size), **key_size,
         )  # fmt: skip
         running = _running(sums.sum(2), later)
         later = running[:, :, :-1].flip(2).contiguous()

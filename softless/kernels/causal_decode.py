@@ -27,7 +27,7 @@ def decode_kernel(q, k, v, out, mask, before, after, groups, scale, D: tl.conste
     b, g = p // groups, p % groups
     dims, token = tl.arange(0, BD), tl.arange(0, 1)
     inside, valued = (dims < D)[None, :], (columns < E)[None, :]
-    n, k_mean, v_mean, comoment = begin(k, v, mask, before, b, g, p, 0, 1, dims, columns, D, E, PHI_K, 1)
+    n, k_mean, v_mean, comoment = begin(k, v, mask, before, b, g, p, 0, 1, dims, columns, D, E, PHI_K)
     seen = visible(mask, b, token, 1)
     count = tl.sum(seen.to(tl.int32), 0)
     keys = feature(load(k, b, g, token, dims, seen[:, None] & inside), 0.0, D, PHI_K)

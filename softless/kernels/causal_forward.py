@@ -50,7 +50,7 @@ def forward_kernel(q, k, v, out, mask, before, after, heads, tokens, segments, l
     dims = tl.arange(0, BD)
     inside, valued = (dims < D)[None, :], (columns < E)[None, :]
     n, k_mean, v_mean, comoment = begin(
-        k, v, mask, before, b, g, p * segments + segment, start, stop, dims, columns, D, E, PHI_K, 1
+        k, v, mask, before, b, g, p * segments + segment, start, stop, dims, columns, D, E, PHI_K
     )
     steps = tl.arange(0, CHUNK)
     for at in tl.range(start, stop, CHUNK, num_stages=STAGES):

@@ -19,14 +19,17 @@ import triton.language as tl
 from softless.kernels.arithmetic import factor, product
 from softless.kernels.causal_memory import SIZES, relative, sum_rows, visible
 from softless.kernels.features import feature, slope
+from softless.kernels.query import contrast
 from softless.kernels.rows import keep, load, store
 
 
 @triton.jit
-def gained_queries(q, scalars, b, h, here, dims, stop, D: tl.constexpr, PHI: tl.constexpr, EVEN: tl.constexpr):
-    """g f as a factor; 0 beyond `stop`."""
+def gained_queries(q, scalars, b, h, here, dims, stop, D: tl.constexpr, PHI: tl.constexpr, PHI_K: tl.constexpr,
+                   EVEN: tl.constexpr):  # fmt: skip
+    """g f as a factor, less what `query.contrast` knows the keys do not see; 0 beyond `stop`."""
     some, full = here < stop, EVEN and D == dims.shape[0]
     queries = feature(load(q, b, h, here, dims, some[:, None] & (dims < D)[None, :], full), 0.0, D, PHI)
+    queries = contrast(queries, D, PHI_K)
     gain = tl.load(scalars + here, mask=some, other=0.0)
     return factor(keep(gain[:, None] * queries, some[:, None], 0.0, EVEN), q.at.dtype.element_ty)
 
@@ -51,7 +54,10 @@ def value_walk(q, k, do, dv, mask, k_ref, scalars, later, b, g, start, stop, tok
     FULL_V: tl.constexpr = EVEN and E == BE
     dims, columns, steps = tl.arange(0, BD), tl.arange(0, BE), tl.arange(0, CHUNK)
     inside, valued = (dims < D)[None, :], (columns < E)[None, :]
-    turned, of_outputs = tl.zeros((BE, BD), tl.float32), tl.zeros((BE,), tl.float32)  # outer^T: `do` is read where it lies
+    turned, of_outputs = (
+        tl.zeros((BE, BD), tl.float32),
+        tl.zeros((BE,), tl.float32),
+    )  # outer^T: `do` is read where it lies
     if later is not None:
         turned += tl.load(later + dims[None, :] * E + columns[:, None], mask=(columns < E)[:, None] & inside, other=0.0)
         of_outputs += tl.load(later + D * E + D + columns, mask=columns < E, other=0.0)
@@ -61,11 +67,14 @@ def value_walk(q, k, do, dv, mask, k_ref, scalars, later, b, g, start, stop, tok
         some, seen = here < stop, visible(mask, b, here, stop)
         keys = feature(load(k, b, g, here, dims, seen[:, None] & inside, FULL_K), 0.0, D, PHI_K)
         keys = relative(keys, k_ref, seen, DTYPE, EVEN)
-        gradient = product(keys, factor(tl.trans(turned), DTYPE), tl.zeros((CHUNK, BE), tl.float32), DTYPE) + of_outputs[None, :]
+        gradient = (
+            product(keys, factor(tl.trans(turned), DTYPE), tl.zeros((CHUNK, BE), tl.float32), DTYPE)
+            + of_outputs[None, :]
+        )
         sight = backwards(mask, steps, seen)
         for r in range(SHARED):
             of_head = scalars + r * 3 * tokens
-            queries = gained_queries(q, of_head, b, g * SHARED + r, here, dims, stop, D, PHI_Q, EVEN)
+            queries = gained_queries(q, of_head, b, g * SHARED + r, here, dims, stop, D, PHI_Q, PHI_K, EVEN)
             given = factor(load(do, b, g * SHARED + r, here, columns, some[:, None] & valued, FULL_V), DTYPE)
             even = tl.load(of_head + 2 * tokens + here, mask=some, other=0.0)
             of_outputs += tl.sum(even[:, None] * given.to(tl.float32), 0)
@@ -101,7 +110,7 @@ def key_walk(q, k, v, do, dk, mask, v_ref, scalars, later, b, g, start, stop, to
         sight = backwards(mask, steps, seen)
         for r in range(SHARED):
             of_head = scalars + r * 3 * tokens
-            queries = gained_queries(q, of_head, b, g * SHARED + r, here, dims, stop, D, PHI_Q, EVEN)
+            queries = gained_queries(q, of_head, b, g * SHARED + r, here, dims, stop, D, PHI_Q, PHI_K, EVEN)
             given = factor(load(do, b, g * SHARED + r, here, columns, some[:, None] & valued, FULL_V), DTYPE)
             delta = tl.load(of_head + tokens + here, mask=some, other=0.0)
             of_queries += tl.sum(delta[:, None] * queries.to(tl.float32), 0)
@@ -142,8 +151,8 @@ def key_gradient_kernel(q, k, v, do, dk, dv, mask, k_ref, v_ref, width, scalars,
 
 @triton.jit(do_not_specialize=SIZES)
 def sums_kernel(q, do, scalars, sums, heads, tokens, segments, length, D: tl.constexpr, E: tl.constexpr,
-                BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, PHI: tl.constexpr, EVEN: tl.constexpr,
-                STAGES: tl.constexpr):  # fmt: skip
+                BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr,
+                EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """One program a segment and query head: sum g f do^T, sum g delta f, sum even do."""
     DTYPE: tl.constexpr = q.at.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
@@ -159,7 +168,7 @@ def sums_kernel(q, do, scalars, sums, heads, tokens, segments, length, D: tl.con
     for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
         here = at + tl.arange(0, CHUNK)
         some = here < stop
-        queries = gained_queries(q, scalars, b, h, here, dims, stop, D, PHI, EVEN)
+        queries = gained_queries(q, scalars, b, h, here, dims, stop, D, PHI_Q, PHI_K, EVEN)
         given = factor(load(do, b, h, here, columns, some[:, None] & valued, EVEN and E == BE), DTYPE)
         delta = tl.load(scalars + tokens + here, mask=some, other=0.0)
         even = tl.load(scalars + 2 * tokens + here, mask=some, other=0.0)

@@ -15,8 +15,7 @@ and the chunk's own sums z = sum h', y = sum v' move the State on (Chan et al. 1
 
 Everything is relative to the past before it is rounded to a factor: a common offset of keys or values costs no bits,
 and no query learns of the future. Before any token there is no mean: the first token seen stands in, with n = 0,
-and the same update replaces it by the true mean after one chunk. Where causality does not matter, in gradients and
-in the States of segments, the mean of the first chunk stands in: it bears a first token that is unlike all others.
+and the same update replaces it by the true mean after one chunk.
 """
 
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softless.kernels.arithmetic import factor, product
+from softless.kernels.arithmetic import ONES, factor, product
 from softless.kernels.features import feature
 from softless.kernels.rows import keep, load
 
@@ -121,20 +120,37 @@ def remember(memory, p, dims, columns, n, k_mean, v_mean, comoment, D: tl.conste
 
 @triton.jit
 def begin(k, v, mask, memory, b, g, p, start, stop, dims, columns, D: tl.constexpr, E: tl.constexpr,
-          PHI: tl.constexpr, PIVOT: tl.constexpr):  # fmt: skip
-    """The State before `start`: the remembered one, and the means of the first PIVOT tokens where it is empty."""
-    tokens = first_visible(mask, b, start, stop) + tl.arange(0, PIVOT)
-    seen = visible(mask, b, tokens, stop)
-    share = 1.0 / tl.maximum(tl.sum(seen.to(tl.float32), 0), 1.0)
-    key = feature(load(k, b, g, tokens, dims, seen[:, None] & (dims < D)[None, :]), 0.0, D, PHI)
-    key = share * tl.sum(tl.where(seen[:, None], key, 0.0), 0)
-    value = share * tl.sum(load(v, b, g, tokens, columns, seen[:, None] & (columns < E)[None, :]), 0)
+          PHI: tl.constexpr):  # fmt: skip
+    """The State before `start`: the remembered one, and the first visible token for its means where it is empty."""
+    token = first_visible(mask, b, start, stop) + tl.arange(0, 1)
+    seen = visible(mask, b, token, stop)[:, None]
+    key = feature(load(k, b, g, token, dims, seen & (dims < D)[None, :]), 0.0, D, PHI)
+    key = tl.sum(tl.where(seen, key, 0.0), 0)
+    value = tl.sum(load(v, b, g, token, columns, seen & (columns < E)[None, :]), 0)
     if memory is None:
         n = tl.sum(tl.zeros((1,), tl.int64), 0)
         return n, key, value, tl.zeros((dims.shape[0], columns.shape[0]), tl.float32)
     else:
         n, k_mean, v_mean, comoment = remembered(memory, p, dims, columns, D, E)
         return n, tl.where(n == 0, key, k_mean), tl.where(n == 0, value, v_mean), comoment
+
+
+@triton.jit
+def sums_before(memory, p, dims, columns, k_ref, D: tl.constexpr, E: tl.constexpr):
+    """(n, S^T, z, y) of State p, zeros where there is none: S = sum h' v^T, z = sum h', y = sum v with h' = h - k_ref;
+    z and y as `column_sums` has them.
+    """
+    BD: tl.constexpr = dims.shape[0]
+    BE: tl.constexpr = columns.shape[0]
+    turned = tl.zeros((BE, BD), tl.float32)
+    k_sums, v_sums = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
+    if memory is None:
+        return tl.sum(tl.zeros((1,), tl.int64), 0), turned, k_sums, v_sums
+    else:
+        n, k_mean, v_mean, comoment = remembered(memory, p, dims, columns, D, E)
+        z, y = n.to(tl.float32) * (k_mean - k_ref), n.to(tl.float32) * v_mean
+        turned += tl.trans(comoment + z[:, None] * v_mean[None, :])
+        return n, turned, k_sums + z[:, None], v_sums + y[:, None]
 
 
 @triton.jit

@@ -7,17 +7,38 @@
 
 Reader `none` has the factor `scale` in place of the division, and b = 0. Nothing waits for the means of the past, as in
 `causal_forward`, which centers: InLine's subtraction needs that, and float32's last digits do. Here every weight is
-rounded once, so the error is an ulp of the output at most, whatever keys and values have in common. Values go from memory
-to the tensor cores as they are.
+rounded once, so the error is an ulp of the output at most, whatever keys and values have in common. Values go from
+memory to the tensor cores as they are.
 """
 
 import triton
 import triton.language as tl
 
-from softless.kernels.arithmetic import ONES, column_sums, dots, factor, held, product, summed
-from softless.kernels.causal_memory import LEAST, SIZES, counts, remember, remembered, sees, visible
+from softless.kernels.arithmetic import column_sums, dots, factor, held, product, summed
+from softless.kernels.causal_memory import LEAST, SIZES, counts, remember, sees, sums_before, visible
 from softless.kernels.features import feature
 from softless.kernels.rows import keep, load, store
+
+
+@triton.jit
+def read_chunk(queries, keys, values, sight, known, turned, k_sums, v_sums, scale, READER: tl.constexpr,
+               CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
+    """The outputs of a chunk of queries; they, keys and values are factors, and `turned` is S^T."""
+    CHUNK: tl.constexpr = queries.shape[0]
+    scores = product(queries, tl.trans(keys), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
+    scores = tl.where(sight, scores, 0.0)
+    answer = tl.zeros((CHUNK, values.shape[1]), tl.float32)
+    answer = product(queries, factor(tl.trans(turned), DTYPE), answer, DTYPE)
+    if READER == "divide":
+        mass = (tl.sum(scores, 1) + dots(queries, k_sums, DTYPE))[:, None]
+        even = tl.where((tl.abs(mass) <= LEAST) | CONSTANT, 1.0, 0.0)
+        mass += even * known[:, None]
+        answer += even * summed(v_sums)[None, :]
+        answer = product(factor(tl.where(sight, scores + even, 0.0), DTYPE), values, answer, DTYPE)
+        return answer * (1.0 / tl.where(mass != 0, mass, 1.0))
+    else:
+        tl.static_assert(READER == "none")
+        return scale * product(factor(scores, DTYPE), values, answer, DTYPE)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -42,15 +63,7 @@ def plain_kernel(q, k, v, out, mask, before, after, heads, tokens, segments, len
     dims, steps = tl.arange(0, BD), tl.arange(0, CHUNK)
     inside, valued = (dims < D)[None, :], (columns < E)[None, :]
 
-    n, turned = tl.sum(tl.zeros((1,), tl.int64), 0), tl.zeros((BE, BD), tl.float32)  # S^T
-    k_sums, v_sums = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
-    if before is not None:
-        n, k_mean, v_mean, comoment = remembered(before, p * segments + segment, dims, columns, D, E)
-        past = n.to(tl.float32)
-        turned += tl.trans(comoment + (past * k_mean)[:, None] * v_mean[None, :])
-        k_sums += (past * k_mean)[:, None]
-        v_sums += (past * v_mean)[:, None]
-
+    n, turned, k_sums, v_sums = sums_before(before, p * segments + segment, dims, columns, 0.0, D, E)
     for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
         here = at + steps
         seen = visible(mask, b, here, stop)
@@ -60,22 +73,9 @@ def plain_kernel(q, k, v, out, mask, before, after, heads, tokens, segments, len
         queries = load(q, b, h, here, dims, (here < stop)[:, None] & inside, FULL_K)
         queries = factor(feature(queries, 0.0, D, PHI_Q), DTYPE)
 
-        sight = sees(mask, steps, seen)
-        scores = product(queries, tl.trans(keys), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
-        scores = tl.where(sight, scores, 0.0)
         known, new = counts(mask, n, seen, steps, stop - at)
-        answer = product(queries, factor(tl.trans(turned), DTYPE), tl.zeros((CHUNK, BE), tl.float32), DTYPE)
-        if READER == "divide":
-            mass = (tl.sum(scores, 1) + dots(queries, k_sums, DTYPE))[:, None]
-            even = tl.where((tl.abs(mass) <= LEAST) | CONSTANT, 1.0, 0.0)
-            mass += even * known[:, None]
-            gain = 1.0 / tl.where(mass != 0, mass, 1.0)
-            scores = tl.where(sight, scores + even, 0.0)
-            answer += even * summed(v_sums)[None, :]
-        else:
-            tl.static_assert(READER == "none")
-            gain = tl.full((CHUNK, 1), 1.0, tl.float32) * scale
-        answer = gain * product(factor(scores, DTYPE), values, answer, DTYPE)
+        answer = read_chunk(queries, keys, values, sees(mask, steps, seen), known, turned, k_sums, v_sums, scale,
+                            READER, CONSTANT, DTYPE)  # fmt: skip
         if mask is not None:
             answer = tl.where(known[:, None] > 0, answer, 0.0)
         store(out, b, h, here, columns, (here < stop)[:, None] & valued, answer, FULL_V)

@@ -11,8 +11,9 @@ the future. With S = sum h' v'^T, z = sum h', y = sum v' of all tokens before th
 
     df_i = g_i [ S do_i - delta_i z + sum_j (t_ij - delta_i) h'_j + (total_i - n_i delta_i) k_ref ]
 
-so the rounded output is not read back: it is made again, in float32, as far as do sees it. Values need no rounding: they
-enter the products as they are, and v_ref (`offset` = do.v_ref) is taken from the float32 sums. Written for each query:
+so the rounded output is not read back: it is made again, in float32, as far as do sees it. Values need no rounding:
+they enter the products as they are, and v_ref (`offset` = do.v_ref) is taken from the float32 sums. Written for each
+query:
 
     gain g      delta      even b             scalars [B, H, 3, N] float32
 """
@@ -21,9 +22,42 @@ import triton
 import triton.language as tl
 
 from softless.kernels.arithmetic import ONES, column_sums, dots, factor, held, product, summed
-from softless.kernels.causal_memory import SIZES, counts, remembered, sees, visible, weigh
+from softless.kernels.causal_memory import SIZES, counts, sees, sums_before, visible, weigh
 from softless.kernels.features import feature, slope
 from softless.kernels.rows import keep, load, store
+
+
+@triton.jit
+def answer_gradient(phi, keys, values, given, sight, known, past, turned, k_sums, v_sums, k_ref, v_ref, scale,
+                    READER: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
+    """(g, delta, b, df / g) of a chunk's queries; keys, values and given are factors, and `turned` is S^T."""
+    CHUNK: tl.constexpr = phi.shape[0]
+    square, same = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((1, ONES), tl.float32)
+    queries, z = factor(phi, DTYPE), summed(k_sums)
+    through = tl.where(sight, product(given, tl.trans(values), square, DTYPE), 0.0)
+    offset = dots(given, v_ref[:, None] + same, DTYPE)
+    total = tl.sum(through, 1) - (known - past) * offset + dots(given, v_sums - past * v_ref[:, None], DTYPE)
+    gradient = factor(turned - v_ref[:, None] * z[None, :], DTYPE)
+    gradient = product(given, gradient, tl.zeros((CHUNK, phi.shape[1]), tl.float32), DTYPE)
+    central = dots(queries, k_ref[:, None] + same, DTYPE)
+    inner, drawn = central, central
+    if READER != "none":
+        scores = tl.where(sight, product(queries, tl.trans(keys), square, DTYPE), 0.0)
+        inner = tl.sum(scores, 1)
+        drawn = tl.sum(scores * through, 1) - inner * offset + tl.sum(phi * gradient, 1)
+        inner += dots(queries, k_sums, DTYPE)
+    gain, even = weigh(inner, central, known, scale, READER, CONSTANT)
+    if READER == "divide":
+        delta = even * total + gain * drawn
+    elif READER == "subtract":
+        delta = total / tl.maximum(known, 1.0)
+    else:
+        delta = -offset
+    gradient -= delta[:, None] * z[None, :]
+    if READER != "subtract":
+        gradient += (total - known * delta)[:, None] * k_ref[None, :]
+    pulls = factor(tl.where(sight, through - (delta + offset)[:, None], 0.0), DTYPE)
+    return gain, delta, even, product(pulls, keys, gradient, DTYPE)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -49,17 +83,7 @@ def query_gradient_kernel(q, k, v, do, dq, mask, before, k_ref, v_ref, width, sc
     k_ref = tl.load(k_ref + p * D + dims, mask=dims < D, other=0.0)
     v_ref = tl.load(v_ref + p * width + columns, mask=columns < E, other=0.0)
     scalars += (b * heads + h) * 3 * tokens
-    same = tl.zeros((1, ONES), tl.float32)
-
-    n, turned = tl.sum(tl.zeros((1,), tl.int64), 0), tl.zeros((BE, BD), tl.float32)  # S^T
-    k_sums, v_sums = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
-    if before is not None:
-        n, k_mean, v_mean, comoment = remembered(before, p * segments + segment, dims, columns, D, E)
-        z = n.to(tl.float32) * (k_mean - k_ref)
-        turned += tl.trans(comoment + z[:, None] * v_mean[None, :])
-        k_sums += z[:, None]
-        v_sums += (n.to(tl.float32) * v_mean)[:, None]
-
+    n, turned, k_sums, v_sums = sums_before(before, p * segments + segment, dims, columns, k_ref, D, E)
     for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
         here = at + steps
         some, seen = here < stop, visible(mask, b, here, stop)
@@ -68,43 +92,35 @@ def query_gradient_kernel(q, k, v, do, dq, mask, before, k_ref, v_ref, width, sc
         values = factor(load(v, b, g, here, columns, seen[:, None] & valued, FULL_V), DTYPE)
         phi = feature(load(q, b, h, here, dims, some[:, None] & inside, FULL_K), 0.0, D, PHI_Q)
         phi = held(phi, DTYPE)
-        queries = factor(phi, DTYPE)
         given = factor(load(do, b, h, here, columns, some[:, None] & valued, FULL_V), DTYPE)
 
-        sight = sees(mask, steps, seen)
         known, new = counts(mask, n, seen, steps, stop - at)
-        square = tl.zeros((CHUNK, CHUNK), tl.float32)
-        past, z = n.to(tl.float32), summed(k_sums)
-        through = tl.where(sight, product(given, tl.trans(values), square, DTYPE), 0.0)
-        offset = dots(given, v_ref[:, None] + same, DTYPE)
-        total = tl.sum(through, 1) - (known - past) * offset + dots(given, v_sums - past * v_ref[:, None], DTYPE)
-        gradient = factor(turned - v_ref[:, None] * z[None, :], DTYPE)
-        gradient = product(given, gradient, tl.zeros((CHUNK, BD), tl.float32), DTYPE)
-        central = dots(queries, k_ref[:, None] + same, DTYPE)
-        inner, drawn = central, central
-        if READER != "none":
-            scores = tl.where(sight, product(queries, tl.trans(keys), square, DTYPE), 0.0)
-            inner = tl.sum(scores, 1)
-            drawn = tl.sum(scores * through, 1) - inner * offset + tl.sum(phi * gradient, 1)
-            inner += dots(queries, k_sums, DTYPE)
-        gain, even = weigh(inner, central, known, scale, READER, CONSTANT)
+        gain, delta, even, gradient = answer_gradient(
+            phi,
+            keys,
+            values,
+            given,
+            sees(mask, steps, seen),
+            known,
+            n.to(tl.float32),
+            turned,
+            k_sums,
+            v_sums,
+            k_ref,
+            v_ref,
+            scale,
+            READER,
+            CONSTANT,
+            DTYPE,
+        )
         if mask is not None:
             gain, even = tl.where(known > 0, gain, 0.0), tl.where(known > 0, even, 0.0)
-        if READER == "divide":
-            delta = even * total + gain * drawn
-        elif READER == "subtract":
-            delta = total / tl.maximum(known, 1.0)
-        else:
-            delta = -offset
         tl.store(scalars + here, gain, mask=some)
         tl.store(scalars + tokens + here, delta, mask=some)
         tl.store(scalars + 2 * tokens + here, even, mask=some)
-
-        gradient -= delta[:, None] * z[None, :]
-        if READER != "subtract":
-            gradient += (total - known * delta)[:, None] * k_ref[None, :]
-        gradient = product(factor(tl.where(sight, through - (delta + offset)[:, None], 0.0), DTYPE), keys, gradient, DTYPE)
-        raw = load(q, b, h, here, dims, some[:, None] & inside, FULL_K)  # again: held since above, it would cost registers
+        raw = load(
+            q, b, h, here, dims, some[:, None] & inside, FULL_K
+        )  # again: held since above, it would cost registers
         gradient = slope(raw, feature(raw, 0.0, D, PHI_Q), gain[:, None] * gradient, 0.0, PHI_Q)
         store(dq, b, h, here, dims, some[:, None] & inside, gradient, FULL_K)
         turned = product(tl.trans(values), keys, turned, DTYPE)

@@ -1,6 +1,6 @@
 """The State before each segment: where heads are few, segments are walked at the same time.
 
-    segment_kernel   the State of each segment but the last, from its own tokens
+    segment_kernel   the State of each segment but the last, from its own tokens, as `observe` makes it
     prefix_kernel    the State before segment s, from that before the call (t = 0) and those of the segments t <= s:
 
         n = sum_t n_t       mean = m_0 + sum_t n_t (m_t - m_0) / n       m_0 the mean of the first State with a token
@@ -12,38 +12,24 @@ Running sums over t, all segments at once; nothing in them comes from a later se
 import triton
 import triton.language as tl
 
-from softless.kernels.causal_memory import SIZES, absorb, begin, relative, remember, sum_rows, visible
-from softless.kernels.features import feature
-from softless.kernels.rows import load
+from softless.kernels.causal_memory import SIZES, remember
+from softless.kernels.observe import observe_tokens
 
 
 @triton.jit(do_not_specialize=SIZES)
 def segment_kernel(k, v, mask, states, groups, tokens, segments, length, D: tl.constexpr, E: tl.constexpr,
-                   BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, PHI: tl.constexpr,
-                   STAGES: tl.constexpr):  # fmt: skip
-    """One program a segment, key head and block of value columns: the State of segment t is written at t + 1."""
-    DTYPE: tl.constexpr = k.at.dtype.element_ty
-    BLOCKS: tl.constexpr = (E + BE - 1) // BE
+                   BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, DTYPE: tl.constexpr,
+                   EVEN: tl.constexpr):  # fmt: skip
+    """One program a segment and key head: the State of segment t is written at t + 1. The mask is bytes [B, tokens]."""
     program = tl.program_id(0).to(tl.int64)
-    columns = (program % BLOCKS).to(tl.int32) * BE + tl.arange(0, BE)
-    segment = program // BLOCKS % (segments - 1)
-    p = program // BLOCKS // (segments - 1)
-    b, g = p // groups, p % groups
+    segment, p = program % (segments - 1), program // (segments - 1)
     start = (segment * length).to(tl.int32)
     stop = tl.minimum(start + length, tokens)
-    dims = tl.arange(0, BD)
-    n, k_mean, v_mean, comoment = begin(k, v, mask, None, b, g, p, start, stop, dims, columns, D, E, PHI, CHUNK)
-    for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
-        here = at + tl.arange(0, CHUNK)
-        seen = visible(mask, b, here, stop)
-        keys = feature(load(k, b, g, here, dims, seen[:, None] & (dims < D)[None, :]), 0.0, D, PHI)
-        keys = relative(keys, k_mean, seen, DTYPE)
-        values = load(v, b, g, here, columns, seen[:, None] & (columns < E)[None, :])
-        values = relative(values, v_mean, seen, DTYPE)
-        z, y = sum_rows(keys), sum_rows(values)
-        count = tl.sum(seen.to(tl.int32), 0)
-        n, k_mean, v_mean, comoment = absorb(n, k_mean, v_mean, comoment, keys, values, z, y, count, DTYPE)
-    remember(states, p * segments + segment + 1, dims, columns, n, k_mean, v_mean, comoment, D, E)
+    n, k_mean, v_mean, comoment, _shift = observe_tokens(
+        k, v, mask, p // groups, p % groups, start, stop, tokens, 0.0, D, E, BD, BE, T, PHI, True, DTYPE,
+        EVEN)  # fmt: skip
+    dims, columns = tl.arange(0, BD), tl.arange(0, BE)
+    remember(states, p * segments + segment + 1, dims, columns, n.to(tl.int64), k_mean, v_mean, comoment, D, E)
 
 
 @triton.jit(do_not_specialize=SIZES)

@@ -39,8 +39,8 @@ QUERIES = {
     256: Tile(32, 64, 8, 1),  # a State of 256 x 128 would not fit: partial gradients it is
 }
 KEYS = {
-    32: Tile(64, 64, 4, 2),
-    64: Tile(64, 64, 4, 2),
+    32: Tile(64, 64, 4, 3),
+    64: Tile(64, 64, 4, 3),
     128: Tile(32, 128, 8, 1),  # 64 tokens a step would spill: the gradient alone takes 64 x 128
     256: Tile(32, 64, 8, 1),
 }

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 SIZES = ("N", "M", "H", "G", "span", "splits")  # numbers that no kernel is compiled anew for
@@ -20,3 +21,12 @@ def launch(kernel: Any, programs: int, like: Tensor, *arguments: Any, **constant
 def block(size: int, least: int = 32) -> int:
     """The power of two that holds `size`. At least 32: Triton 3.6 misplaces 16-column factors that were products."""
     return max(least, triton.next_power_of_2(size))
+
+
+def as_triton(dtype: torch.dtype) -> tl.dtype:
+    return getattr(tl, str(dtype).removeprefix("torch."))
+
+
+def as_bytes(key_mask: Tensor | None) -> Tensor | None:
+    """A mask [B, tokens] as kernels load it."""
+    return None if key_mask is None else key_mask.contiguous().view(torch.uint8)

@@ -3,11 +3,11 @@
     k' = phi(k) - k_ref       v' = v - v_ref           rounded to the input's dtype
     comoment = sum k' v'^T - (sum k')(sum v')^T / n    k_mean = k_ref + (sum k')/n      v_mean = v_ref + (sum v')/n
 
-The reference is what the first sixteen tokens from a visible one on have in common, if they have: rounding then costs in
-proportion to what keys differ by. The same rounded numbers enter both terms, so their covariance is exact. Values in half
-precision are factors already: they have v_ref = 0, go to the tensor cores untouched, and their mean costs no more than
-a float32 sum's rounding, since it multiplies keys that add up to little. Without a normalizer (reader `none`) nothing is
-centered, and the comoment is sum phi(k) v^T.
+The reference is what the first sixteen tokens with a visible one have in common, if they have: rounding then costs in
+proportion to what keys differ by. The same rounded numbers enter both terms, so their covariance is exact. Values in
+half precision are factors already: they have v_ref = 0, go to the tensor cores untouched, and their mean costs no more
+than a float32 sum's rounding, since it multiplies keys that add up to little. Without a normalizer (reader `none`)
+nothing is centered, and the comoment is sum phi(k) v^T.
 
 Exponential keys are kept in units of e^shift, the running maximum of each channel; all sums so far follow it.
 """
@@ -35,7 +35,7 @@ def visible(mask, b, tokens, end, M):
 @triton.jit
 def reference(k, v, mask, b, g, begin, end, M, t, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
               BE: tl.constexpr, PHI: tl.constexpr, DTYPE: tl.constexpr, SAMPLE: tl.constexpr = 16):  # fmt: skip
-    """(k_ref, v_ref, shift): typical features, and float32 values, of the first SAMPLE tokens of which one is visible."""
+    """(k_ref, v_ref, shift): typical features, and float32 values, of the first SAMPLE tokens with a visible one."""
     columns, channels, start = tl.arange(0, BD), tl.arange(0, BE), begin
     seen = visible(mask, b, start + tl.arange(0, SAMPLE), end, M)
     if mask is not None:

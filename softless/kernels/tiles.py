@@ -28,8 +28,8 @@ class Tile(NamedTuple):
     stages: int
 
 
-# By pass, for sums of up to 64 x 64 numbers and for larger ones: they stay in registers, 64 x 64 in 32 of each thread of
-# 4 warps. 64 tokens and 4 warps are one product of a tensor core; 8 warps would do every row twice. Three loads in
+# By pass, for sums of up to 64 x 64 numbers and for larger ones: they stay in registers, 64 x 64 in 32 of each thread
+# of 4 warps. 64 tokens and 4 warps are one product of a tensor core; 8 warps would do every row twice. Three loads in
 # flight hide the memory; fewer leave it idle, more cost shared memory and with it programs at the same time.
 BF16 = {
     "observe": (Tile(64, 4, 3), Tile(64, 4, 3)),
@@ -50,20 +50,23 @@ FP16 = {
     "key": (Tile(64, 8, 2), Tile(32, 8, 2)),
     "local key": (Tile(32, 8, 2), Tile(32, 8, 2)),
 }
+# Up to 32 x 32, and up to 64 x 64: one or two warps. A program waits for its loads most of its time, so many of them
+# must fit. The residual's nine loads want more warps to hold them.
+WHOLE_HEADS = {
+    "whole": (Tile(32, 1, 1), Tile(32, 2, 2)),
+    "whole gradient": (Tile(32, 2, 2), Tile(32, 2, 2)),
+    "whole local": (Tile(32, 4, 1), Tile(32, 4, 1)),
+    "whole local gradient": (Tile(32, 4, 1), Tile(32, 8, 1)),
+}
 
 
 def tile(kind: str, bd: int, be: int, dtype: torch.dtype) -> Tile:
-    """The tile of a pass whose sums are bd x be numbers. float32 multiplies without tensor cores: short tiles.
-
-    Whole heads have one or two warps: a program waits for its loads most of its time, so many of them must fit.
-    """
+    """The tile of a pass whose sums are bd x be numbers. float32 multiplies without tensor cores: short tiles."""
     wide = bd * be > 64 * 64
     if dtype == torch.float32:
         return Tile(32, 8 if wide else 4, 1)
-    if kind == "whole":
-        return Tile(32, 1, 1) if bd * be <= 32 * 32 else Tile(32, 2, 2)
-    if kind == "whole gradient":
-        return Tile(32, 2, 2)
+    if kind in WHOLE_HEADS:
+        return WHOLE_HEADS[kind][bd * be > 32 * 32]
     return (BF16 if dtype == torch.bfloat16 else FP16)[kind][wide]
 
 

@@ -213,7 +213,7 @@ def test_a_query_without_mass_reads_the_mean_and_nan_propagates():
 def poisoned(self: Tensor, *size: Any, **options: Any) -> Tensor:
     shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
     dtype = options.get("dtype") or self.dtype
-    return torch.full(tuple(shape), torch.nan if dtype.is_floating_point else 2**40, dtype=dtype)
+    return torch.full(tuple(shape), torch.nan if dtype.is_floating_point else 100, dtype=dtype)
 
 
 def test_nothing_is_read_before_it_is_written(monkeypatch):

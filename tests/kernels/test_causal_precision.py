@@ -27,6 +27,8 @@ RECIPES = {
     "inline": ("identity", "subtract", WIDTH**-0.5),
     "inline-elu": ("elu", "subtract", WIDTH**-0.5),
     "linear-none": ("elu", "none", 1.0),
+    "linear-softmax": ("softmax", "divide", 1.0),
+    "inline-softmax": ("softmax", "subtract", WIDTH**-0.5),
 }
 
 
