@@ -157,24 +157,25 @@ class Sums(NamedTuple):
 
 
 def backward(
-    q: Tensor, k: Tensor, v: Tensor, given: Tensor, key_mask: Tensor | None, before: Past | None, k_ref: Tensor,
-    v_ref: Tensor, last: Sums | None, filled: tuple[Tensor, Tensor, Tensor], summed: bool, recipe: Recipe,
+    q: Tensor, k: Tensor, v: Tensor, given: Tensor, key_mask: Tensor | None, before: Past | None,
+    v_ref: Tensor, last: Sums | None, filled: tuple[Tensor, Tensor, Tensor], summed: bool,
+    recipe: Recipe,
 ) -> Sums | None:  # fmt: skip
     """Fill the gradients of q, k, v; the sums over all queries, where `summed`.
 
-    k_ref, v_ref  means over the whole call: keys and values are taken relative to them
-    last          the sums over what comes after the call
+    v_ref  the values' mean over the whole call: they are taken relative to it
+    last   the sums over what comes after the call
     """
     e, columns = v.shape[3], choose(causal_tiles.QUERIES, q, v).columns
     if e <= columns:
-        return _backward(q, k, v, given, key_mask, before, k_ref, v_ref, last, filled, summed, recipe)
+        return _backward(q, k, v, given, key_mask, before, v_ref, last, filled, summed, recipe)
     dq, dk = (torch.zeros_like(x, dtype=torch.float32) for x in filled[:2])
     parts = []
     for at in range(0, e, columns):
         some = slice(at, at + columns)
         wide = torch.empty_like(dq), torch.empty_like(dk), filled[2][..., some]
         past, end = None if before is None else before.columns(some), None if last is None else last.columns(some)
-        of = q, k, v[..., some], given[..., some], key_mask, past, k_ref, v_ref[..., some]
+        of = q, k, v[..., some], given[..., some], key_mask, past, v_ref[..., some]
         parts.append(_backward(*of, end, wide, summed, recipe))
         dq, dk = dq + wide[0], dk + wide[1]
     filled[0].copy_(dq)
@@ -186,8 +187,9 @@ def backward(
 
 
 def _backward(
-    q: Tensor, k: Tensor, v: Tensor, given: Tensor, key_mask: Tensor | None, before: Past | None, k_ref: Tensor,
-    v_ref: Tensor, last: Sums | None, filled: tuple[Tensor, Tensor, Tensor], summed: bool, recipe: Recipe,
+    q: Tensor, k: Tensor, v: Tensor, given: Tensor, key_mask: Tensor | None, before: Past | None,
+    v_ref: Tensor, last: Sums | None, filled: tuple[Tensor, Tensor, Tensor], summed: bool,
+    recipe: Recipe,
 ) -> Sums | None:  # fmt: skip
     """`backward` for value columns that fit into one program."""
     (batch, heads, tokens, d), groups, e = q.shape, k.shape[1], v.shape[3]
@@ -198,7 +200,7 @@ def _backward(
     later = None
     launch(
         query_gradient_kernel, batch * heads * segments, q, rows(q), rows(k), rows(v), rows(given), rows(filled[0]),
-        mask_of(key_mask), memory_of(before), k_ref, v_ref, width, scalars, heads, tokens,
+        mask_of(key_mask), memory_of(before), v_ref, width, scalars, heads, tokens,
         segments, length, recipe.scale, SHARED=shared, EVEN=is_even(key_mask, tokens, size), **recipe.names, **size,
     )  # fmt: skip
     if last is not None:
@@ -206,15 +208,15 @@ def _backward(
     if summed or segments > 1:
         sums = q.new_empty(batch, groups, shared, segments, d * e + d + e, dtype=torch.float32)
         launch(
-            sums_kernel, batch * heads * segments, q, rows(q), rows(given), scalars, sums, heads, tokens, segments,
-            length, PHI_Q=recipe.phi_q, PHI_K="identity" if summed else recipe.phi_k,  # a State's gradient is exact
+            sums_kernel, batch * heads * segments, q, rows(q), rows(k), rows(given), mask_of(key_mask), scalars, sums,
+            heads, tokens, segments, length, SHARED=shared, PHI_Q=recipe.phi_q, PHI_K=recipe.phi_k,
             EVEN=is_even(key_mask, tokens, key_size), **key_size,
         )  # fmt: skip
         running = _running(sums.sum(2), later)
         later = running[:, :, :-1].flip(2).contiguous()
     launch(
         key_gradient_kernel, 2 * batch * groups * segments, q, rows(q), rows(k), rows(v), rows(given), rows(filled[1]),
-        rows(filled[2]), mask_of(key_mask), k_ref, v_ref, width, scalars, later, groups, tokens,
+        rows(filled[2]), mask_of(key_mask), v_ref, width, scalars, later, groups, tokens,
         segments, length, SHARED=shared, PHI_Q=recipe.phi_q, PHI_K=recipe.phi_k,
         EVEN=is_even(key_mask, tokens, key_size), **key_size,
     )  # fmt: skip

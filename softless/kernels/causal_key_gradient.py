@@ -1,6 +1,6 @@
 """The gradients of keys and values: two programs walk back along a segment of one key head, one for each.
 
-With h' = h - k_ref and v' = v - v_ref, relative to the means over the whole call, and the scalars of each query that
+With h' = h - k_ref and v' = v - v_ref as in `causal_query_gradient`, and the scalars of each query that
 `causal_query_gradient` left,
 
     dh_j = sum_{i >= j} g_i f_i (do_i.v'_j - delta_i)        = outer v'_j - of_queries    from later chunks
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from softless.kernels.arithmetic import factor, product
-from softless.kernels.causal_memory import SIZES, relative, sum_rows, visible
+from softless.kernels.causal_memory import SIZES, relative, sum_rows, typical_keys, visible
 from softless.kernels.features import feature, slope
 from softless.kernels.query import contrast
 from softless.kernels.rows import keep, load, store
@@ -61,6 +61,7 @@ def value_walk(q, k, do, dv, mask, k_ref, scalars, later, b, g, start, stop, tok
     if later is not None:
         turned += tl.load(later + dims[None, :] * E + columns[:, None], mask=(columns < E)[:, None] & inside, other=0.0)
         of_outputs += tl.load(later + D * E + D + columns, mask=columns < E, other=0.0)
+        of_outputs += tl.sum(turned * k_ref[None, :], 1)  # `later` is of keys as they are
     chunks = (stop - start + CHUNK - 1) // CHUNK
     for step in tl.range(0, chunks, num_stages=STAGES):
         here = start + (chunks - 1 - step) * CHUNK + steps
@@ -74,7 +75,7 @@ def value_walk(q, k, do, dv, mask, k_ref, scalars, later, b, g, start, stop, tok
         sight = backwards(mask, steps, seen)
         for r in range(SHARED):
             of_head = scalars + r * 3 * tokens
-            queries = gained_queries(q, of_head, b, g * SHARED + r, here, dims, stop, D, PHI_Q, PHI_K, EVEN)
+            queries = gained_queries(q, of_head, b, g * SHARED + r, here, dims, stop, D, PHI_Q, "identity", EVEN)
             given = factor(load(do, b, g * SHARED + r, here, columns, some[:, None] & valued, FULL_V), DTYPE)
             even = tl.load(of_head + 2 * tokens + here, mask=some, other=0.0)
             of_outputs += tl.sum(even[:, None] * given.to(tl.float32), 0)
@@ -125,7 +126,7 @@ def key_walk(q, k, v, do, dk, mask, v_ref, scalars, later, b, g, start, stop, to
 
 
 @triton.jit(do_not_specialize=SIZES)
-def key_gradient_kernel(q, k, v, do, dk, dv, mask, k_ref, v_ref, width, scalars, later, groups, tokens, segments,
+def key_gradient_kernel(q, k, v, do, dk, dv, mask, v_ref, width, scalars, later, groups, tokens, segments,
                         length, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                         CHUNK: tl.constexpr, SHARED: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr,
                         EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
@@ -140,7 +141,7 @@ def key_gradient_kernel(q, k, v, do, dk, dv, mask, k_ref, v_ref, width, scalars,
     if later is not None:
         later += program // 2 * (D * E + D + E)
     if program % 2 == 0:
-        mean = tl.load(k_ref + p * D + dims, mask=dims < D, other=0.0)
+        mean = typical_keys(k, mask, b, g, tokens, dims, D, PHI_K)
         value_walk(q, k, do, dv, mask, mean, scalars, later, b, g, start, stop, tokens, D, E, BD, BE, CHUNK, SHARED,
                    PHI_Q, PHI_K, EVEN, STAGES)  # fmt: skip
     else:
@@ -150,9 +151,9 @@ def key_gradient_kernel(q, k, v, do, dk, dv, mask, k_ref, v_ref, width, scalars,
 
 
 @triton.jit(do_not_specialize=SIZES)
-def sums_kernel(q, do, scalars, sums, heads, tokens, segments, length, D: tl.constexpr, E: tl.constexpr,
-                BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr,
-                EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+def sums_kernel(q, k, do, mask, scalars, sums, heads, tokens, segments, length, D: tl.constexpr, E: tl.constexpr,
+                BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr, PHI_Q: tl.constexpr,
+                PHI_K: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """One program a segment and query head: sum g f do^T, sum g delta f, sum even do."""
     DTYPE: tl.constexpr = q.at.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
@@ -168,13 +169,14 @@ def sums_kernel(q, do, scalars, sums, heads, tokens, segments, length, D: tl.con
     for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
         here = at + tl.arange(0, CHUNK)
         some = here < stop
-        queries = gained_queries(q, scalars, b, h, here, dims, stop, D, PHI_Q, PHI_K, EVEN)
+        queries = gained_queries(q, scalars, b, h, here, dims, stop, D, PHI_Q, "identity", EVEN)
         given = factor(load(do, b, h, here, columns, some[:, None] & valued, EVEN and E == BE), DTYPE)
         delta = tl.load(scalars + tokens + here, mask=some, other=0.0)
         even = tl.load(scalars + 2 * tokens + here, mask=some, other=0.0)
         of_queries += sum_rows(delta[:, None] * queries.to(tl.float32))
         of_outputs += sum_rows(even[:, None] * given.to(tl.float32))
         turned = product(tl.trans(given), queries, turned, DTYPE)
+    of_outputs -= tl.sum(turned * typical_keys(k, mask, b, h // SHARED, tokens, dims, D, PHI_K)[None, :], 1)
     sums += program * (D * E + D + E)
     tl.store(sums + dims[None, :] * E + columns[:, None], turned, mask=(columns < E)[:, None] & (dims < D)[None, :])
     tl.store(sums + D * E + dims, of_queries, mask=dims < D)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from softless.kernels.arithmetic import ONES, factor, product
 from softless.kernels.features import feature
+from softless.kernels.observe import typical
 from softless.kernels.rows import keep, load
 
 SIZES = ("heads", "groups", "tokens", "segments", "length")  # numbers that no kernel is compiled anew for
@@ -95,6 +96,19 @@ def first_visible(mask, b, start, stop):
             tokens = at + tl.arange(0, SCAN)
             first = tl.minimum(first, tl.min(tl.where(visible(mask, b, tokens, stop), tokens, stop), 0))
         return first
+
+
+@triton.jit
+def typical_keys(k, mask, b, g, tokens, dims, D: tl.constexpr, PHI: tl.constexpr):
+    """What the features of the call's first sixteen tokens from a visible one on have in common, [BD]: gradients may
+    know the future, and take keys relative to it. 0 where keys differ by as much as they are: there a weight may be far
+    smaller than its key's distance from a mean, and rounding that distance would lose it.
+    """
+    some = first_visible(mask, b, 0, tokens) + tl.arange(0, 16)
+    seen = visible(mask, b, some, tokens)
+    within = seen[:, None] & (dims < D)[None, :]
+    phi = tl.where(within, feature(load(k, b, g, some, dims, within), 0.0, D, PHI), 0.0)
+    return typical(phi, seen, tl.sum(seen.to(tl.float32), 0))
 
 
 @triton.jit

@@ -6,9 +6,9 @@
 The gradient of the State that goes out is that of later queries which see every token: with it the sums of the keys'
 gradient begin. Where they end, they are the gradient of the State that came in:
 
-    outer = dcomoment         of_queries = -dk_mean / n         of_outputs = dv_mean / n
+    outer = dcomoment         of_queries = -dk_mean / n         of_outputs = dv_mean / n - outer^T k_mean
     dcomoment = outer         dk_mean = n (outer (v_mean - v_ref) - of_queries)
-                              dv_mean = n (outer^T (k_mean - k_ref) + of_outputs)
+                              dv_mean = n (outer^T k_mean + of_outputs)
 
 A constant feature (Taylor attention) has no gradient: it stands in the algebra's State, not in the kernels'.
 """
@@ -137,14 +137,14 @@ def _backward(
     last = _after(n_ref, k_ref, v_ref, dk_mean, dv_mean, dcomoment)
     given = given if given.stride(3) == 1 else given.contiguous()
     sums = causal_attend.backward(
-        q, k, v, given, key_mask, past if cut is None else cut, k_ref, v_ref, last, filled, past is not None,
+        q, k, v, given, key_mask, past if cut is None else cut, v_ref, last, filled, past is not None,
         Recipe(phi_q, phi_k, reader, scale, constant),
     )  # fmt: skip
     if past is None or sums is None:
         return *filled, *_no_gradients(k, v)
     tokens = past.n[..., None]  # [B, G, 1]
     of_keys = (sums.outer * (past.v_mean - v_ref)[..., None, :]).sum(-1) - sums.of_queries
-    of_values = (sums.outer * (past.k_mean - k_ref)[..., None]).sum(-2) + sums.of_outputs
+    of_values = (sums.outer * past.k_mean[..., None]).sum(-2) + sums.of_outputs
     return *filled, tokens * of_keys, tokens * of_values, sums.outer.contiguous()
 
 
@@ -163,7 +163,8 @@ def _after(
     tokens = n.clamp(min=1)[..., None]
     outer = k_ref.new_zeros(*k_ref.shape, v_ref.shape[2]) if dcomoment is None else dcomoment
     of_queries = torch.zeros_like(k_ref) if dk_mean is None else -dk_mean / tokens
-    return Sums(outer, of_queries, torch.zeros_like(v_ref) if dv_mean is None else dv_mean / tokens)
+    of_outputs = torch.zeros_like(v_ref) if dv_mean is None else dv_mean / tokens
+    return Sums(outer, of_queries, of_outputs - (outer * k_ref[..., None]).sum(-2))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors9) -> None:

@@ -1,7 +1,8 @@
 """The gradient of the queries, and what the keys' gradient needs to know of each query.
 
-Keys and values are relative to their means over the whole call, h' = h - k_ref and v' = v - v_ref: a gradient may know
-the future. With S = sum h' v'^T, z = sum h', y = sum v' of all tokens before the chunk, and over those in it
+Keys are relative to what is typical of them, h' = h - k_ref (`causal_memory.typical_keys`), values to their mean over
+the whole call, v' = v - v_ref: a gradient may know the future. With S = sum h' v'^T, z = sum h', y = sum v' of
+all tokens before the chunk, and over those in it
 
     s_ij = f_i.h'_j         t_ij = do_i.v'_j         total_i = do_i.y + sum_j t_ij
     w_ij = g_i s_ij + b_i                                           `causal_memory.weigh`, with k_ref for k_mean
@@ -22,7 +23,7 @@ import triton
 import triton.language as tl
 
 from softless.kernels.arithmetic import ONES, column_sums, dots, factor, held, product, summed
-from softless.kernels.causal_memory import SIZES, counts, sees, sums_before, visible, weigh
+from softless.kernels.causal_memory import SIZES, counts, sees, sums_before, typical_keys, visible, weigh
 from softless.kernels.features import feature, slope
 from softless.kernels.rows import keep, load, store
 
@@ -61,7 +62,7 @@ def answer_gradient(phi, keys, values, given, sight, known, past, turned, k_sums
 
 
 @triton.jit(do_not_specialize=SIZES)
-def query_gradient_kernel(q, k, v, do, dq, mask, before, k_ref, v_ref, width, scalars, heads, tokens, segments,
+def query_gradient_kernel(q, k, v, do, dq, mask, before, v_ref, width, scalars, heads, tokens, segments,
                           length, scale, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                           CHUNK: tl.constexpr, SHARED: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr,
                           READER: tl.constexpr, CONSTANT: tl.constexpr, EVEN: tl.constexpr,
@@ -80,7 +81,7 @@ def query_gradient_kernel(q, k, v, do, dq, mask, before, k_ref, v_ref, width, sc
     stop = tl.minimum(start + length, tokens)
     dims, columns, steps = tl.arange(0, BD), tl.arange(0, BE), tl.arange(0, CHUNK)
     inside, valued = (dims < D)[None, :], (columns < E)[None, :]
-    k_ref = tl.load(k_ref + p * D + dims, mask=dims < D, other=0.0)
+    k_ref = typical_keys(k, mask, b, g, tokens, dims, D, PHI_K)
     v_ref = tl.load(v_ref + p * width + columns, mask=columns < E, other=0.0)
     scalars += (b * heads + h) * 3 * tokens
     n, turned, k_sums, v_sums = sums_before(before, p * segments + segment, dims, columns, k_ref, D, E)
@@ -96,31 +97,14 @@ def query_gradient_kernel(q, k, v, do, dq, mask, before, k_ref, v_ref, width, sc
 
         known, new = counts(mask, n, seen, steps, stop - at)
         gain, delta, even, gradient = answer_gradient(
-            phi,
-            keys,
-            values,
-            given,
-            sees(mask, steps, seen),
-            known,
-            n.to(tl.float32),
-            turned,
-            k_sums,
-            v_sums,
-            k_ref,
-            v_ref,
-            scale,
-            READER,
-            CONSTANT,
-            DTYPE,
-        )
+            phi, keys, values, given, sees(mask, steps, seen), known, n.to(tl.float32), turned, k_sums, v_sums, k_ref,
+            v_ref, scale, READER, CONSTANT, DTYPE)  # fmt: skip
         if mask is not None:
             gain, even = tl.where(known > 0, gain, 0.0), tl.where(known > 0, even, 0.0)
         tl.store(scalars + here, gain, mask=some)
         tl.store(scalars + tokens + here, delta, mask=some)
         tl.store(scalars + 2 * tokens + here, even, mask=some)
-        raw = load(
-            q, b, h, here, dims, some[:, None] & inside, FULL_K
-        )  # again: held since above, it would cost registers
+        raw = load(q, b, h, here, dims, some[:, None] & inside, FULL_K)  # again: held, it would cost registers
         gradient = slope(raw, feature(raw, 0.0, D, PHI_Q), gain[:, None] * gradient, 0.0, PHI_Q)
         store(dq, b, h, here, dims, some[:, None] & inside, gradient, FULL_K)
         turned = product(tl.trans(values), keys, turned, DTYPE)

@@ -68,6 +68,8 @@ def test_extra_memory_counts_what_is_held_beyond_the_output():
 
 def test_the_command_uses_the_device_and_bfloat16_by_default():
     words = ["bench", "inline", "--shape", "1,4,512,64", "--quick", "--json"]
-    document = json.loads(CliRunner().invoke(app, words).stdout)
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
     assert (document["device"], document["dtype"]) == ("cuda", "bfloat16")
     assert {row["timing"] for row in document["results"][0]["rows"] if row["ms"]} <= {"graph", "events"}

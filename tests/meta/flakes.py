@@ -1,6 +1,6 @@
 """Do the tests always say the same? Run the suite again and again in random order (R27).
 
-    python tests/meta/flakes.py [--runs 20] [--jobs 2]
+    python tests/meta/flakes.py [--runs 20] [--first 0] [--jobs 2]
 
 Exit status 1 if any test had two outcomes.
 """
@@ -42,15 +42,16 @@ def _outcome(case: ET.Element) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="number of the first order: runs may be spread over days")
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
     seen: dict[str, set[str]] = defaultdict(set)
-    for order in range(arguments.runs):
+    for order in range(arguments.first, arguments.first + arguments.runs):
         for test, outcome in outcomes(order, arguments.jobs).items():
             seen[test].add(outcome)
         flaky = [test for test, said in seen.items() if len(said) > 1]
         failing = sum("passed" not in said and "skipped" not in said for said in seen.values())
-        print(f"run {order + 1}/{arguments.runs}: {len(seen)} tests, {failing} fail, {len(flaky)} flaky", flush=True)
+        print(f"order {order}: {len(seen)} tests, {failing} fail, {len(flaky)} flaky", flush=True)
     for test in flaky:
         print(f"  flaky  {test}: {', '.join(sorted(seen[test]))}")
     return int(bool(flaky))
