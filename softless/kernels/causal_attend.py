@@ -210,6 +210,7 @@ def _backward(
         launch(
             sums_kernel, batch * heads * segments, q, rows(q), rows(k), rows(given), mask_of(key_mask), scalars, sums,
             heads, tokens, segments, length, SHARED=shared, PHI_Q=recipe.phi_q, PHI_K=recipe.phi_k,
+            CENTERED=recipe.reader == "subtract",
             EVEN=is_even(key_mask, tokens, key_size), **key_size,
         )  # fmt: skip
         running = _running(sums.sum(2), later)
@@ -218,6 +219,7 @@ def _backward(
         key_gradient_kernel, 2 * batch * groups * segments, q, rows(q), rows(k), rows(v), rows(given), rows(filled[1]),
         rows(filled[2]), mask_of(key_mask), v_ref, width, scalars, later, groups, tokens,
         segments, length, SHARED=shared, PHI_Q=recipe.phi_q, PHI_K=recipe.phi_k,
+            CENTERED=recipe.reader == "subtract",
         EVEN=is_even(key_mask, tokens, key_size), **key_size,
     )  # fmt: skip
     if not summed:

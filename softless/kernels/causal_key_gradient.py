@@ -1,6 +1,6 @@
 """The gradients of keys and values: two programs walk back along a segment of one key head, one for each.
 
-With h' = h - k_ref and v' = v - v_ref as in `causal_query_gradient`, and the scalars of each query that
+With v' = v - v_ref as in `causal_query_gradient`, h' = h - k_ref where CENTERED and h elsewhere, and the scalars that
 `causal_query_gradient` left,
 
     dh_j = sum_{i >= j} g_i f_i (do_i.v'_j - delta_i)        = outer v'_j - of_queries    from later chunks
@@ -47,7 +47,8 @@ def backwards(mask, steps, seen):
 @triton.jit
 def value_walk(q, k, do, dv, mask, k_ref, scalars, later, b, g, start, stop, tokens, D: tl.constexpr, E: tl.constexpr,
                BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr, PHI_Q: tl.constexpr,
-               PHI_K: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+               PHI_K: tl.constexpr, EVEN: tl.constexpr, CENTERED: tl.constexpr,
+               STAGES: tl.constexpr):  # fmt: skip
     """dv of one segment; `scalars` and `later` point at this key head's."""
     DTYPE: tl.constexpr = q.at.dtype.element_ty
     FULL_K: tl.constexpr = EVEN and D == BD
@@ -61,13 +62,14 @@ def value_walk(q, k, do, dv, mask, k_ref, scalars, later, b, g, start, stop, tok
     if later is not None:
         turned += tl.load(later + dims[None, :] * E + columns[:, None], mask=(columns < E)[:, None] & inside, other=0.0)
         of_outputs += tl.load(later + D * E + D + columns, mask=columns < E, other=0.0)
-        of_outputs += tl.sum(turned * k_ref[None, :], 1)  # `later` is of keys as they are
+        if CENTERED:
+            of_outputs += tl.sum(turned * k_ref[None, :], 1)  # `later` is of keys as they are
     chunks = (stop - start + CHUNK - 1) // CHUNK
     for step in tl.range(0, chunks, num_stages=STAGES):
         here = start + (chunks - 1 - step) * CHUNK + steps
         some, seen = here < stop, visible(mask, b, here, stop)
         keys = feature(load(k, b, g, here, dims, seen[:, None] & inside, FULL_K), 0.0, D, PHI_K)
-        keys = relative(keys, k_ref, seen, DTYPE, EVEN)
+        keys = factor(keep(keys - k_ref[None, :] if CENTERED else keys, seen[:, None], 0.0, EVEN), DTYPE)
         gradient = (
             product(keys, factor(tl.trans(turned), DTYPE), tl.zeros((CHUNK, BE), tl.float32), DTYPE)
             + of_outputs[None, :]
@@ -129,7 +131,7 @@ def key_walk(q, k, v, do, dk, mask, v_ref, scalars, later, b, g, start, stop, to
 def key_gradient_kernel(q, k, v, do, dk, dv, mask, v_ref, width, scalars, later, groups, tokens, segments,
                         length, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                         CHUNK: tl.constexpr, SHARED: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr,
-                        EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+                        EVEN: tl.constexpr, CENTERED: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """Two programs a segment and key head; they serve all query heads that share the key head."""
     program = tl.program_id(0).to(tl.int64)
     segment, p = program // 2 % segments, program // 2 // segments
@@ -141,9 +143,11 @@ def key_gradient_kernel(q, k, v, do, dk, dv, mask, v_ref, width, scalars, later,
     if later is not None:
         later += program // 2 * (D * E + D + E)
     if program % 2 == 0:
-        mean = typical_keys(k, mask, b, g, tokens, dims, D, PHI_K)
+        mean = tl.zeros((BD,), tl.float32)
+        if CENTERED:
+            mean = typical_keys(k, mask, b, g, tokens, dims, D, PHI_K)
         value_walk(q, k, do, dv, mask, mean, scalars, later, b, g, start, stop, tokens, D, E, BD, BE, CHUNK, SHARED,
-                   PHI_Q, PHI_K, EVEN, STAGES)  # fmt: skip
+                   PHI_Q, PHI_K, EVEN, CENTERED, STAGES)  # fmt: skip
     else:
         center = tl.load(v_ref + p * width + columns, mask=columns < E, other=0.0)
         key_walk(q, k, v, do, dk, mask, center, scalars, later, b, g, start, stop, tokens, D, E, BD, BE, CHUNK, SHARED,
@@ -153,7 +157,7 @@ def key_gradient_kernel(q, k, v, do, dk, dv, mask, v_ref, width, scalars, later,
 @triton.jit(do_not_specialize=SIZES)
 def sums_kernel(q, k, do, mask, scalars, sums, heads, tokens, segments, length, D: tl.constexpr, E: tl.constexpr,
                 BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr, PHI_Q: tl.constexpr,
-                PHI_K: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+                PHI_K: tl.constexpr, EVEN: tl.constexpr, CENTERED: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """One program a segment and query head: sum g f do^T, sum g delta f, sum even do."""
     DTYPE: tl.constexpr = q.at.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
@@ -176,7 +180,8 @@ def sums_kernel(q, k, do, mask, scalars, sums, heads, tokens, segments, length, 
         of_queries += sum_rows(delta[:, None] * queries.to(tl.float32))
         of_outputs += sum_rows(even[:, None] * given.to(tl.float32))
         turned = product(tl.trans(given), queries, turned, DTYPE)
-    of_outputs -= tl.sum(turned * typical_keys(k, mask, b, h // SHARED, tokens, dims, D, PHI_K)[None, :], 1)
+    if CENTERED:
+        of_outputs -= tl.sum(turned * typical_keys(k, mask, b, h // SHARED, tokens, dims, D, PHI_K)[None, :], 1)
     sums += program * (D * E + D + E)
     tl.store(sums + dims[None, :] * E + columns[:, None], turned, mask=(columns < E)[:, None] & (dims < D)[None, :])
     tl.store(sums + D * E + dims, of_queries, mask=dims < D)

@@ -4,17 +4,18 @@ Keys are relative to what is typical of them, h' = h - k_ref (`causal_memory.typ
 the whole call, v' = v - v_ref: a gradient may know the future. With S = sum h' v'^T, z = sum h', y = sum v' of
 all tokens before the chunk, and over those in it
 
-    s_ij = f_i.h'_j         t_ij = do_i.v'_j         total_i = do_i.y + sum_j t_ij
-    w_ij = g_i s_ij + b_i                                           `causal_memory.weigh`, with k_ref for k_mean
+    s_ij = f_i.h_j (subtract: f_i.h'_j)         t_ij = do_i.v'_j         total_i = do_i.y + sum_j t_ij
+    w_ij = g_i s_ij + b_i                                           `causal_memory.weigh`, with 0 for k_mean
     delta_i = do_i.(r_i - v_ref)      r the output (divide), the mean (subtract) or 0 (none)
 
-    divide    b total + g (f.S do + sum_j s_ij t_ij)         subtract   total / n           none   -do.v_ref
+    divide    b total + g (f.S do + (f.k_ref)(do.y) + sum_j s_ij t_ij)      subtract  total / n      none  -do.v_ref
 
     df_i = g_i [ S do_i - delta_i z + sum_j (t_ij - delta_i) h'_j + (total_i - n_i delta_i) k_ref ]
 
-so the rounded output is not read back: it is made again, in float32, as far as do sees it. Values need no rounding:
-they enter the products as they are, and v_ref (`offset` = do.v_ref) is taken from the float32 sums. Written for each
-query:
+so the rounded output is not read back: it is made again, in float32, as far as do sees it. A weight of a division may
+be far smaller than its key's distance from what is typical: it is made of keys as they are, and only df of what keys
+differ by. Values need no rounding: they enter the products as they are, and v_ref (`offset` = do.v_ref) is taken from
+the float32 sums. Written for each query:
 
     gain g      delta      even b             scalars [B, H, 3, N] float32
 """
@@ -29,30 +30,32 @@ from softless.kernels.rows import keep, load, store
 
 
 @triton.jit
-def answer_gradient(phi, keys, values, given, sight, known, past, turned, k_sums, v_sums, k_ref, v_ref, scale,
+def answer_gradient(phi, keys, plain, values, given, sight, known, past, turned, k_sums, v_sums, k_ref, v_ref, scale,
                     READER: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
-    """(g, delta, b, df / g) of a chunk's queries; keys, values and given are factors, and `turned` is S^T."""
+    """(g, delta, b, df / g) of a chunk's queries; keys (h'), plain (h), values, given are factors, `turned` is S^T."""
     CHUNK: tl.constexpr = phi.shape[0]
     square, same = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((1, ONES), tl.float32)
     queries, z = factor(phi, DTYPE), summed(k_sums)
     through = tl.where(sight, product(given, tl.trans(values), square, DTYPE), 0.0)
     offset = dots(given, v_ref[:, None] + same, DTYPE)
-    total = tl.sum(through, 1) - (known - past) * offset + dots(given, v_sums - past * v_ref[:, None], DTYPE)
+    before = dots(given, v_sums - past * v_ref[:, None], DTYPE)  # do.y
+    total = before + tl.sum(through, 1) - (known - past) * offset
     gradient = factor(turned - v_ref[:, None] * z[None, :], DTYPE)
     gradient = product(given, gradient, tl.zeros((CHUNK, phi.shape[1]), tl.float32), DTYPE)
-    central = dots(queries, k_ref[:, None] + same, DTYPE)
-    inner, drawn = central, central
-    if READER != "none":
+    none = tl.zeros((CHUNK,), tl.float32)
+    if READER == "subtract":
         scores = tl.where(sight, product(queries, tl.trans(keys), square, DTYPE), 0.0)
-        inner = tl.sum(scores, 1)
-        drawn = tl.sum(scores * through, 1) - inner * offset + tl.sum(phi * gradient, 1)
-        inner += dots(queries, k_sums, DTYPE)
-    gain, even = weigh(inner, central, known, scale, READER, CONSTANT)
-    if READER == "divide":
-        delta = even * total + gain * drawn
-    elif READER == "subtract":
+        gain, even = weigh(tl.sum(scores, 1) + dots(queries, k_sums, DTYPE), none, known, scale, READER, CONSTANT)
         delta = total / tl.maximum(known, 1.0)
+    elif READER == "divide":
+        scores = tl.where(sight, product(queries, tl.trans(plain), square, DTYPE), 0.0)
+        inner, central = tl.sum(scores, 1), dots(queries, k_ref[:, None] + same, DTYPE)
+        drawn = tl.sum(scores * through, 1) - inner * offset + tl.sum(phi * gradient, 1) + central * before
+        inner += dots(queries, k_sums, DTYPE) + past * central
+        gain, even = weigh(inner, none, known, scale, READER, CONSTANT)
+        delta = even * total + gain * drawn
     else:
+        gain, even = weigh(none, none, known, scale, READER, CONSTANT)
         delta = -offset
     gradient -= delta[:, None] * z[None, :]
     if READER != "subtract":
@@ -89,6 +92,7 @@ def query_gradient_kernel(q, k, v, do, dq, mask, before, v_ref, width, scalars, 
         here = at + steps
         some, seen = here < stop, visible(mask, b, here, stop)
         keys = feature(load(k, b, g, here, dims, seen[:, None] & inside, FULL_K), 0.0, D, PHI_K)
+        plain = factor(keep(keys, seen[:, None], 0.0, EVEN), DTYPE)
         keys = factor(held(keep(keys - k_ref[None, :], seen[:, None], 0.0, EVEN), DTYPE), DTYPE)
         values = factor(load(v, b, g, here, columns, seen[:, None] & valued, FULL_V), DTYPE)
         phi = feature(load(q, b, h, here, dims, some[:, None] & inside, FULL_K), 0.0, D, PHI_Q)
@@ -97,8 +101,8 @@ def query_gradient_kernel(q, k, v, do, dq, mask, before, v_ref, width, scalars, 
 
         known, new = counts(mask, n, seen, steps, stop - at)
         gain, delta, even, gradient = answer_gradient(
-            phi, keys, values, given, sees(mask, steps, seen), known, n.to(tl.float32), turned, k_sums, v_sums, k_ref,
-            v_ref, scale, READER, CONSTANT, DTYPE)  # fmt: skip
+            phi, keys, plain, values, given, sees(mask, steps, seen), known, n.to(tl.float32), turned, k_sums, v_sums,
+            k_ref, v_ref, scale, READER, CONSTANT, DTYPE)  # fmt: skip
         if mask is not None:
             gain, even = tl.where(known > 0, gain, 0.0), tl.where(known > 0, even, 0.0)
         tl.store(scalars + here, gain, mask=some)
