@@ -101,8 +101,7 @@ def first_visible(mask, b, start, stop):
 @triton.jit
 def typical_keys(k, mask, b, g, tokens, dims, D: tl.constexpr, PHI: tl.constexpr):
     """What the features of the call's first sixteen tokens from a visible one on have in common, [BD]: gradients may
-    know the future, and take keys relative to it. 0 where keys differ by as much as they are: there a weight may be far
-    smaller than its key's distance from a mean, and rounding that distance would lose it.
+    know the future, and take keys relative to it where their differences decide. 0 where they differ by as much.
     """
     some = first_visible(mask, b, 0, tokens) + tl.arange(0, 16)
     seen = visible(mask, b, some, tokens)

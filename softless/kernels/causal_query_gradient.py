@@ -42,20 +42,20 @@ def answer_gradient(phi, keys, plain, values, given, sight, known, past, turned,
     total = before + tl.sum(through, 1) - (known - past) * offset
     gradient = factor(turned - v_ref[:, None] * z[None, :], DTYPE)
     gradient = product(given, gradient, tl.zeros((CHUNK, phi.shape[1]), tl.float32), DTYPE)
-    none = tl.zeros((CHUNK,), tl.float32)
+    zero = tl.zeros((CHUNK,), tl.float32)
     if READER == "subtract":
         scores = tl.where(sight, product(queries, tl.trans(keys), square, DTYPE), 0.0)
-        gain, even = weigh(tl.sum(scores, 1) + dots(queries, k_sums, DTYPE), none, known, scale, READER, CONSTANT)
+        gain, even = weigh(tl.sum(scores, 1) + dots(queries, k_sums, DTYPE), zero, known, scale, READER, CONSTANT)
         delta = total / tl.maximum(known, 1.0)
     elif READER == "divide":
         scores = tl.where(sight, product(queries, tl.trans(plain), square, DTYPE), 0.0)
         inner, central = tl.sum(scores, 1), dots(queries, k_ref[:, None] + same, DTYPE)
         drawn = tl.sum(scores * through, 1) - inner * offset + tl.sum(phi * gradient, 1) + central * before
         inner += dots(queries, k_sums, DTYPE) + past * central
-        gain, even = weigh(inner, none, known, scale, READER, CONSTANT)
+        gain, even = weigh(inner, zero, known, scale, READER, CONSTANT)
         delta = even * total + gain * drawn
     else:
-        gain, even = weigh(none, none, known, scale, READER, CONSTANT)
+        gain, even = weigh(zero, zero, known, scale, READER, CONSTANT)
         delta = -offset
     gradient -= delta[:, None] * z[None, :]
     if READER != "subtract":
