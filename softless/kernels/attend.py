@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from softless.algebra.recipe import Recipe
-from softless.kernels.gradients import key_gradient_kernel, query_gradient_kernel
+from softless.kernels.gradients import key_gradient_kernel, query_gradient_kernel, query_sums_kernel
 from softless.kernels.launch import as_bytes, as_triton, block, launch
 from softless.kernels.observe import merge_kernel, observe_kernel
 from softless.kernels.read import read_kernel
 from softless.kernels.record import numbers
 from softless.kernels.rows import output_like, rows
-from softless.kernels.tiles import READERS, Tile, is_whole, observers, slice_width, spans, tile
+from softless.kernels.tiles import Tile, is_split, is_whole, observers, readers, slice_width, spans, tile
 from softless.kernels.whole import whole_gradient_kernel, whole_kernel
 
-MERGED = 2048  # numbers of the States that a merging program holds: 16 a thread, all loads in flight at once
+MERGED = 128  # numbers of a comoment that one program merges: one a thread, many programs, all loads in flight at once
 
 
 class Picture(NamedTuple):
@@ -63,7 +63,7 @@ def forward(
             whole_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(out), tapped, mask, queries, keys, groups,
             recipe.scale, recipe.t, picture, **common)  # fmt: skip
         return out, records
-    span, splits = spans(queries, batch * heads, cut.tokens, READERS)
+    span, splits = spans(queries, batch * heads, cut.tokens, readers(sizes["BD"], sizes["BE"]))
     launch(
         read_kernel, batch * heads * splits, q, rows(q), rows(v), rows(out), tapped, mask, records, queries, keys,
         heads, span, splits, recipe.scale, recipe.t, picture, NUMBERS=records.shape[1],
@@ -99,20 +99,13 @@ def backward(
         launch(
             whole_gradient_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(d_out), tapped, mask, rows(d_q),
             rows(d_k), rows(d_v), d_taps, queries, keys, groups, recipe.scale, recipe.t, picture, GROUP=heads // groups,
-            **sizes, **_names(recipe), **products, **_meta(cut))  # fmt: skip
+            STAGES=cut.stages, **sizes, **_names(recipe), **products, **_meta(cut))  # fmt: skip
         return d_taps
     if records.shape[0] == 0:
         records = _observe(k, v, mask, recipe, dtype)
-    cut = _tile("query divide" if recipe.reader == "divide" else "query", sizes, dtype)
-    span, splits = spans(queries, batch * heads, cut.tokens)
-    gradients = _records(q, v, batch * heads * splits)
-    launch(
-        query_gradient_kernel, batch * heads * splits, q, rows(q), rows(d_out), rows(d_q), records, gradients, queries,
-        heads, span, splits, recipe.scale, recipe.t, GROUP=heads // groups, NUMBERS=records.shape[1],
-        EVEN=queries % cut.tokens == 0, **sizes, **_names(recipe), **products, **_meta(cut))  # fmt: skip
-    gradients = gradients.view(batch * groups, heads // groups * splits, records.shape[1]).sum(1)
+    gradients = _query_gradient(q, d_out, d_q, records, recipe, dtype, groups, sizes)
     cut = _tile("key" if taps is None else "local key", sizes, dtype)
-    span, splits = spans(keys, batch * groups, cut.tokens, READERS)
+    span, splits = spans(keys, batch * groups, cut.tokens, readers(sizes["BD"], sizes["BE"]))
     d_taps = None if taps is None else q.new_empty(batch, heads, splits, 9, v.shape[3], dtype=torch.float32)
     launch(
         key_gradient_kernel, batch * groups * splits, q, rows(k), rows(v), rows(d_out), tapped, mask, rows(d_k),
@@ -120,6 +113,34 @@ def backward(
         PHI_K=recipe.phi_k, EVEN=mask is None and keys % cut.tokens == 0, **sizes, **products,
         **_meta(cut))  # fmt: skip
     return None if d_taps is None else d_taps.sum(2)
+
+
+def _query_gradient(
+    q: Tensor, d_out: Tensor, d_q: Tensor, records: Tensor, recipe: Recipe, dtype: torch.dtype, groups: int,
+    sizes: dict[str, int],
+) -> Tensor:  # fmt: skip
+    """Write that of the queries; return the gradient of every key head's record."""
+    batch, heads, queries, _ = q.shape
+    split = recipe.reader == "divide" and is_split(sizes["BD"], sizes["BE"], dtype)
+    cut = _tile("query divide" if recipe.reader == "divide" else "query", sizes, dtype)
+    span, splits = spans(queries, batch * heads, cut.tokens)
+    numbers_, even = records.shape[1], queries % cut.tokens == 0
+    scalars = q.new_empty(batch, heads, 2, queries, dtype=torch.float32) if split else None
+    gradients = None if split else _records(q, d_out, batch * heads * splits)
+    products = {"DTYPE": as_triton(dtype), **sizes}
+    launch(
+        query_gradient_kernel, batch * heads * splits, q, rows(q), rows(d_out), rows(d_q), scalars, records, gradients,
+        queries, heads, span, splits, recipe.scale, recipe.t, GROUP=heads // groups, NUMBERS=numbers_, EVEN=even,
+        STAGES=cut.stages, **products, **_names(recipe), **_meta(cut))  # fmt: skip
+    if gradients is None:
+        cut = _tile("query sums", sizes, dtype)
+        span, splits = spans(queries, batch * heads, cut.tokens)
+        gradients = _records(q, d_out, batch * heads * splits)
+        launch(
+            query_sums_kernel, batch * heads * splits, q, rows(q), rows(d_out), scalars, gradients, queries, heads,
+            span, splits, recipe.t, NUMBERS=numbers_, PHI_Q=recipe.phi_q, PHI_K=recipe.phi_k,
+            EVEN=queries % cut.tokens == 0, STAGES=cut.stages, **products, **_meta(cut))  # fmt: skip
+    return gradients.view(batch * groups, heads // groups * splits, numbers_).sum(1)
 
 
 def _sliced_backward(
@@ -186,13 +207,10 @@ def _observe(k: Tensor, v: Tensor, mask: Tensor | None, recipe: Recipe, dtype: t
         DTYPE=as_triton(dtype), EVEN=mask is None and keys % cut.tokens == 0, **sizes, **_meta(cut))  # fmt: skip
     if splits == 1:
         return parts
-    records, d = _records(k, v, batch * groups), sizes["D"]
-    line = block(splits, 2) * sizes["BE"]
-    lines = max(1, MERGED // line)
+    records, d, e = _records(k, v, batch * groups), k.shape[3], v.shape[3]
     launch(
-        merge_kernel, batch * groups * -(-d // lines), k, parts, records, splits, NUMBERS=parts.shape[1], D=d,
-        E=sizes["E"], BE=sizes["BE"], SPLITS=block(splits, 2), LINES=lines,
-        num_warps=4 if line <= 2 * MERGED else 8)  # fmt: skip
+        merge_kernel, batch * groups * -(-d * e // MERGED), k, parts, records, splits, NUMBERS=parts.shape[1], D=d, E=e,
+        CELLS=MERGED, SHIFTED=recipe.phi_k == "exp", num_warps=4)  # fmt: skip
     return records
 
 
@@ -213,5 +231,5 @@ def _names(recipe: Recipe) -> dict[str, str | bool]:
     return {"PHI_Q": recipe.phi_q, "PHI_K": recipe.phi_k, "READER": recipe.reader, "CONSTANT": recipe.constant}
 
 
-def _meta(cut: Tile) -> dict[str, int]:
-    return {"T": cut.tokens, "num_warps": cut.warps, "num_stages": cut.stages}
+def _meta(cut: Tile) -> dict[str, int | None]:
+    return {"T": cut.tokens, "num_warps": cut.warps, "num_stages": cut.stages, "maxnreg": cut.registers}

@@ -1,6 +1,6 @@
 """Causal attention on the kernels: which are launched, and with what.
 
-    forward    (State of each segment -> State before each ->) walk       segments where heads are few
+    forward    (State of each segment -> State before each ->) walk       where heads are few; else the walk leaves them
     backward   queries' gradient -> (sums over each segment ->) keys' gradient
 
 Shapes: q [B, H, N, d]   k [B, G, N, d]   v [B, G, N, e]   key_mask [B, N]   Past [B, G, .] or [B, G, segments, .].
@@ -83,11 +83,9 @@ def choose(table: dict[int, Tile], q: Tensor, v: Tensor) -> Tile:
     return causal_tiles.tile(table, max(block(q.shape[3]), min(block(v.shape[3]), 128)), q.dtype)
 
 
-def starts(k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, phi: str, heads: int) -> Past | None:
-    """The State before each segment; None where there is one segment."""
+def starts(k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, phi: str, heads: int) -> Past:
+    """The State before each segment."""
     segments, length = causal_tiles.cut(k.shape[2], heads, k.shape[3])
-    if segments == 1:
-        return None
     before, raw = past_like(k, v, segments), past_like(k[:, :, :0, :0], v, segments)
     states = Past(raw.n, before.k_mean, raw.v_mean, before.comoment)
     width = tiles.slice_width(block(k.shape[3]), v.shape[3])
@@ -112,20 +110,25 @@ def starts(k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, phi
 def forward(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, out: Tensor, recipe: Recipe
 ) -> tuple[Past, Past | None]:
-    """Fill `out`; the State after the last token, and those before each segment."""
-    heads = q.shape[0] * q.shape[1]
+    """Fill `out`; the State after the last token, and those before each segment, if there are several."""
+    heads, after = q.shape[0] * q.shape[1], past_like(k, v)
     segments, length = causal_tiles.cut(q.shape[2], heads, q.shape[3])
-    before, after = starts(k, v, key_mask, past, recipe.phi_k, heads), past_like(k, v)
+    walked = causal_tiles.walked(segments, heads)
+    before, passed = past, None
+    if walked < segments:
+        before = starts(k, v, key_mask, past, recipe.phi_k, heads)
+    elif segments > 1:
+        passed = past_like(k, v, segments)
     size = walk(causal_tiles.FORWARD, q, v)
     kernel, flags = forward_kernel, {}
     if recipe.reader != "subtract" and q.dtype != torch.float32:
         kernel, flags = plain_kernel, {"EVEN": is_even(key_mask, q.shape[2], size)}
     launch(
-        kernel, heads * segments * -(-v.shape[3] // size["BE"]), q, rows(q), rows(k), rows(v), rows(out),
-        mask_of(key_mask), memory_of(past if before is None else before), memory_of(after), q.shape[1], q.shape[2],
-        segments, length, recipe.scale, SHARED=q.shape[1] // k.shape[1], **recipe.names, **flags, **size,
+        kernel, heads * (segments // walked) * -(-v.shape[3] // size["BE"]), q, rows(q), rows(k), rows(v), rows(out),
+        mask_of(key_mask), memory_of(before), memory_of(passed), memory_of(after), q.shape[1], q.shape[2], segments,
+        walked, length, recipe.scale, SHARED=q.shape[1] // k.shape[1], **recipe.names, **flags, **size,
     )  # fmt: skip
-    return after, before
+    return after, before if walked < segments else passed
 
 
 def decode(
@@ -205,6 +208,8 @@ def _backward(
     )  # fmt: skip
     if last is not None:
         later = torch.cat([x.flatten(2) for x in (last.outer, last.of_queries, last.of_outputs)], 2)
+    if causal_tiles.walked(segments, batch * heads) == segments:
+        segments, length = 1, tokens
     if summed or segments > 1:
         sums = q.new_empty(batch, groups, shared, segments, d * e + d + e, dtype=torch.float32)
         launch(

@@ -16,8 +16,8 @@ follows each segment; they lie one after the other, D E + D + E numbers.
 import triton
 import triton.language as tl
 
-from softless.kernels.arithmetic import factor, product
-from softless.kernels.causal_memory import SIZES, relative, sum_rows, typical_keys, visible
+from softless.kernels.arithmetic import ONES, factor, held, product, summed, weighted_sums
+from softless.kernels.causal_memory import SIZES, relative, typical_keys, visible
 from softless.kernels.features import feature, slope
 from softless.kernels.query import contrast
 from softless.kernels.rows import keep, load, store
@@ -29,7 +29,7 @@ def gained_queries(q, scalars, b, h, here, dims, stop, D: tl.constexpr, PHI: tl.
     """g f as a factor, less what `query.contrast` knows the keys do not see; 0 beyond `stop`."""
     some, full = here < stop, EVEN and D == dims.shape[0]
     queries = feature(load(q, b, h, here, dims, some[:, None] & (dims < D)[None, :], full), 0.0, D, PHI)
-    queries = contrast(queries, D, PHI_K)
+    queries = contrast(held(queries, q.at.dtype.element_ty), D, PHI_K)
     gain = tl.load(scalars + here, mask=some, other=0.0)
     return factor(keep(gain[:, None] * queries, some[:, None], 0.0, EVEN), q.at.dtype.element_ty)
 
@@ -55,10 +55,8 @@ def value_walk(q, k, do, dv, mask, k_ref, scalars, later, b, g, start, stop, tok
     FULL_V: tl.constexpr = EVEN and E == BE
     dims, columns, steps = tl.arange(0, BD), tl.arange(0, BE), tl.arange(0, CHUNK)
     inside, valued = (dims < D)[None, :], (columns < E)[None, :]
-    turned, of_outputs = (
-        tl.zeros((BE, BD), tl.float32),
-        tl.zeros((BE,), tl.float32),
-    )  # outer^T: `do` is read where it lies
+    turned, of_outputs = tl.zeros((BE, BD), tl.float32), tl.zeros((BE,), tl.float32)  # outer^T: do is read as it lies
+    pulls = tl.zeros((BE, ONES), tl.float32)
     if later is not None:
         turned += tl.load(later + dims[None, :] * E + columns[:, None], mask=(columns < E)[:, None] & inside, other=0.0)
         of_outputs += tl.load(later + D * E + D + columns, mask=columns < E, other=0.0)
@@ -70,17 +68,15 @@ def value_walk(q, k, do, dv, mask, k_ref, scalars, later, b, g, start, stop, tok
         some, seen = here < stop, visible(mask, b, here, stop)
         keys = feature(load(k, b, g, here, dims, seen[:, None] & inside, FULL_K), 0.0, D, PHI_K)
         keys = factor(keep(keys - k_ref[None, :] if CENTERED else keys, seen[:, None], 0.0, EVEN), DTYPE)
-        gradient = (
-            product(keys, factor(tl.trans(turned), DTYPE), tl.zeros((CHUNK, BE), tl.float32), DTYPE)
-            + of_outputs[None, :]
-        )
+        gradient = product(keys, factor(tl.trans(turned), DTYPE), tl.zeros((CHUNK, BE), tl.float32), DTYPE)
+        gradient += (of_outputs + summed(pulls))[None, :]
         sight = backwards(mask, steps, seen)
         for r in range(SHARED):
             of_head = scalars + r * 3 * tokens
             queries = gained_queries(q, of_head, b, g * SHARED + r, here, dims, stop, D, PHI_Q, "identity", EVEN)
             given = factor(load(do, b, g * SHARED + r, here, columns, some[:, None] & valued, FULL_V), DTYPE)
             even = tl.load(of_head + 2 * tokens + here, mask=some, other=0.0)
-            of_outputs += tl.sum(even[:, None] * given.to(tl.float32), 0)
+            pulls = weighted_sums(even[:, None], given, pulls, DTYPE)
             weights = product(keys, tl.trans(queries), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
             weights = factor(tl.where(sight, weights + even[None, :], 0.0), DTYPE)
             gradient = product(weights, given, gradient, DTYPE)
@@ -100,6 +96,7 @@ def key_walk(q, k, v, do, dk, mask, v_ref, scalars, later, b, g, start, stop, to
     dims, columns, steps = tl.arange(0, BD), tl.arange(0, BE), tl.arange(0, CHUNK)
     inside, valued = (dims < D)[None, :], (columns < E)[None, :]
     turned, of_queries = tl.zeros((BE, BD), tl.float32), tl.zeros((BD,), tl.float32)
+    drifts = tl.zeros((BD, ONES), tl.float32)
     if later is not None:
         turned += tl.load(later + dims[None, :] * E + columns[:, None], mask=(columns < E)[:, None] & inside, other=0.0)
         of_queries += tl.load(later + D * E + dims, mask=dims < D, other=0.0)
@@ -109,14 +106,14 @@ def key_walk(q, k, v, do, dk, mask, v_ref, scalars, later, b, g, start, stop, to
         some, seen = here < stop, visible(mask, b, here, stop)
         values = relative(load(v, b, g, here, columns, seen[:, None] & valued, FULL_V), v_ref, seen, DTYPE, EVEN)
         gradient = product(values, factor(turned, DTYPE), tl.zeros((CHUNK, BD), tl.float32), DTYPE)
-        gradient -= of_queries[None, :]
+        gradient -= (of_queries + summed(drifts))[None, :]
         sight = backwards(mask, steps, seen)
         for r in range(SHARED):
             of_head = scalars + r * 3 * tokens
             queries = gained_queries(q, of_head, b, g * SHARED + r, here, dims, stop, D, PHI_Q, PHI_K, EVEN)
             given = factor(load(do, b, g * SHARED + r, here, columns, some[:, None] & valued, FULL_V), DTYPE)
             delta = tl.load(of_head + tokens + here, mask=some, other=0.0)
-            of_queries += tl.sum(delta[:, None] * queries.to(tl.float32), 0)
+            drifts = weighted_sums(delta[:, None], queries, drifts, DTYPE)
             through = product(values, tl.trans(given), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
             through = factor(tl.where(sight, through - delta[None, :], 0.0), DTYPE)
             gradient = product(through, queries, gradient, DTYPE)
@@ -169,7 +166,7 @@ def sums_kernel(q, k, do, mask, scalars, sums, heads, tokens, segments, length, 
     valued = (columns < E)[None, :]
     scalars += p * 3 * tokens
     turned = tl.zeros((BE, BD), tl.float32)
-    of_queries, of_outputs = tl.zeros((BD,), tl.float32), tl.zeros((BE,), tl.float32)
+    drifts, pulls = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
     for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
         here = at + tl.arange(0, CHUNK)
         some = here < stop
@@ -177,9 +174,10 @@ def sums_kernel(q, k, do, mask, scalars, sums, heads, tokens, segments, length, 
         given = factor(load(do, b, h, here, columns, some[:, None] & valued, EVEN and E == BE), DTYPE)
         delta = tl.load(scalars + tokens + here, mask=some, other=0.0)
         even = tl.load(scalars + 2 * tokens + here, mask=some, other=0.0)
-        of_queries += sum_rows(delta[:, None] * queries.to(tl.float32))
-        of_outputs += sum_rows(even[:, None] * given.to(tl.float32))
+        drifts = weighted_sums(delta[:, None], queries, drifts, DTYPE)
+        pulls = weighted_sums(even[:, None], given, pulls, DTYPE)
         turned = product(tl.trans(given), queries, turned, DTYPE)
+    of_queries, of_outputs = summed(drifts), summed(pulls)
     if CENTERED:
         of_outputs -= tl.sum(turned * typical_keys(k, mask, b, h // SHARED, tokens, dims, D, PHI_K)[None, :], 1)
     sums += program * (D * E + D + E)

@@ -29,7 +29,7 @@ from softless.kernels.features import feature
 from softless.kernels.observe import typical
 from softless.kernels.rows import keep, load
 
-SIZES = ("heads", "groups", "tokens", "segments", "length")  # numbers that no kernel is compiled anew for
+SIZES = ("heads", "groups", "tokens", "segments", "walked", "length")  # numbers that no kernel is compiled anew for
 SCAN = tl.constexpr(1024)  # tokens of the mask looked at together
 LEAST = tl.constexpr(2.0**-100)  # a mass no larger counts as 0: its inverse would leave no room for a gradient
 
@@ -54,6 +54,14 @@ class Mask(NamedTuple):
 
 def mask_of(key_mask: Tensor | None) -> Mask | None:
     return None if key_mask is None else Mask(key_mask, *key_mask.stride())
+
+
+@triton.jit
+def place(program, heads, segments, SHARED: tl.constexpr):
+    """(b, h, g, p, segment) of a walk: p counts key heads. Programs of a head follow one another."""
+    segment, head = program % segments, program // segments
+    b, h = head // heads, head % heads
+    return b, h, h // SHARED, b * (heads // SHARED) + h // SHARED, segment
 
 
 @triton.jit
@@ -149,9 +157,9 @@ def begin(k, v, mask, memory, b, g, p, start, stop, dims, columns, D: tl.constex
 
 
 @triton.jit
-def sums_before(memory, p, dims, columns, k_ref, D: tl.constexpr, E: tl.constexpr):
-    """(n, S^T, z, y) of State p, zeros where there is none: S = sum h' v^T, z = sum h', y = sum v with h' = h - k_ref;
-    z and y as `column_sums` has them.
+def sums_before(memory, p, dims, columns, k_ref, v_ref, D: tl.constexpr, E: tl.constexpr):
+    """(n, S^T, z, y) of State p, zeros where there is none: S = sum h' v'^T, z = sum h', y = sum v' with h' = h - k_ref
+    and v' = v - v_ref; z and y as `column_sums` has them.
     """
     BD: tl.constexpr = dims.shape[0]
     BE: tl.constexpr = columns.shape[0]
@@ -161,8 +169,8 @@ def sums_before(memory, p, dims, columns, k_ref, D: tl.constexpr, E: tl.constexp
         return tl.sum(tl.zeros((1,), tl.int64), 0), turned, k_sums, v_sums
     else:
         n, k_mean, v_mean, comoment = remembered(memory, p, dims, columns, D, E)
-        z, y = n.to(tl.float32) * (k_mean - k_ref), n.to(tl.float32) * v_mean
-        turned += tl.trans(comoment + z[:, None] * v_mean[None, :])
+        z, y = n.to(tl.float32) * (k_mean - k_ref), n.to(tl.float32) * (v_mean - v_ref)
+        turned += tl.trans(comoment + z[:, None] * (v_mean - v_ref)[None, :])
         return n, turned, k_sums + z[:, None], v_sums + y[:, None]
 
 

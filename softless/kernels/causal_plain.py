@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from softless.kernels.arithmetic import column_sums, dots, factor, held, product, summed
-from softless.kernels.causal_memory import LEAST, SIZES, counts, remember, sees, sums_before, visible
+from softless.kernels.causal_memory import LEAST, SIZES, counts, place, remember, sees, sums_before, visible
 from softless.kernels.features import feature
 from softless.kernels.rows import keep, load, store
 
@@ -41,50 +41,55 @@ def read_chunk(queries, keys, values, sight, known, turned, k_sums, v_sums, scal
         return scale * product(factor(scores, DTYPE), values, answer, DTYPE)
 
 
+@triton.jit
+def leave(memory, p, dims, columns, n, turned, k_sums, v_sums, D: tl.constexpr, E: tl.constexpr):
+    """Write State p of these sums."""
+    share = 1.0 / tl.maximum(n, 1).to(tl.float32)
+    z, v_mean = summed(k_sums), share * summed(v_sums)
+    comoment = tl.trans(turned) - z[:, None] * v_mean[None, :]
+    remember(memory, p, dims, columns, n, share * z, v_mean, comoment, D, E)
+
+
 @triton.jit(do_not_specialize=SIZES)
-def plain_kernel(q, k, v, out, mask, before, after, heads, tokens, segments, length, scale, D: tl.constexpr,
-                 E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr,
-                 PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr,
-                 EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """One program a segment, head and block of value columns. EVEN: chunks are full."""
+def plain_kernel(q, k, v, out, mask, before, passed, after, heads, tokens, segments, walked, length, scale,
+                 D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr,
+                 SHARED: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
+                 CONSTANT: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """One program a walk and block of value columns; `causal_forward` has the arguments. EVEN: chunks are full."""
     DTYPE: tl.constexpr = q.at.dtype.element_ty
     BLOCKS: tl.constexpr = (E + BE - 1) // BE
     FULL_K: tl.constexpr = EVEN and D == BD
     FULL_V: tl.constexpr = EVEN and E % BE == 0
     program = tl.program_id(0).to(tl.int64)
     columns = (program % BLOCKS).to(tl.int32) * BE + tl.arange(0, BE)
-    segment = program // BLOCKS % segments
-    h = program // BLOCKS // segments % heads
-    b = program // BLOCKS // segments // heads
-    g = h // SHARED
-    p = b * (heads // SHARED) + g
-    start = (segment * length).to(tl.int32)
-    stop = tl.minimum(start + length, tokens)
+    b, h, g, p, walk = place(program // BLOCKS, heads, segments // walked, SHARED)
     dims, steps = tl.arange(0, BD), tl.arange(0, CHUNK)
     inside, valued = (dims < D)[None, :], (columns < E)[None, :]
 
-    n, turned, k_sums, v_sums = sums_before(before, p * segments + segment, dims, columns, 0.0, D, E)
-    for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
-        here = at + steps
-        seen = visible(mask, b, here, stop)
-        keys = feature(load(k, b, g, here, dims, seen[:, None] & inside, FULL_K), 0.0, D, PHI_K)
-        keys = factor(held(keep(keys, seen[:, None], 0.0, EVEN), DTYPE), DTYPE)
-        values = factor(load(v, b, g, here, columns, seen[:, None] & valued, FULL_V), DTYPE)
-        queries = load(q, b, h, here, dims, (here < stop)[:, None] & inside, FULL_K)
-        queries = factor(feature(queries, 0.0, D, PHI_Q), DTYPE)
+    n, turned, k_sums, v_sums = sums_before(before, p * (segments // walked) + walk, dims, columns, 0.0, 0.0, D, E)
+    for segment in range(walk * walked, (walk + 1) * walked):
+        if passed is not None:
+            leave(passed, p * segments + segment, dims, columns, n, turned, k_sums, v_sums, D, E)
+        start = (segment * length).to(tl.int32)
+        stop = tl.minimum(start + length, tokens)
+        for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
+            here = at + steps
+            seen = visible(mask, b, here, stop)
+            keys = feature(load(k, b, g, here, dims, seen[:, None] & inside, FULL_K), 0.0, D, PHI_K)
+            keys = factor(held(keep(keys, seen[:, None], 0.0, EVEN), DTYPE), DTYPE)
+            values = factor(load(v, b, g, here, columns, seen[:, None] & valued, FULL_V), DTYPE)
+            queries = load(q, b, h, here, dims, (here < stop)[:, None] & inside, FULL_K)
+            queries = factor(feature(queries, 0.0, D, PHI_Q), DTYPE)
 
-        known, new = counts(mask, n, seen, steps, stop - at)
-        answer = read_chunk(queries, keys, values, sees(mask, steps, seen), known, turned, k_sums, v_sums, scale,
-                            READER, CONSTANT, DTYPE)  # fmt: skip
-        if mask is not None:
-            answer = tl.where(known[:, None] > 0, answer, 0.0)
-        store(out, b, h, here, columns, (here < stop)[:, None] & valued, answer, FULL_V)
-        turned = product(tl.trans(values), keys, turned, DTYPE)
-        k_sums, v_sums = column_sums(keys, k_sums, DTYPE), column_sums(values, v_sums, DTYPE)
-        n += new
+            known, new = counts(mask, n, seen, steps, stop - at)
+            answer = read_chunk(queries, keys, values, sees(mask, steps, seen), known, turned, k_sums, v_sums, scale,
+                                READER, CONSTANT, DTYPE)  # fmt: skip
+            if mask is not None:
+                answer = tl.where(known[:, None] > 0, answer, 0.0)
+            store(out, b, h, here, columns, (here < stop)[:, None] & valued, answer, FULL_V)
+            turned = product(tl.trans(values), keys, turned, DTYPE)
+            k_sums, v_sums = column_sums(keys, k_sums, DTYPE), column_sums(values, v_sums, DTYPE)
+            n += new
 
-    if (segment == segments - 1) & (h % SHARED == 0):
-        share = 1.0 / tl.maximum(n, 1).to(tl.float32)
-        z, v_mean = summed(k_sums), share * summed(v_sums)
-        comoment = tl.trans(turned) - z[:, None] * v_mean[None, :]
-        remember(after, p, dims, columns, n, share * z, v_mean, comoment, D, E)
+    if ((walk + 1) * walked == segments) & (h % SHARED == 0):
+        leave(after, p, dims, columns, n, turned, k_sums, v_sums, D, E)

@@ -14,8 +14,7 @@ all tokens before the chunk, and over those in it
 
 so the rounded output is not read back: it is made again, in float32, as far as do sees it. A weight of a division may
 be far smaller than its key's distance from what is typical: it is made of keys as they are, and only df of what keys
-differ by. Values need no rounding: they enter the products as they are, and v_ref (`offset` = do.v_ref) is taken from
-the float32 sums. Written for each query:
+differ by. Written for each query:
 
     gain g      delta      even b             scalars [B, H, 3, N] float32
 """
@@ -23,8 +22,19 @@ the float32 sums. Written for each query:
 import triton
 import triton.language as tl
 
-from softless.kernels.arithmetic import ONES, column_sums, dots, factor, held, product, summed
-from softless.kernels.causal_memory import SIZES, counts, sees, sums_before, typical_keys, visible, weigh
+from softless.kernels.arithmetic import column_sums, factor, held, product, summed
+from softless.kernels.causal_memory import (
+    SIZES,
+    counts,
+    dot_rows,
+    place,
+    relative,
+    sees,
+    sums_before,
+    typical_keys,
+    visible,
+    weigh,
+)
 from softless.kernels.features import feature, slope
 from softless.kernels.rows import keep, load, store
 
@@ -32,36 +42,33 @@ from softless.kernels.rows import keep, load, store
 @triton.jit
 def answer_gradient(phi, keys, plain, values, given, sight, known, past, turned, k_sums, v_sums, k_ref, v_ref, scale,
                     READER: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
-    """(g, delta, b, df / g) of a chunk's queries; keys (h'), plain (h), values, given are factors, `turned` is S^T."""
+    """(g, delta, b, df / g) of a chunk's queries; keys (h'), plain (h), values (v') and given are factors, `turned` is
+    S^T.
+    """
     CHUNK: tl.constexpr = phi.shape[0]
-    square, same = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((1, ONES), tl.float32)
-    queries, z = factor(phi, DTYPE), summed(k_sums)
+    square, zero = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((CHUNK,), tl.float32)
+    queries, z, inner = factor(phi, DTYPE), summed(k_sums), zero
+    if READER != "none":
+        scores = product(queries, tl.trans(keys if READER == "subtract" else plain), square, DTYPE)
+        scores = tl.where(sight, scores, 0.0)
+        inner = tl.sum(scores, 1) + dot_rows(phi, z + past * k_ref if READER == "divide" else z)
+    gain, even = weigh(inner, zero, known, scale, READER, CONSTANT)
     through = tl.where(sight, product(given, tl.trans(values), square, DTYPE), 0.0)
-    offset = dots(given, v_ref[:, None] + same, DTYPE)
-    before = dots(given, v_sums - past * v_ref[:, None], DTYPE)  # do.y
-    total = before + tl.sum(through, 1) - (known - past) * offset
-    gradient = factor(turned - v_ref[:, None] * z[None, :], DTYPE)
-    gradient = product(given, gradient, tl.zeros((CHUNK, phi.shape[1]), tl.float32), DTYPE)
-    zero = tl.zeros((CHUNK,), tl.float32)
-    if READER == "subtract":
-        scores = tl.where(sight, product(queries, tl.trans(keys), square, DTYPE), 0.0)
-        gain, even = weigh(tl.sum(scores, 1) + dots(queries, k_sums, DTYPE), zero, known, scale, READER, CONSTANT)
-        delta = total / tl.maximum(known, 1.0)
-    elif READER == "divide":
-        scores = tl.where(sight, product(queries, tl.trans(plain), square, DTYPE), 0.0)
-        inner, central = tl.sum(scores, 1), dots(queries, k_ref[:, None] + same, DTYPE)
-        drawn = tl.sum(scores * through, 1) - inner * offset + tl.sum(phi * gradient, 1) + central * before
-        inner += dots(queries, k_sums, DTYPE) + past * central
-        gain, even = weigh(inner, zero, known, scale, READER, CONSTANT)
+    before = dot_rows(given, summed(v_sums))  # do.y
+    total = before + tl.sum(through, 1)
+    gradient = product(given, factor(turned, DTYPE), tl.zeros((CHUNK, phi.shape[1]), tl.float32), DTYPE)
+    if READER == "divide":
+        drawn = tl.sum(scores * through, 1) + tl.sum(phi * (gradient + before[:, None] * k_ref[None, :]), 1)
         delta = even * total + gain * drawn
+    elif READER == "subtract":
+        delta = total / tl.maximum(known, 1.0)
     else:
-        gain, even = weigh(zero, zero, known, scale, READER, CONSTANT)
-        delta = -offset
-    gradient -= delta[:, None] * z[None, :]
+        delta = -dot_rows(given, v_ref)
+    pulls = factor(tl.where(sight, through - delta[:, None], 0.0), DTYPE)
+    gradient = product(pulls, keys, gradient, DTYPE) - delta[:, None] * z[None, :]
     if READER != "subtract":
         gradient += (total - known * delta)[:, None] * k_ref[None, :]
-    pulls = factor(tl.where(sight, through - (delta + offset)[:, None], 0.0), DTYPE)
-    return gain, delta, even, product(pulls, keys, gradient, DTYPE)
+    return gain, delta, even, gradient
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -74,12 +81,7 @@ def query_gradient_kernel(q, k, v, do, dq, mask, before, v_ref, width, scalars, 
     DTYPE: tl.constexpr = q.at.dtype.element_ty
     FULL_K: tl.constexpr = EVEN and D == BD
     FULL_V: tl.constexpr = EVEN and E == BE
-    program = tl.program_id(0).to(tl.int64)
-    segment = program % segments
-    h = program // segments % heads
-    b = program // segments // heads
-    g = h // SHARED
-    p = b * (heads // SHARED) + g
+    b, h, g, p, segment = place(tl.program_id(0).to(tl.int64), heads, segments, SHARED)
     start = (segment * length).to(tl.int32)
     stop = tl.minimum(start + length, tokens)
     dims, columns, steps = tl.arange(0, BD), tl.arange(0, BE), tl.arange(0, CHUNK)
@@ -87,16 +89,16 @@ def query_gradient_kernel(q, k, v, do, dq, mask, before, v_ref, width, scalars, 
     k_ref = typical_keys(k, mask, b, g, tokens, dims, D, PHI_K)
     v_ref = tl.load(v_ref + p * width + columns, mask=columns < E, other=0.0)
     scalars += (b * heads + h) * 3 * tokens
-    n, turned, k_sums, v_sums = sums_before(before, p * segments + segment, dims, columns, k_ref, D, E)
+    n, turned, k_sums, v_sums = sums_before(before, p * segments + segment, dims, columns, k_ref, v_ref, D, E)
     for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
         here = at + steps
         some, seen = here < stop, visible(mask, b, here, stop)
-        keys = feature(load(k, b, g, here, dims, seen[:, None] & inside, FULL_K), 0.0, D, PHI_K)
+        keys = held(feature(load(k, b, g, here, dims, seen[:, None] & inside, FULL_K), 0.0, D, PHI_K), DTYPE)
         plain = factor(keep(keys, seen[:, None], 0.0, EVEN), DTYPE)
-        keys = factor(held(keep(keys - k_ref[None, :], seen[:, None], 0.0, EVEN), DTYPE), DTYPE)
-        values = factor(load(v, b, g, here, columns, seen[:, None] & valued, FULL_V), DTYPE)
-        phi = feature(load(q, b, h, here, dims, some[:, None] & inside, FULL_K), 0.0, D, PHI_Q)
-        phi = held(phi, DTYPE)
+        keys = relative(keys, k_ref, seen, DTYPE, EVEN)
+        values = relative(load(v, b, g, here, columns, seen[:, None] & valued, FULL_V), v_ref, seen, DTYPE, EVEN)
+        x = load(q, b, h, here, dims, some[:, None] & inside, FULL_K)
+        phi = held(feature(x, 0.0, D, PHI_Q), DTYPE)
         given = factor(load(do, b, h, here, columns, some[:, None] & valued, FULL_V), DTYPE)
 
         known, new = counts(mask, n, seen, steps, stop - at)
@@ -108,8 +110,7 @@ def query_gradient_kernel(q, k, v, do, dq, mask, before, v_ref, width, scalars, 
         tl.store(scalars + here, gain, mask=some)
         tl.store(scalars + tokens + here, delta, mask=some)
         tl.store(scalars + 2 * tokens + here, even, mask=some)
-        raw = load(q, b, h, here, dims, some[:, None] & inside, FULL_K)  # again: held, it would cost registers
-        gradient = slope(raw, feature(raw, 0.0, D, PHI_Q), gain[:, None] * gradient, 0.0, PHI_Q)
+        gradient = slope(x, phi, gain[:, None] * gradient, 0.0, PHI_Q)
         store(dq, b, h, here, dims, some[:, None] & inside, gradient, FULL_K)
         turned = product(tl.trans(values), keys, turned, DTYPE)
         k_sums, v_sums = column_sums(keys, k_sums, DTYPE), column_sums(values, v_sums, DTYPE)

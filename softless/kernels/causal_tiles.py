@@ -1,9 +1,10 @@
 """How causal work is cut: fixed tables with a reason for each entry, never timing.
 
-Heads are walked whole where there are enough of them to fill the machine. Where they are fewer, the tokens of a head
-are cut into segments that are walked at the same time, each from the State before it: the price is one more pass over
-keys and values. A segment is at least 20 D tokens long, so that the States, 4 D E bytes each, take no more than a tenth
-of a half-precision output's room.
+The tokens of a head are cut into segments, so that PROGRAMS of them run at once, each from the State before it. Where
+heads nearly fill the machine, a forward program walks all segments of a head and leaves these States for the gradients;
+where they are fewer, segments are walked at the same time, and the price is one more pass over keys and values. A
+segment is at least 20 D tokens long, so that the States, 4 D E bytes each, take no more than a tenth of the room of an
+output in half precision.
 """
 
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 ENOUGH = 128  # heads: one for nearly each of the 132 multiprocessors of an H100 or H200
-PROGRAMS = 264  # two for each of them, where tokens are cut anyway
+PROGRAMS = 264  # two for each of them
 ALIGNED = 128  # a segment is a multiple of every chunk
 
 
@@ -58,8 +59,13 @@ def tile(table: dict[int, Tile], width: int, dtype: torch.dtype) -> Tile:
 
 def cut(tokens: int, heads: int, dim: int) -> tuple[int, int]:
     """(segments, tokens of a segment)."""
-    wanted = 1 if heads >= ENOUGH else max(1, PROGRAMS // max(heads, 1))
+    wanted = max(1, PROGRAMS // max(heads, 1))
     most = max(1, tokens // max(20 * dim, ALIGNED))
     length = -(-max(tokens, 1) // min(wanted, most))
     length = -(-length // ALIGNED) * ALIGNED
     return -(-max(tokens, 1) // length), length
+
+
+def walked(segments: int, heads: int) -> int:
+    """How many segments one program walks: all where heads are enough."""
+    return segments if heads >= ENOUGH else 1

@@ -24,18 +24,22 @@ from softless.kernels.rows import keep, load, store
 
 
 @triton.jit
-def query_gradient_tokens(q, d_out, d_q, b, h, begin, end, n, k_mean, comoment, shift, scale, t, D: tl.constexpr,
-                          E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr,
-                          PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr,
-                          EVEN: tl.constexpr):  # fmt: skip
-    """Write dq for queries begin..end; return (d (n k_mean), d v_mean, d comoment). `comoment` is a factor."""
+def query_gradient_tokens(q, d_out, d_q, scalars, b, h, begin, end, N, n, k_mean, comoment, shift, scale, t,
+                          D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr,
+                          PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr,
+                          DTYPE: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """Write dq for queries begin..end; return (d (n k_mean), d v_mean, d comoment). `comoment` is a factor.
+
+    With `scalars` [2, N] the gains and `along` are written there instead, for `query_sums_kernel`: a division of wide
+    heads has no registers for dq and the sums at once.
+    """
     EXP_K: tl.constexpr = PHI_K == "exp"
     EXP: tl.constexpr = EXP_K or PHI_Q == "exp"
     FULL_K: tl.constexpr = EVEN and D == BD
     columns, channels = tl.arange(0, BD), tl.arange(0, BE)
     turned = tl.zeros((BE, BD), tl.float32)  # d_comoment^T, as in `observe_tokens`
     drifts, pulls = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
-    for start in range(begin, end, T):
+    for start in tl.range(begin, end, T, num_stages=STAGES):
         tokens = start + tl.arange(0, T)
         here = (tokens < end)[:, None]
         x = load(q, b, h, tokens, columns, here & (columns < D)[None, :], FULL_K)
@@ -45,17 +49,21 @@ def query_gradient_tokens(q, d_out, d_q, b, h, begin, end, n, k_mean, comoment, 
         if READER == "divide":
             phi = held(phi, DTYPE)
         u = product(cotangent, tl.trans(comoment), tl.zeros((T, BD), tl.float32), DTYPE)
-        df, weighted, along = pull(u, phi * units, n, k_mean, top, scale, EXP, READER, CONSTANT)
+        df, gain, weighted, along = pull(u, phi * units, n, k_mean, top, scale, EXP, READER, CONSTANT)
         store(d_q, b, h, tokens, columns, here & (columns < D)[None, :],
               query_slope(x, phi, units, top, df, t, EXP, PHI_Q, READER), FULL_K)  # fmt: skip
-        if READER == "channel":
-            drifts = column_sums(factor(keep(along * weighted, here, 0.0, EVEN), DTYPE), drifts, DTYPE)
-        weighted = factor(keep(contrast(weighted, D, PHI_K), here, 0.0, EVEN), DTYPE)
-        turned = product(tl.trans(cotangent), weighted, turned, DTYPE)
-        if READER == "divide":
-            drifts = weighted_sums(along, weighted, drifts, DTYPE)
-        if READER != "none":
-            pulls = column_sums(cotangent, pulls, DTYPE)
+        if scalars is not None:
+            tl.store(scalars + tokens[:, None], gain, mask=here)
+            tl.store(scalars + N + tokens[:, None], along, mask=here)
+        else:
+            if READER == "channel":
+                drifts = column_sums(factor(keep(along * weighted, here, 0.0, EVEN), DTYPE), drifts, DTYPE)
+            weighted = factor(keep(contrast(weighted, D, PHI_K), here, 0.0, EVEN), DTYPE)
+            turned = product(tl.trans(cotangent), weighted, turned, DTYPE)
+            if READER == "divide":
+                drifts = weighted_sums(along, weighted, drifts, DTYPE)
+            if READER != "none":
+                pulls = column_sums(cotangent, pulls, DTYPE)
     return -summed(drifts), summed(pulls), tl.trans(turned)
 
 
@@ -68,6 +76,7 @@ def key_gradient_tokens(k, v, d_out, taps, mask, d_k, d_v, b, g, begin, end, M, 
     columns, channels = tl.arange(0, BD), tl.arange(0, BE)
     FULL_K: tl.constexpr = EVEN and D == BD
     FULL_V: tl.constexpr = EVEN and E == BE
+    ROOM: tl.constexpr = 2.0**-24 if PHI == "exp" else 1.0  # dphi(k) may overflow where phi(k) dphi(k) does not
     d_taps = tl.zeros((ONES, BE), tl.float32)
     for start in range(begin, end, T):
         tokens = start + tl.arange(0, T)
@@ -87,18 +96,20 @@ def key_gradient_tokens(k, v, d_out, taps, mask, d_k, d_v, b, g, begin, end, M, 
             gradient += local
         gradient = keep(gradient, seen[:, None], 0.0, EVEN)
         store(d_v, b, g, tokens, channels, within & (channels < E)[None, :], gradient, FULL_V)
-        values = factor(keep(values - v_mean[None, :], of_values, 0.0, FULL_V), DTYPE)
-        gradient = product(values, tl.trans(d_comoment), tl.zeros((T, BD), tl.float32), DTYPE) + d_k_total[None, :]
-        gradient = keep(slope(x, phi, gradient, t, PHI), seen[:, None], 0.0, EVEN)
+        values = factor(keep((values - v_mean[None, :]) * ROOM, of_values, 0.0, FULL_V), DTYPE)
+        gradient = product(values, tl.trans(d_comoment), tl.zeros((T, BD), tl.float32), DTYPE)
+        gradient = slope(x, phi, gradient + (d_k_total * ROOM)[None, :], t, PHI) * (1 / ROOM)
+        gradient = keep(gradient, seen[:, None], 0.0, EVEN)
         store(d_k, b, g, tokens, columns, within & (columns < D)[None, :], gradient, FULL_K)
     return d_taps
 
 
 @triton.jit(do_not_specialize=SIZES)
-def query_gradient_kernel(q, d_out, d_q, records, gradients, N, H, span, splits, scale, t, GROUP: tl.constexpr,
-                          NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-                          T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
-                          CONSTANT: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+def query_gradient_kernel(q, d_out, d_q, scalars, records, gradients, N, H, span, splits, scale, t,
+                          GROUP: tl.constexpr, NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+                          BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr,
+                          PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr,
+                          EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """One program a query head and span of tokens; each writes its share of the state's gradient."""
     program = tl.program_id(0).to(tl.int64)
     head, begin = program // splits, (program % splits).to(tl.int32) * span
@@ -106,10 +117,42 @@ def query_gradient_kernel(q, d_out, d_q, records, gradients, N, H, span, splits,
     record = records + (b * (H // GROUP) + h // GROUP) * NUMBERS
     n, k_mean, _v_mean, comoment, shift = read_state(record, D, E, BD, BE)
     comoment = factor(comoment, DTYPE)
+    if scalars is not None:
+        scalars += head * 2 * N
     d_k_total, d_v_mean, d_comoment = query_gradient_tokens(
-        q, d_out, d_q, b, h, begin, tl.minimum(begin + span, N), n, k_mean, comoment, shift, scale, t, D, E, BD, BE, T,
-        PHI_Q, PHI_K, READER, CONSTANT, DTYPE, EVEN)  # fmt: skip
-    write_state(gradients + program * NUMBERS, n, d_k_total, d_v_mean, d_comoment, shift, D, E)
+        q, d_out, d_q, scalars, b, h, begin, tl.minimum(begin + span, N), N, n, k_mean, comoment, shift, scale, t, D, E,
+        BD, BE, T, PHI_Q, PHI_K, READER, CONSTANT, DTYPE, EVEN, STAGES)  # fmt: skip
+    if scalars is None:
+        write_state(gradients + program * NUMBERS, n, d_k_total, d_v_mean, d_comoment, shift, D, E)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def query_sums_kernel(q, d_out, scalars, gradients, N, H, span, splits, t, NUMBERS: tl.constexpr, D: tl.constexpr,
+                      E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr,
+                      PHI_K: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr,
+                      STAGES: tl.constexpr):  # fmt: skip
+    """The state's gradient of a division, from the gains and `along` that `query_gradient_kernel` left."""
+    program = tl.program_id(0).to(tl.int64)
+    head, begin = program // splits, (program % splits).to(tl.int32) * span
+    end, scalars = tl.minimum(begin + span, N), scalars + head * 2 * N
+    columns, channels = tl.arange(0, BD), tl.arange(0, BE)
+    turned = tl.zeros((BE, BD), tl.float32)
+    drifts, pulls = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
+    for start in tl.range(begin, end, T, num_stages=STAGES):
+        tokens = start + tl.arange(0, T)
+        here = (tokens < end)[:, None]
+        x = load(q, head // H, head % H, tokens, columns, here & (columns < D)[None, :], EVEN and D == BD)
+        cotangent = load(d_out, head // H, head % H, tokens, channels, here & (channels < E)[None, :], EVEN and E == BE)
+        cotangent = factor(cotangent, DTYPE)
+        gain = tl.load(scalars + tokens[:, None], mask=here, other=0.0)
+        along = tl.load(scalars + N + tokens[:, None], mask=here, other=0.0)
+        weighted = contrast(gain * held(feature(x, t, D, PHI_Q), DTYPE), D, PHI_K)
+        weighted = factor(keep(weighted, here, 0.0, EVEN), DTYPE)
+        turned = product(tl.trans(cotangent), weighted, turned, DTYPE)
+        drifts = weighted_sums(along, weighted, drifts, DTYPE)
+        pulls = column_sums(cotangent, pulls, DTYPE)
+    nothing = tl.zeros((BD,), tl.float32)
+    write_state(gradients + program * NUMBERS, 0.0, -summed(drifts), summed(pulls), tl.trans(turned), nothing, D, E)
 
 
 @triton.jit(do_not_specialize=SIZES)

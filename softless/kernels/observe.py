@@ -126,38 +126,50 @@ def observe_kernel(k, v, mask, records, M, G, span, splits, t, NUMBERS: tl.const
 
 
 @triton.jit(do_not_specialize=SIZES)
-def merge_kernel(parts, records, splits, NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
-                 SPLITS: tl.constexpr, LINES: tl.constexpr):  # fmt: skip
-    """The State of all splits of a head, LINES features a program, all splits at once:
+def merge_kernel(parts, records, splits, NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, CELLS: tl.constexpr,
+                 SHIFTED: tl.constexpr, TOGETHER: tl.constexpr = 8):  # fmt: skip
+    """The State of all splits of a head, CELLS numbers of the comoment a program. Relative to the first split's means,
 
-    comoment = sum_s comoment_s + sum_s n_s (k_mean_s - k_mean)(v_mean_s - v_mean)^T
+    comoment = sum_s (comoment_s + n_s k_s v_s^T) - (sum_s n_s k_s)(sum_s n_s v_s)^T / n         TOGETHER loads at once
     """
     program = tl.program_id(0).to(tl.int64)
-    GROUPS: tl.constexpr = (D + LINES - 1) // LINES
-    head, lines = program // GROUPS, (program % GROUPS).to(tl.int32) * LINES + tl.arange(0, LINES)
-    split, channels = tl.arange(0, SPLITS), tl.arange(0, BE)
-    part = parts + (head * splits + split) * NUMBERS
-    some, real, valued = (split < splits)[:, None], lines < D, channels < E
-    of_keys, of_values = some & real[None, :], some & valued[None, :]  # [SPLITS, LINES], [SPLITS, BE]
-    k_at, v_at = part[:, None] + D * E + lines[None, :], part[:, None] + D * E + D + channels[None, :]
-    comoments = tl.load(part[:, None, None] + lines[None, :, None] * E + channels[None, None, :],
-                        mask=of_keys[:, :, None] & valued[None, None, :], other=0.0)  # fmt: skip
-    v_means = tl.load(v_at, mask=of_values, other=0.0)
-    n = tl.load(part[:, None] + D * E + 2 * D + E, mask=some, other=0.0)
-    shifts = tl.load(k_at + D + E, mask=of_keys & (n > 0), other=FLOOR)
-    shift = tl.max(shifts, 0)
-    units = tl.exp(shifts - shift[None, :])
-    k_means = tl.load(k_at, mask=of_keys, other=0.0) * units
-    total = tl.sum(tl.sum(n, 1), 0)
-    share = n / tl.maximum(total, 1.0)
-    k_mean, v_mean = tl.sum(share * k_means, 0), tl.sum(share * v_means, 0)
-    between = (n * (k_means - k_mean[None, :]))[:, :, None] * (v_means - v_mean[None, :])[:, None, :]
-    comoment = tl.sum(units[:, :, None] * comoments + between, 0)
+    GROUPS: tl.constexpr = (D * E + CELLS - 1) // CELLS
+    head, cells = program // GROUPS, (program % GROUPS).to(tl.int32) * CELLS + tl.arange(0, CELLS)
+    feature, channel, real = cells // E, cells % E, cells < D * E
+    parts += head * splits * NUMBERS
+    zero = tl.zeros((CELLS,), tl.float32)
+    shift, total, comoment, k_sum, v_sum = zero, zero, zero, zero, zero
+    if SHIFTED:
+        shift += FLOOR
+        for s in range(splits):
+            seen = tl.load(parts + s * NUMBERS + D * E + 2 * D + E + 0 * cells) > 0
+            here = tl.load(parts + s * NUMBERS + D * E + D + E + feature, mask=real, other=FLOOR)
+            shift = tl.maximum(shift, tl.where(seen, here, FLOOR))
+    k_first = tl.load(parts + D * E + feature, mask=real, other=0.0)
+    v_first = tl.load(parts + D * E + D + channel, mask=real, other=0.0)
+    for first in range(0, splits, TOGETHER):
+        for one in tl.static_range(TOGETHER):
+            part = parts + (first + one) * NUMBERS
+            here = real & (first + one + 0 * cells < splits)
+            n = tl.load(part + D * E + 2 * D + E + 0 * cells, mask=here, other=0.0)
+            k_mean = tl.load(part + D * E + feature, mask=here, other=0.0)
+            covariance = tl.load(part + cells, mask=here, other=0.0)
+            if SHIFTED:
+                units = tl.load(part + D * E + D + E + feature, mask=here & (n > 0), other=FLOOR)
+                units = tl.exp(tl.minimum(units - shift, 0.0))
+                k_mean, covariance = k_mean * units, covariance * units
+            else:
+                k_mean -= k_first
+            v_mean = tl.load(part + D * E + D + channel, mask=here, other=0.0) - v_first
+            comoment += covariance + n * k_mean * v_mean
+            k_sum, v_sum, total = k_sum + n * k_mean, v_sum + n * v_mean, total + n
+    count = tl.maximum(total, 1.0)
+    k_mean = k_sum / count if SHIFTED else k_first + k_sum / count
     at = records + head * NUMBERS
-    tl.store(at + lines[:, None] * E + channels[None, :], comoment, mask=real[:, None] & valued[None, :])
-    tl.store(at + D * E + lines, k_mean, mask=real)
-    tl.store(at + D * E + D + E + lines, shift, mask=real)
+    tl.store(at + cells, comoment - k_sum * (v_sum / count), mask=real)
+    tl.store(at + D * E + feature, k_mean, mask=real & (channel == 0))
+    tl.store(at + D * E + D + channel, v_first + v_sum / count, mask=real & (feature == 0))
+    tl.store(at + D * E + D + E + feature, shift, mask=real & (channel == 0))
+    tl.store(at + D * E + 2 * D + E + 0 * cells, total, mask=cells == 0)
     if program % GROUPS == 0:
-        tl.store(at + D * E + D + channels, v_mean, mask=valued)
-        tl.store(at + D * E + 2 * D + E, total)
         fill(at, D, E)

@@ -93,7 +93,7 @@ def answer(correlation, f, n, k_mean, v_mean, top, scale, EXP: tl.constexpr, REA
 
 @triton.jit
 def pull(u, f, n, k_mean, top, scale, EXP: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr):
-    """(df, weighted, along) from u = do @ comoment^T: the gradient of f, and what the query adds to the state's.
+    """(df, g, weighted, along) from u = do @ comoment^T: the gradient of f, and what the query adds to the state's.
 
     d comoment = sum weighted^T do         d (n k_mean) = -sum along weighted
 
@@ -109,13 +109,13 @@ def pull(u, f, n, k_mean, top, scale, EXP: tl.constexpr, READER: tl.constexpr, C
         alive = tl.abs(weight) > ALIVE
         gain = tl.where(alive, 1.0 / tl.where(alive, weight, 1.0), 0.0)
         along *= gain
-        return gain * (u - along * (n * k_mean)[None, :]), gain * f, along
+        return gain * (u - along * (n * k_mean)[None, :]), gain, gain * f, along
     elif READER == "channel":
         total = (n * k_mean)[None, :]
-        return u, f, u * tl.where(total != 0, 1.0 / tl.where(total != 0, total, 1.0), 0.0)
+        return u, 1.0, f, u * tl.where(total != 0, 1.0 / tl.where(total != 0, total, 1.0), 0.0)
     else:
         gain = scale / tl.maximum(n, 1.0) if READER == "subtract" else scale
-        return gain * u, spent(grow(gain * f, top)) if EXP else gain * f, f
+        return gain * u, gain, spent(grow(gain * f, top)) if EXP else gain * f, f
 
 
 @triton.jit

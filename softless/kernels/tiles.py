@@ -16,29 +16,31 @@ import torch
 WHOLE = 256
 PROGRAMS = 264  # two a multiprocessor; never a few more than fit at once, they would run alone at the end
 OBSERVERS = 396  # three, where the sums are 64 x 64 or less: that pass has registers and shared memory to spare
-READERS = 4 * PROGRAMS
+READERS = 4 * PROGRAMS  # of passes that keep no sums, where these would be 64 x 64 or less
 MOST_SPLITS = 128  # parts of a head that `merge_kernel` holds at once
 
 
 class Tile(NamedTuple):
-    """Tokens a step, warps a program, loads in flight."""
+    """Tokens a step, warps a program, loads in flight, and the most registers a thread may have."""
 
     tokens: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
 # By pass, for sums of up to 64 x 64 numbers and for larger ones: they stay in registers, 64 x 64 in 32 of each thread
 # of 4 warps. 64 tokens and 4 warps are one product of a tensor core; 8 warps would do every row twice. Three loads in
 # flight hide the memory; fewer leave it idle, more cost shared memory and with it programs at the same time.
 BF16 = {
-    "observe": (Tile(64, 4, 3), Tile(64, 4, 3)),
+    "observe": (Tile(64, 4, 3), Tile(32, 4, 4)),
     "read": (Tile(64, 4, 3), Tile(64, 4, 3)),
     "local": (Tile(64, 4, 3), Tile(64, 8, 2)),  # nine more loads, those of the residual
     "query": (Tile(64, 4, 3), Tile(64, 8, 3)),
-    "query divide": (Tile(64, 4, 3), Tile(128, 8, 1)),  # the mass and its gradient hold three arrays of a tile more
+    "query divide": (Tile(64, 4, 3), Tile(64, 4, 2)),  # the mass and its gradient hold three arrays of a tile more
+    "query sums": (Tile(64, 4, 3), Tile(32, 4, 3)),
     "key": (Tile(64, 4, 3), Tile(64, 8, 3)),
-    "local key": (Tile(64, 8, 2), Tile(32, 8, 2)),
+    "local key": (Tile(64, 4, 3), Tile(32, 8, 2)),
 }
 # As tf32, factors take twice the registers and the shared memory.
 FP16 = {
@@ -47,14 +49,15 @@ FP16 = {
     "local": (Tile(64, 4, 3), Tile(64, 8, 2)),
     "query": (Tile(64, 8, 2), Tile(32, 8, 2)),
     "query divide": (Tile(64, 8, 2), Tile(32, 8, 2)),
+    "query sums": (Tile(64, 4, 3), Tile(64, 8, 2)),
     "key": (Tile(64, 8, 2), Tile(32, 8, 2)),
     "local key": (Tile(32, 8, 2), Tile(32, 8, 2)),
 }
 # Up to 32 x 32, and up to 64 x 64: one or two warps. A program waits for its loads most of its time, so many of them
 # must fit. The residual's nine loads want more warps to hold them.
 WHOLE_HEADS = {
-    "whole": (Tile(32, 1, 1), Tile(32, 2, 2)),
-    "whole gradient": (Tile(32, 2, 2), Tile(32, 2, 2)),
+    "whole": (Tile(32, 1, 2), Tile(32, 2, 2, 168)),  # a few registers less, and six programs fit where four did
+    "whole gradient": (Tile(32, 2, 1, 168), Tile(32, 2, 1)),
     "whole local": (Tile(32, 4, 1), Tile(32, 4, 1)),
     "whole local gradient": (Tile(32, 4, 1), Tile(32, 8, 1)),
 }
@@ -80,9 +83,19 @@ def is_whole(queries: int, keys: int, bd: int, be: int) -> bool:
     return max(queries, keys) <= WHOLE and bd * be <= 64 * 64
 
 
+def is_split(bd: int, be: int, dtype: torch.dtype) -> bool:
+    """Whether a division's queries are read twice, for dq and for the sums: wide heads have no registers for both."""
+    return bd * be > 64 * 64 and dtype != torch.float32
+
+
 def observers(bd: int, be: int) -> int:
     """Programs of the pass over keys."""
     return OBSERVERS if bd * be <= 64 * 64 else PROGRAMS
+
+
+def readers(bd: int, be: int) -> int:
+    """Programs of a pass that keeps no sums. Each reads a State first, and wide ones are not worth reading often."""
+    return READERS if bd * be <= 64 * 64 else PROGRAMS
 
 
 def spans(tokens: int, heads: int, step: int, programs: int = PROGRAMS) -> tuple[int, int]:

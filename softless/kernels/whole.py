@@ -34,7 +34,7 @@ def whole_kernel(q, k, v, out, taps, mask, N, M, G, scale, t, picture, GROUP: tl
 def whole_gradient_kernel(q, k, v, d_out, taps, mask, d_q, d_k, d_v, d_taps, N, M, G, scale, t, picture,
                           GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                           T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
-                          CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
+                          CONSTANT: tl.constexpr, DTYPE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """Observe again, then both passes of `gradients`."""
     program = tl.program_id(0).to(tl.int64)
     b, g = program // G, program % G
@@ -45,8 +45,8 @@ def whole_gradient_kernel(q, k, v, d_out, taps, mask, d_q, d_k, d_v, d_taps, N, 
     d_comoment = tl.zeros((BD, BE), tl.float32)
     for member in range(GROUP):
         of_k, of_v, of_comoment = query_gradient_tokens(
-            q, d_out, d_q, b, g * GROUP + member, 0, N, n, k_mean, comoment, shift, scale, t, D, E, BD, BE, T, PHI_Q,
-            PHI_K, READER, CONSTANT, DTYPE, False)  # fmt: skip
+            q, d_out, d_q, None, b, g * GROUP + member, 0, N, N, n, k_mean, comoment, shift, scale, t, D, E, BD, BE, T,
+            PHI_Q, PHI_K, READER, CONSTANT, DTYPE, False, STAGES)  # fmt: skip
         d_k_total, d_v_mean, d_comoment = d_k_total + of_k, d_v_mean + of_v, d_comoment + of_comoment
     sums = key_gradient_tokens(
         k, v, d_out, taps, mask, d_k, d_v, b, g, 0, M, M, n, k_mean, v_mean, shift, d_k_total, d_v_mean,

@@ -6,7 +6,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softless.kernels.arithmetic import ONES, column_sums, factor, nearest, product, rounded, summed, weighted_sums
+from softless.kernels.arithmetic import (
+    ONES,
+    column_sums,
+    dots,
+    factor,
+    nearest,
+    product,
+    rounded,
+    summed,
+    weighted_sums,
+)
 
 pytestmark = pytest.mark.kernels
 
@@ -45,6 +55,14 @@ def sums_kernel(x, weights, plain, weighted, DTYPE: tl.constexpr, T: tl.constexp
     nothing = tl.zeros((T, ONES), tl.float32)
     tl.store(plain + columns, summed(column_sums(terms, column_sums(terms, nothing, DTYPE), DTYPE)))
     tl.store(weighted + columns, summed(weighted_sums(tl.load(weights + lines)[:, None], terms, nothing, DTYPE)))
+
+
+@triton.jit
+def dots_kernel(x, vector, found, DTYPE: tl.constexpr, T: tl.constexpr):
+    lines, columns = tl.arange(0, T), tl.arange(0, T)
+    terms = factor(tl.load(x + lines[:, None] * T + columns[None, :]), DTYPE)
+    vectors = tl.load(vector + columns)[:, None] + tl.zeros((T, ONES), tl.float32)
+    tl.store(found + lines, dots(terms, vectors, DTYPE))
 
 
 def floats(*numbers: float) -> Tensor:
@@ -123,6 +141,12 @@ def as_factor(x: Tensor, dtype: str) -> Tensor:
     return torch.ldexp((mantissa * 2**11).round(), exponent - 11)
 
 
+def in_two_parts(x: Tensor, dtype: str) -> Tensor:
+    """The nearest factor, and the nearest to what is left."""
+    large = as_factor(x, dtype)
+    return large + as_factor((x.double() - large).float(), dtype)
+
+
 @every_dtype
 def test_products_are_of_rounded_factors_and_sums_are_float32(dtype):
     a, b, c = torch.randn(3, 32, 32).unbind()
@@ -150,3 +174,12 @@ def test_sums_of_rows_are_sums_of_rows(dtype):
     assert ((plain.double() - 2 * x.sum(0)).abs() <= 80 * 2**-24 * 2 * x.abs().sum(0)).all()  # 64 + 16 roundings
     bound = 48 * 2**-24 * (weights * x).abs().sum(0)  # 32 + 16
     assert ((weighted.double() - (weights * x).sum(0)).abs() <= bound).all()
+
+
+@every_dtype
+def test_dots_are_of_a_vector_that_is_not_rounded(dtype):
+    x, vector, found = torch.randn(32, 32), 100 * torch.randn(32), torch.zeros(32)
+    dots_kernel[(1,)](x, vector, found, DTYPE=DTYPES[dtype][1], T=32)
+    x, vector = as_factor(x, dtype), in_two_parts(vector, dtype)
+    bound = 80 * 2**-24 * (x.abs() @ vector.abs())
+    assert ((found.double() - x @ vector).abs() <= bound).all()

@@ -166,6 +166,19 @@ def test_elu_of_very_negative_numbers_is_finite_with_finite_gradients(low, reach
     assert all(x.isfinite().all() for x in run("linear-elu", (q, k, v), torch.randn_like(v)))
 
 
+@pytest.mark.parametrize("case", ["none-exp", "inline-exp"])
+@pytest.mark.parametrize("cut", ["whole", "spans"])
+def test_keys_gradient_is_finite_beside_a_key_whose_exponential_is_near_the_largest_number(case, cut):
+    """e^84, and a small value of its token: the others' v.d(comoment) overflow; times e^(k - 84) they do not."""
+    q, k, v = torch.zeros(1, 1, 5, 2), torch.zeros(1, 1, 5, 2), torch.full((1, 1, 5, 2), 2e3)
+    k[:, :, 0], v[:, :, 0], v[:, :, 2::2] = 84, 1e-3, -2e3
+    upstream = torch.ones(1, 1, 5, 2)
+    with regime(cut):
+        ours, exact = run(case, (q, k, v), upstream), truth(case, (q, k, v), upstream)
+    assert all(representable(x, torch.float32).all() for x in exact)
+    assert all(x.isfinite().all() for x in ours)
+
+
 def test_repeats_are_bitwise_equal():
     """R10: twenty times, forward and backward."""
     qkv, upstream = draw(3, 5, dims=(3, 2), dtype=torch.float16), torch.randn(1, 1, 3, 2)

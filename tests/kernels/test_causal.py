@@ -295,7 +295,8 @@ def test_two_runs_are_bitwise_equal(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "heads", "segments"), [(4096, 128, 1), (16_384, 32, 8), (65_536, 16, 16), (100, 1, 1), (0, 1, 1)]
+    ("tokens", "heads", "segments"),
+    [(4096, 128, 2), (16_384, 32, 8), (4096, 264, 1), (65_536, 16, 16), (100, 1, 1), (0, 1, 1)],
 )
 def test_segments_fill_the_machine_and_their_states_a_tenth_of_the_output(tokens, heads, segments):
     found, length = causal_tiles.cut(tokens, heads, 64)
