@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def outcomes(order: int, jobs: int) -> dict[str, str]:
-    """What each test said when the suite ran in this order."""
+    """What each test said when the suite ran in this order; what failed is told at once."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-n", str(jobs), f"--junitxml={report}"]
@@ -30,13 +30,14 @@ def outcomes(order: int, jobs: int) -> dict[str, str]:
             capture_output=True,
             check=False,
         )
-        cases = ET.parse(report).getroot().iter("testcase")
-        return {f"{case.get('classname')}.{case.get('name')}": _outcome(case) for case in cases}
-
-
-def _outcome(case: ET.Element) -> str:
-    found = {child.tag for child in case} & {"failure", "error", "skipped"}
-    return found.pop() if found else "passed"
+        said = {}
+        for case in ET.parse(report).getroot().iter("testcase"):
+            name = f"{case.get('classname')}.{case.get('name')}"
+            found = [child for child in case if child.tag in ("failure", "error", "skipped")]
+            said[name] = found[0].tag if found else "passed"
+            if said[name] in ("failure", "error"):
+                print(f"  {said[name]}  {name}: {' '.join((found[0].get('message') or '').split())[:500]}", flush=True)
+        return said
 
 
 def main() -> int:
