@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from softless import errors, nn
     from softless.algebra.state import State
     from softless.functional import attention, attention_weights, attention_with_state
+    from softless.io import WeightsReport, load_weights
     from softless.mechanisms import Mechanism, list_mechanisms, mechanism
     from softless.threshold import ThresholdReport, threshold_report
 
@@ -30,17 +31,21 @@ _HOMES = {
     "State": "softless.algebra.state",
     "threshold_report": "softless.threshold",
     "ThresholdReport": "softless.threshold",
+    "load_weights": "softless.io",
+    "WeightsReport": "softless.io",
 }
 
 __all__ = [
     "Mechanism",
     "State",
     "ThresholdReport",
+    "WeightsReport",
     "attention",
     "attention_weights",
     "attention_with_state",
     "errors",
     "list_mechanisms",
+    "load_weights",
     "mechanism",
     "nn",
     "threshold_report",

@@ -20,5 +20,9 @@ class BackendError(SoftlessError, ValueError):
     """The requested backend cannot run this call."""
 
 
+class FileError(SoftlessError, ValueError):
+    """A file is missing, damaged, hostile, or does not hold what was needed."""
+
+
 class MissingExtraError(SoftlessError, ImportError):
     """An optional dependency is not installed; the text names its pip command."""
