@@ -30,6 +30,7 @@ SIGNATURES = {
     "list_mechanisms": "",
     "threshold_report": "q, k, *, tau=1.0, expansion='max', tail='drop', is_causal=False, key_mask=None, bias=None, "
     "scale=None",
+    "load_weights": "model, path, *, key=None",
     "nn.Attention": "dim, heads, mechanism='inline', local=False, *, kv_heads=None, qkv_bias=True, attn_drop=0.0, "
     "proj_drop=0.0",
     "nn.LocalResidual": "dim, heads",

@@ -21,6 +21,8 @@ def listen(event: str, arguments: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(listen)
+for module in ("safetensors.torch", "softless.io", "encodings.cp437", "encodings.raw_unicode_escape"):
+    import_module(module)  # an import runs code, and these would come at a first call
 
 
 @contextmanager
@@ -35,6 +37,4 @@ def watching() -> Iterator[list[str]]:
 @pytest.fixture
 def watch() -> Callable[[], AbstractContextManager[list[str]]]:
     """`with watch() as deeds`: the code run, files written, processes and sockets made inside."""
-    for module in ("safetensors.torch", "softless.io"):
-        import_module(module)  # runs code, so not under watch
     return watching

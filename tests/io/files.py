@@ -82,18 +82,14 @@ def record(data: bytes, name: str) -> bytes:
         return archive.read(f"archive/{name}")
 
 
-def program(value: bytes) -> bytes:
-    """A pickle of {"model": {}, "config": value}, where value is a piece of program."""
-    return b"\x80\x04}(X\x05\x00\x00\x00model}X\x06\x00\x00\x00config" + value + b"u."
-
-
 def body(value: object, protocol: int = 4) -> bytes:
-    """The program that makes a value, without header, frame and STOP."""
-    text = pickle.dumps(value, protocol)
-    start = 2 if protocol > 1 else 0
-    if protocol >= 4 and text[start : start + 1] == b"\x95":
-        start += 9
-    return text[start:-1]
+    """The program that makes a value, without memo, header, frame and STOP: it can stand anywhere in another."""
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer, protocol)
+    pickler.fast = True
+    pickler.dump(value)
+    text = buffer.getvalue()[2:-1]
+    return text[9:] if text[:1] == b"\x95" else text
 
 
 def write(folder: Path, data: bytes, name: str = "weights.pth") -> Path:

@@ -22,7 +22,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TARGETS = ("softless/algebra", "softless/functional.py", "softless/io")
-SUITES = ("tests/laws", "tests/front_door", "tests/numerics/test_gradients.py", "tests/numerics/test_finite.py")
+SUITES = (
+    "tests/laws",
+    "tests/front_door",
+    "tests/io",
+    "tests/numerics/test_gradients.py",
+    "tests/numerics/test_finite.py",
+)
 ENOUGH = 0.9
 HANG = 600  # seconds
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {

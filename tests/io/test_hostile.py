@@ -1,0 +1,305 @@
+"""A hostile file is inert: nothing in it runs, no file, process or socket is made, and the model stays as it was."""
+
+import importlib
+import io
+import os
+import pathlib
+import pickle
+import runpy
+import shutil
+import subprocess
+import sys
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import softless
+from softless.errors import FileError
+from tests.io.files import Net, body, foreign_class, record, repack, same, saved, values, write
+
+Payload = Callable[[Path], bytes]
+
+
+class Act:
+    """Pickles as a call of `function` with `arguments`, and may set a state."""
+
+    def __init__(self, function: object, *arguments: object, state: object = None) -> None:
+        self.recipe = (function, arguments) if state is None else (function, arguments, state)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return self.recipe
+
+
+def by_hand(before: bytes, after: bytes) -> Payload:
+    """A piece of program that makes the canary, with its name put in the middle."""
+    return lambda canary: before + body(str(canary)) + after
+
+
+REFUSED: dict[str, Payload] = {
+    "os.system": lambda canary: body(Act(os.system, f"touch {canary}")),
+    "os.mkdir": lambda canary: body(Act(os.mkdir, str(canary))),
+    "os.open": lambda canary: body(Act(os.open, str(canary), os.O_CREAT | os.O_WRONLY)),
+    "os.symlink": lambda canary: body(Act(os.symlink, "nowhere", str(canary))),
+    "eval": lambda canary: body(Act(eval, f"open({str(canary)!r}, 'w').close()")),
+    "exec": lambda canary: body(Act(exec, f"open({str(canary)!r}, 'w').close()")),
+    "eval, protocol 2": lambda canary: body(Act(eval, f"open({str(canary)!r}, 'w').close()"), 2),
+    "list of map": lambda canary: body(Act(list, Act(map, os.mkdir, [str(canary)]))),
+    "Path.touch": lambda canary: b"\x80\x04" + body(Act(pathlib.Path.touch, canary)),
+    "getattr": lambda canary: body(getattr) + body(canary) + body("touch") + b"\x86R)R",
+    "subprocess.call": lambda canary: body(Act(subprocess.call, ["touch", str(canary)])),
+    "subprocess.check_output": lambda canary: body(Act(subprocess.check_output, ["touch", str(canary)])),
+    "commands.getoutput": lambda canary: body(Act(subprocess.getoutput, f"touch {canary}"), 2),
+    "shutil.copy": lambda canary: body(Act(shutil.copy, __file__, str(canary))),
+    "pickle.loads": lambda canary: body(Act(pickle.loads, pickle.dumps(Act(os.mkdir, str(canary))))),
+    "runpy": lambda canary: body(Act(runpy.run_path, write_script(canary))),
+    "importlib": lambda canary: body(Act(importlib.import_module, "os")) + b"0" + body(Act(os.mkdir, str(canary))),
+    "INST": by_hand(b"(", b"ios\nmkdir\n"),
+    "OBJ": by_hand(b"(cos\nmkdir\n", b"o"),
+    "REDUCE of GLOBAL": by_hand(b"cos\nmkdir\n(", b"tR"),
+    "REDUCE of STACK_GLOBAL": by_hand(b"\x8c\x02os\x8c\x05mkdir\x93", b"\x85R"),
+    "a name from the memo": by_hand(b"\x8c\x05mkdirr\xff\xff\x00\x000\x8c\x02osj\xff\xff\x00\x00\x93", b"\x85R"),
+    "a name of another module": by_hand(b"\x80\x04\x8c\x07pathlib\x8c\x08os.mkdir\x93", b"\x85R"),
+    "exec in a dictionary": lambda canary: b"}K\x01" + body(Act(exec, f"open({str(canary)!r}, 'w').close()")) + b"s",
+    "exec in a tuple": lambda canary: body((1, [Act(exec, f"open({str(canary)!r}, 'w').close()")])),
+}
+
+
+def write_script(canary: Path) -> str:
+    path = canary.with_suffix(".py")
+    path.write_text(f"open({str(canary)!r}, 'w').close()")
+    return str(path)
+
+
+def torch_file(config: bytes) -> bytes:
+    """A file whose weights are in order and whose settings are `config`."""
+    net = Net()
+    pkl = record(saved({"model": net.state_dict()}), "data.pkl")
+    assert pkl.endswith(b"s.")
+    whole = pkl[:-1] + body("config") + config + b"s."
+    return repack(saved({"model": net.state_dict()}), data_pkl=whole)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_payload_is_refused_and_does_nothing(name, tmp_path, watch):
+    canary = tmp_path / "canary"
+    payload = REFUSED[name](canary)
+    pickle.loads(b"\x80\x02" + payload + b".")
+    assert os.path.lexists(canary), "the payload is alive"
+    canary.rmdir() if canary.is_dir() else canary.unlink()
+    model = Net()
+    before = values(model)
+    settings, whole = torch_file(payload), repack(saved({}), data_pkl=b"\x80\x02" + payload + b".")
+    for data in (settings, whole):
+        path = write(tmp_path, data)
+        with watch() as deeds, pytest.raises(FileError, match=r"its pickle names '.*', which is code and not a value"):
+            softless.load_weights(model, path)
+        assert deeds == []
+        assert not os.path.lexists(canary)
+        assert same(model, before)
+
+
+def deed(member: str, canary: Path) -> Callable[..., object]:
+    def act(self: object, *arguments: object) -> object:
+        canary.touch()
+        return dict.__new__(self) if member == "__new__" else None
+
+    return act
+
+
+@pytest.mark.parametrize("member", ["__new__", "__setstate__", "__setitem__", "__init__"])
+def test_a_foreign_class_is_never_made_nor_given_its_state(member, tmp_path, watch):
+    """Not even where its package can be imported."""
+    canary = tmp_path / "canary"
+    with foreign_class("bad.package", "Bad", **{member: deed(member, canary)}) as bad:
+        value = dict.__new__(bad)
+        dict.update(value, a=1)
+        value.__dict__["b"] = 2
+        text = body(Act(bad)) if member == "__init__" else body(value)
+        pickle.loads(b"\x80\x02" + text + b".")
+        assert canary.exists(), "the payload is alive"
+        canary.unlink()
+        model = Net()
+        before = values(model)
+        beside = write(tmp_path, torch_file(text))
+        alone = write(tmp_path, repack(saved({}), data_pkl=b"\x80\x02" + text + b"."), "alone.pth")
+        with (
+            watch() as deeds,
+            pytest.raises(FileError, match=r"it holds a pickled 'bad\.package\.Bad', not a dictionary"),
+        ):
+            softless.load_weights(model, alone)
+        assert same(model, before)
+        with watch() as more_deeds:
+            report = softless.load_weights(model, beside)
+        assert report.ignored == ("bad.package.Bad",)
+        assert not same(model, before)
+        assert deeds == more_deeds == []
+        assert not canary.exists()
+
+
+@pytest.mark.parametrize("package", ["numpy", "torch"])
+def test_code_of_other_packages_is_named_in_the_report_and_not_run(package, tmp_path, watch):
+    canary = tmp_path / "canary.npy"
+    text = body(Act(np.save, str(canary), 1) if package == "numpy" else Act(torch.save, 1, str(canary)))
+    pickle.loads(b"\x80\x02" + text + b".")
+    assert canary.exists(), "the payload is alive"
+    canary.unlink()
+    path = write(tmp_path, torch_file(text))
+    with watch() as deeds:
+        report = softless.load_weights(Net(), path)
+    assert deeds == []
+    assert not canary.exists()
+    assert [name.rpartition(".")[2] for name in report.ignored] == ["save"]
+
+
+def test_a_payload_among_the_weights_is_refused(tmp_path):
+    net = Net()
+    pkl = record(saved(net.state_dict()), "data.pkl")
+    tensor = pkl.index(b"ctorch._utils\n_rebuild_tensor_v2\n")
+    for text in (b"cbad\nBad\n)R", b"cbad\nBad\n)\x81"):
+        hostile = pkl[:tensor] + text + b"X\x01\x00\x00\x00a" + pkl[tensor:]
+        with pytest.raises(FileError, match=r"should hold only tensors by name, and holds .* \(a pickled 'bad\.Bad'\)"):
+            softless.load_weights(Net(), write(tmp_path, repack(saved(net.state_dict()), data_pkl=hostile)))
+
+
+def forged(offset=0, size=(2, 3), stride=(3, 1), storage="FloatStorage", key="0", more=b"") -> bytes:
+    """A file of one tensor with six numbers of storage, whose note says what it likes."""
+    whole = b"(" + body("storage") + f"ctorch\n{storage}\n".encode() + body(key) + body("cpu") + body(6) + b"tQ"
+    note = b"ctorch._utils\n_rebuild_tensor_v2\n(" + whole + body(offset) + body(size) + body(stride) + b"\x89}"
+    pkl = b"\x80\x04}" + body("weight") + note + more + b"tRs."
+    return repack(saved({"weight": torch.arange(6.0).view(2, 3)}), data_pkl=pkl)
+
+
+def load_forged(tmp_path: Path, data: bytes, **options: object) -> torch.Tensor:
+    model = torch.nn.ParameterDict({"weight": torch.zeros(options.pop("shape", (2, 3)))})
+    before = values(model)
+    try:
+        softless.load_weights(model, write(tmp_path, data))
+    except FileError:
+        assert same(model, before)
+        raise
+    return model["weight"]
+
+
+def test_an_honest_note_is_believed(tmp_path):
+    numbers = torch.arange(6.0)
+    assert torch.equal(load_forged(tmp_path, forged()), numbers.view(2, 3))
+    assert torch.equal(load_forged(tmp_path, forged(size=(3, 2), stride=(1, 3)), shape=(3, 2)), numbers.view(2, 3).t())
+    assert torch.equal(
+        load_forged(tmp_path, forged(offset=1, size=(2, 1), stride=(4, 9)), shape=(2, 1)), numbers[1::4, None]
+    )
+    assert load_forged(tmp_path, forged(offset=99, size=(0, 5), stride=(9, 9)), shape=(0, 5)).shape == (0, 5)
+
+
+@pytest.mark.parametrize(
+    ("note", "says"),
+    [
+        ({"size": (2, 4), "stride": (4, 1)}, r"'weight' has size \[2, 4\], and its storage only 6 numbers"),
+        ({"offset": 1}, "its storage only 6 numbers"),
+        ({"storage": "DoubleStorage"}, "its storage only 3 numbers"),
+        ({"size": (2, 2), "stride": (1 << 40, 1)}, "its storage only 6 numbers"),
+        ({"size": (1 << 40,), "stride": (1,)}, "its storage only 6 numbers"),
+        ({"size": (), "stride": (), "offset": 6}, "its storage only 6 numbers"),
+        ({"size": (2, 3), "stride": (0, 1)}, "its elements overlap"),
+        ({"size": (2, 3), "stride": (2, 1)}, "its elements overlap"),
+        ({"size": (1 << 62,), "stride": (0,)}, "its elements overlap"),
+        ({"size": (-2, 3)}, "negative or impossible"),
+        ({"stride": (-3, 1)}, "negative or impossible"),
+        ({"offset": -1}, "negative or impossible"),
+        ({"size": (1 << 62, 1 << 62, 0), "stride": (1, 1, 1)}, "negative or impossible"),
+        ({"size": (1 << 70,), "stride": (1,)}, "negative or impossible"),
+        ({"offset": 10**5000}, "negative or impossible"),
+        ({"size": (2, 3, 1)}, "no layout that a tensor can have"),
+        ({"size": (2.0, 3)}, "no layout that a tensor can have"),
+        ({"size": (1,) * 65, "stride": (1,) * 65}, "no layout that a tensor can have"),
+        ({"size": 6}, "'weight' is not a plain tensor"),
+        ({"offset": None}, "'weight' is not a plain tensor"),
+        ({"storage": "QInt8Storage"}, "'weight' is not a plain tensor"),
+        ({"key": 0}, "'weight' is not a plain tensor"),
+        ({"more": body({"conj": True})}, "'weight' is not a plain tensor"),
+        ({"key": "1"}, "its record 'data/1' is missing"),
+        ({"key": "../data.pkl"}, "its record 'data/../data.pkl' is missing"),
+    ],
+)
+def test_a_note_is_believed_only_as_far_as_the_bytes_reach(tmp_path, note, says):
+    with pytest.raises(FileError, match=says):
+        load_forged(tmp_path, forged(**note))
+
+
+def zipped(*records: tuple[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        for name, content in records:
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+PKL = ("archive/data.pkl", record(saved({"weight": torch.zeros(2, 3)}), "data.pkl"))
+
+
+def test_a_zip_bomb_is_refused(tmp_path):
+    bomb = zipped(PKL, ("archive/data/0", bytes(50_000_000)), method=zipfile.ZIP_DEFLATED)
+    tracemalloc.start()
+    with pytest.raises(FileError, match="its records claim more bytes than the file has"):
+        load_forged(tmp_path, bomb)
+    small = zipped(PKL, ("archive/data/0", bytes(24)), ("archive/padding", os.urandom(99)), method=zipfile.ZIP_DEFLATED)
+    with pytest.raises(FileError, match="is compressed, and torch compresses nothing"):
+        load_forged(tmp_path, small)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4_000_000
+
+
+def test_records_that_overlap_are_refused(tmp_path):
+    """Many entries of the directory, one piece of the file: each would be read in full."""
+    buffer = io.BytesIO(zipped(PKL, ("archive/data/0", bytes(10_000))))
+    with zipfile.ZipFile(buffer, "a") as archive:
+        entry = archive.getinfo("archive/data/0")
+        for i in range(1, 100):
+            twin = zipfile.ZipInfo(f"archive/data/{i}")
+            twin.header_offset, twin.CRC = entry.header_offset, entry.CRC
+            twin.file_size = twin.compress_size = entry.file_size
+            archive.filelist.append(twin)
+            archive.NameToInfo[twin.filename] = twin
+        archive._didModify = True
+    with pytest.raises(FileError, match="its records claim more bytes than the file has"):
+        load_forged(tmp_path, buffer.getvalue())
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (lambda: zipped(PKL, PKL), "two of its records have the same name"),
+        (lambda: zipped(("readme.txt", b"hello")), "not one that torch.save wrote: it has no single data.pkl"),
+        (lambda: zipped(PKL, ("other/data.pkl", b"N.")), "it has no single data.pkl"),
+        (lambda: zipped(PKL), "its record 'data/0' is missing"),
+        (lambda: zipped(PKL, ("archive/data/0", b"")), "its storage only 0 numbers"),
+        (lambda: zipped(PKL, ("archive/byteorder", b"big" if sys.byteorder == "little" else b"little")), "byte order"),
+        (lambda: saved({}, _use_new_zipfile_serialization=False), "torch's format of before 1.6, which is not read"),
+        (lambda: pickle.dumps({}), "it is a bare pickle"),
+        (lambda: b"<!DOCTYPE html><p>404", r"it begins with b'<!DOCTYP', and is neither safetensors nor a zip file"),
+        (lambda: b"", r"it begins with b'', and is neither"),
+        (lambda: b"\x02" + bytes(7) + b"{}", r"do not fit ParameterDict: missing weight$"),
+        (lambda: b"\xff" * 7 + b"\x7f{", "it is no intact safetensors file"),
+        (lambda: b"\x09" + bytes(7) + b'{"a":{}} ', "it is no intact safetensors file"),
+    ],
+)  # fmt: skip
+def test_another_file_is_refused_for_what_it_is(tmp_path, data, says):
+    with pytest.raises(FileError, match=says):
+        load_forged(tmp_path, data())
+
+
+def test_reading_a_pickle_takes_memory_in_proportion_to_the_file(tmp_path):
+    bomb = repack(saved({}), data_pkl=b"\x80\x04" + b"}" * 50_000 + b"\x940h\x00" * 20_000 + b".")
+    path = write(tmp_path, bomb)
+    tracemalloc.start()
+    with pytest.raises(FileError, match="its pickle is damaged"):
+        softless.load_weights(Net(), path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100 * len(bomb)
