@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from softless.errors import FileError
-from softless.io.archive import Archive
+from softless.io.archive import Archive, open_archive
 from softless.io.inert import Call, Name, Reference, read_pickle
 
 KEYS = ("state_dict_ema", "model", "state_dict")
@@ -52,7 +52,7 @@ class Checkpoint(NamedTuple):
 
 def read_torch(path: Path, key: str | None = None) -> Checkpoint:
     """The weights in a file of `torch.save`: those under `key`, or the first of KEYS."""
-    with Archive(path) as archive:
+    with open_archive(path) as archive:
         content, names = read_pickle(bytes(archive.read("data.pkl")))
         found, entries = _choose(content, key)
         where = "it" if found is None else found
@@ -87,32 +87,30 @@ def _tensor(name: str, note: Call, archive: Archive, storages: dict[str, bytearr
         note = note.arguments[0]
     match note.arguments:
         case (
-            Reference(identity=("storage", Name(full=kind), str(key), _, _)),
+            Reference(("storage", Name(kind), str(key), _, _)),
             int(offset),
             tuple(size),
             tuple(stride),
             _,
             _,
-        ):
-            dtype = DTYPES.get(kind)
+        ) if kind in DTYPES:
+            if key not in storages:
+                storages[key] = archive.read(f"data/{key}")
+            dtype, data = DTYPES[kind], storages[key]
         case _:
-            dtype = None
-    if dtype is None:
-        raise FileError(f"{name!a} is not a plain tensor")
-    if key not in storages:
-        storages[key] = archive.read(f"data/{key}")
-    count = len(storages[key]) // dtype.itemsize
+            raise FileError(f"{name!a} is not a plain tensor")
+    count = len(data) // dtype.itemsize
     _check_layout(name, count, offset, size, stride)
-    if math.prod(size) == 0:
+    if 0 in size:
         return torch.empty(size, dtype=dtype)
-    return torch.frombuffer(storages[key], dtype=dtype, count=count).as_strided(size, stride, offset)
+    return torch.frombuffer(data, dtype=dtype, count=count).as_strided(size, stride, offset)
 
 
 def _check_layout(name: str, count: int, offset: int, size: tuple[Any, ...], stride: tuple[Any, ...]) -> None:
     numbers = (offset, *size, *stride)
     if len(size) != len(stride) or len(size) > MOST_DIMENSIONS or not all(isinstance(n, int) for n in numbers):
         raise FileError(f"{name!a} has no layout that a tensor can have")
-    if min(numbers) < 0 or max(*numbers, math.prod(n for n in size if n)) >= 2**63:
+    if min(numbers) < 0 or max(numbers) >= 2**63 or math.prod(n for n in size if n) >= 2**63:
         raise FileError(f"{name!a} has a negative or impossible size, stride or offset")
     if 0 in size:
         return
