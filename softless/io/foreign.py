@@ -102,7 +102,7 @@ def _tensor(name: str, note: Call, archive: Archive, storages: dict[str, bytearr
     count = len(data) // dtype.itemsize
     _check_layout(name, count, offset, size, stride)
     if 0 in size:
-        return torch.empty(size, dtype=dtype)
+        return torch.empty(size, dtype=dtype, device="cpu")
     return torch.frombuffer(data, dtype=dtype, count=count).as_strided(size, stride, offset)
 
 

@@ -270,6 +270,17 @@ def test_records_that_overlap_are_refused(tmp_path):
         load_forged(tmp_path, buffer.getvalue())
 
 
+@pytest.mark.parametrize("change", [{"compress_size": 23}, {"file_size": 23}, {"compress_type": zipfile.ZIP_DEFLATED}])
+def test_a_directory_that_disagrees_with_itself_is_refused(tmp_path, change):
+    buffer = io.BytesIO(zipped(PKL, ("archive/data/0", bytes(24))))
+    with zipfile.ZipFile(buffer, "a") as archive:
+        for name, value in change.items():
+            setattr(archive.getinfo("archive/data/0"), name, value)
+        archive._didModify = True
+    with pytest.raises(FileError, match="its record 'data/0' is compressed, and torch compresses nothing"):
+        load_forged(tmp_path, buffer.getvalue())
+
+
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize(
     ("data", "says"),

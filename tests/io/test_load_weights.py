@@ -179,6 +179,15 @@ def test_the_parameters_stay_the_same_objects(source, tmp_path):
     assert {name: (id(p), p.data_ptr(), p.requires_grad) for name, p in model.named_parameters()} == before
 
 
+@pytest.mark.parametrize("form", ["torch", "safetensors"])
+def test_the_default_device_does_not_matter(source, tmp_path, form):
+    path, model = tmp_path / "w", Net()
+    save_file(source.state_dict(), path) if form == "safetensors" else torch.save(source.state_dict(), path)
+    with torch.device("meta"):
+        softless.load_weights(model, path)
+    assert same(model, values(source))
+
+
 def test_a_model_without_memory_is_refused(source, tmp_path):
     path = write(tmp_path, saved(source.state_dict()))
     with torch.device("meta"):
