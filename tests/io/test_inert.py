@@ -64,6 +64,8 @@ def test_sets_come_out_as_lists(protocol):
         (b"\x80\x04\x8c\x03foo\x8c\x07bar.Baz\x93)}\x92.", "foo.bar.Baz", ()),
         (b"(K\x05ifoo.bar\nBaz\n.", "foo.bar.Baz", [5]),
         (b"(cfoo.bar\nBaz\nK\x05o.", "foo.bar.Baz", (5,)),
+        (b"cfoo\nbar baz qux\n)R.", "foo.bar baz qux", ()),
+        (b"(ifoo\nbar baz qux\n.", "foo.bar baz qux", []),
         (b"cfoo.bar\nBaz\n)R}(K\x01K\x02ub.", "foo.bar.Baz", ()),
         (b"cfoo.bar\nBaz\n)RK\x01a.", "foo.bar.Baz", ()),
         (b"cfoo.bar\nBaz\n)R(K\x01K\x02u.", "foo.bar.Baz", ()),
