@@ -55,7 +55,7 @@ def read_torch(path: Path, key: str | None = None) -> Checkpoint:
     with open_archive(path) as archive:
         content, names = read_pickle(bytes(archive.read("data.pkl")))
         found, entries = _choose(content, key)
-        where = "it" if found is None else found
+        where = "it" if found is None else repr(found)
         strangers = [f"{_show(name)} ({_kind(value)})" for name, value in entries.items() if not _is_entry(name, value)]
         if strangers:
             raise FileError(f"{where} should hold only tensors by name, and holds {', '.join(strangers)}")

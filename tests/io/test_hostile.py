@@ -162,7 +162,9 @@ def test_a_payload_among_the_weights_is_refused(tmp_path):
     tensor = pkl.index(b"ctorch._utils\n_rebuild_tensor_v2\n")
     for text in (b"cbad\nBad\n)R", b"cbad\nBad\n)\x81"):
         hostile = pkl[:tensor] + text + b"X\x01\x00\x00\x00a" + pkl[tensor:]
-        with pytest.raises(FileError, match=r"should hold only tensors by name, and holds .* \(a pickled 'bad\.Bad'\)"):
+        with pytest.raises(
+            FileError, match=r": it should hold only tensors by name, and holds .* \(a pickled 'bad\.Bad'\)"
+        ):
             softless.load_weights(Net(), write(tmp_path, repack(saved(net.state_dict()), data_pkl=hostile)))
 
 

@@ -130,6 +130,8 @@ def test_values_of_the_standard_library_are_notes(module):
         b"K\x01)R.",
         b"cfoo\nbar\n)R)R.",
         b"K\x01K\x02\x93.",
+        b"\x8c\x03fooK\x02\x93.",
+        b"K\x01\x8c\x03foo\x93.",
         b"K\x01a.",
         b"NK\x01a.",
         b"N(K\x01e.",
