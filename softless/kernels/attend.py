@@ -13,7 +13,8 @@ from torch import Tensor
 
 from softless.algebra.recipe import Recipe
 from softless.kernels.gradients import key_gradient_kernel, query_gradient_kernel, query_sums_kernel
-from softless.kernels.launch import as_bytes, as_triton, block, launch
+from softless.kernels.launch import as_triton, block, launch
+from softless.kernels.mask import Mask, mask_of
 from softless.kernels.observe import merge_kernel, observe_kernel
 from softless.kernels.read import read_kernel
 from softless.kernels.record import numbers
@@ -50,7 +51,7 @@ def forward(
             forward(q, k, v[..., each], key_mask, part, recipe, picture, out[..., each])
         return out, _records(q, v, 0)
     (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
-    sizes, mask, tapped = _sizes(q, v), as_bytes(key_mask), None if taps is None else rows(taps)
+    sizes, mask, tapped = _sizes(q, v), mask_of(key_mask), None if taps is None else rows(taps)
     dtype = _products(recipe, q.dtype, backward=False)
     whole = is_whole(queries, keys, sizes["BD"], sizes["BE"])
     kind = ("whole" if whole else "read") if taps is None else ("whole local" if whole else "local")
@@ -65,7 +66,7 @@ def forward(
         return out, records
     span, splits = spans(queries, batch * heads, cut.tokens, readers(sizes["BD"], sizes["BE"]))
     launch(
-        read_kernel, batch * heads * splits, q, rows(q), rows(v), rows(out), tapped, mask, records, queries, keys,
+        read_kernel, batch * heads * splits, q, rows(q), rows(v), rows(out), tapped, mask, records, queries,
         heads, span, splits, recipe.scale, recipe.t, picture, NUMBERS=records.shape[1],
         EVEN=queries % cut.tokens == 0, **common)  # fmt: skip
     return out, records if keeps_records(q, k, v, recipe.phi_k) else _records(q, v, 0)
@@ -89,7 +90,7 @@ def backward(
     if len(cuts := _slices(q, v)) > 1:
         return _sliced_backward(d_out, q, k, v, key_mask, taps, cuts, recipe, picture, d_q, d_k, d_v)
     (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
-    sizes, mask, tapped = _sizes(q, v), as_bytes(key_mask), None if taps is None else rows(taps)
+    sizes, mask, tapped = _sizes(q, v), mask_of(key_mask), None if taps is None else rows(taps)
     dtype = _products(recipe, q.dtype, backward=True)
     products = {"DTYPE": as_triton(dtype)}
     d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
@@ -194,7 +195,7 @@ def _slices(q: Tensor, v: Tensor) -> list[slice]:
     return [slice(start, min(start + width, e)) for start in range(0, e, width)]
 
 
-def _observe(k: Tensor, v: Tensor, mask: Tensor | None, recipe: Recipe, dtype: torch.dtype) -> Tensor:
+def _observe(k: Tensor, v: Tensor, mask: Mask | None, recipe: Recipe, dtype: torch.dtype) -> Tensor:
     """The record of every key head, from products in `dtype`."""
     batch, groups, keys, _ = k.shape
     sizes = _sizes(k, v)

@@ -15,12 +15,13 @@ from softless.kernels import causal_tiles, tiles
 from softless.kernels.causal_decode import decode_kernel
 from softless.kernels.causal_forward import forward_kernel
 from softless.kernels.causal_key_gradient import key_gradient_kernel, sums_kernel
-from softless.kernels.causal_memory import Memory, mask_of
+from softless.kernels.causal_memory import Memory
 from softless.kernels.causal_plain import plain_kernel
 from softless.kernels.causal_query_gradient import query_gradient_kernel
 from softless.kernels.causal_states import prefix_kernel, segment_kernel
 from softless.kernels.causal_tiles import Tile
-from softless.kernels.launch import as_bytes, as_triton, block, launch
+from softless.kernels.launch import as_triton, block, launch
+from softless.kernels.mask import mask_of
 from softless.kernels.rows import rows
 
 
@@ -95,7 +96,7 @@ def starts(k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, phi
         cut = tiles.tile("observe", size["BD"], size["BE"], k.dtype)
         launch(
             segment_kernel, k.shape[0] * k.shape[1] * (segments - 1), k, rows(k), rows(v[..., some]),
-            as_bytes(key_mask), memory_of(states.columns(some)), k.shape[1], k.shape[2], segments, length, PHI=phi,
+            mask_of(key_mask), memory_of(states.columns(some)), k.shape[1], k.shape[2], segments, length, PHI=phi,
             EVEN=key_mask is None and length % cut.tokens == 0, DTYPE=as_triton(k.dtype), T=cut.tokens,
             num_warps=cut.warps, num_stages=cut.stages, **size,
         )  # fmt: skip

@@ -10,8 +10,9 @@ not absorbed.
 import triton
 import triton.language as tl
 
-from softless.kernels.causal_memory import SIZES, begin, remember, visible, weigh
+from softless.kernels.causal_memory import SIZES, begin, remember, weigh
 from softless.kernels.features import feature
+from softless.kernels.mask import visible
 from softless.kernels.rows import load, store
 
 

@@ -25,10 +25,10 @@ from softless.kernels.causal_memory import (
     remember,
     sees,
     sum_rows,
-    visible,
     weigh,
 )
 from softless.kernels.features import feature
+from softless.kernels.mask import visible
 from softless.kernels.rows import load, store
 
 

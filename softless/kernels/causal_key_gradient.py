@@ -17,9 +17,11 @@ import triton
 import triton.language as tl
 
 from softless.kernels.arithmetic import ONES, factor, held, product, summed, weighted_sums
-from softless.kernels.causal_memory import SIZES, relative, typical_keys, visible
+from softless.kernels.causal_memory import SIZES, relative
 from softless.kernels.features import feature, slope
+from softless.kernels.mask import visible
 from softless.kernels.query import contrast
+from softless.kernels.reference import typical
 from softless.kernels.rows import keep, load, store
 
 
@@ -142,7 +144,7 @@ def key_gradient_kernel(q, k, v, do, dk, dv, mask, v_ref, width, scalars, later,
     if program % 2 == 0:
         mean = tl.zeros((BD,), tl.float32)
         if CENTERED:
-            mean = typical_keys(k, mask, b, g, tokens, dims, D, PHI_K)
+            mean = typical(k, mask, b, g, 0, tokens, 0.0, dims, D, PHI_K)
         value_walk(q, k, do, dv, mask, mean, scalars, later, b, g, start, stop, tokens, D, E, BD, BE, CHUNK, SHARED,
                    PHI_Q, PHI_K, EVEN, CENTERED, STAGES)  # fmt: skip
     else:
@@ -179,7 +181,7 @@ def sums_kernel(q, k, do, mask, scalars, sums, heads, tokens, segments, length, 
         turned = product(tl.trans(given), queries, turned, DTYPE)
     of_queries, of_outputs = summed(drifts), summed(pulls)
     if CENTERED:
-        of_outputs -= tl.sum(turned * typical_keys(k, mask, b, h // SHARED, tokens, dims, D, PHI_K)[None, :], 1)
+        of_outputs -= tl.sum(turned * typical(k, mask, b, h // SHARED, 0, tokens, 0.0, dims, D, PHI_K)[None, :], 1)
     sums += program * (D * E + D + E)
     tl.store(sums + dims[None, :] * E + columns[:, None], turned, mask=(columns < E)[:, None] & (dims < D)[None, :])
     tl.store(sums + D * E + dims, of_queries, mask=dims < D)

@@ -22,15 +22,13 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from softless.kernels.arithmetic import ONES, factor, product
 from softless.kernels.features import feature
-from softless.kernels.observe import typical
+from softless.kernels.mask import first_visible, visible
 from softless.kernels.rows import keep, load
 
 SIZES = ("heads", "groups", "tokens", "segments", "walked", "length")  # numbers that no kernel is compiled anew for
-SCAN = tl.constexpr(1024)  # tokens of the mask looked at together
 LEAST = tl.constexpr(2.0**-100)  # a mass no larger counts as 0: its inverse would leave no room for a gradient
 
 
@@ -44,34 +42,12 @@ class Memory(NamedTuple):
     width: int
 
 
-class Mask(NamedTuple):
-    """A key mask [batch, tokens] as a kernel argument."""
-
-    at: Any
-    batch: int
-    token: int
-
-
-def mask_of(key_mask: Tensor | None) -> Mask | None:
-    return None if key_mask is None else Mask(key_mask, *key_mask.stride())
-
-
 @triton.jit
 def place(program, heads, segments, SHARED: tl.constexpr):
     """(b, h, g, p, segment) of a walk: p counts key heads. Programs of a head follow one another."""
     segment, head = program % segments, program // segments
     b, h = head // heads, head % heads
     return b, h, h // SHARED, b * (heads // SHARED) + h // SHARED, segment
-
-
-@triton.jit
-def visible(mask, b, tokens, stop):
-    """Which tokens are before `stop`, and real."""
-    here = tokens < stop
-    if mask is None:
-        return here
-    else:
-        return tl.load(mask.at + b * mask.batch + tokens.to(tl.int64) * mask.token, mask=here, other=0) != 0
 
 
 @triton.jit
@@ -91,31 +67,6 @@ def sees(mask, steps, seen):
         return before
     else:
         return before & seen[None, :]
-
-
-@triton.jit
-def first_visible(mask, b, start, stop):
-    """The first real token from `start` on, `stop` if there is none."""
-    if mask is None:
-        return tl.minimum(start, stop)
-    else:
-        first = stop
-        for at in range(start, stop, SCAN):
-            tokens = at + tl.arange(0, SCAN)
-            first = tl.minimum(first, tl.min(tl.where(visible(mask, b, tokens, stop), tokens, stop), 0))
-        return first
-
-
-@triton.jit
-def typical_keys(k, mask, b, g, tokens, dims, D: tl.constexpr, PHI: tl.constexpr):
-    """What the features of the call's first sixteen tokens from a visible one on have in common, [BD]: gradients may
-    know the future, and take keys relative to it where their differences decide. 0 where they differ by as much.
-    """
-    some = first_visible(mask, b, 0, tokens) + tl.arange(0, 16)
-    seen = visible(mask, b, some, tokens)
-    within = seen[:, None] & (dims < D)[None, :]
-    phi = tl.where(within, feature(load(k, b, g, some, dims, within), 0.0, D, PHI), 0.0)
-    return typical(phi, seen, tl.sum(seen.to(tl.float32), 0))
 
 
 @triton.jit

@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 
 from softless.kernels.arithmetic import column_sums, dots, factor, held, product, summed
-from softless.kernels.causal_memory import LEAST, SIZES, counts, place, remember, sees, sums_before, visible
+from softless.kernels.causal_memory import LEAST, SIZES, counts, place, remember, sees, sums_before
 from softless.kernels.features import feature
+from softless.kernels.mask import visible
 from softless.kernels.rows import keep, load, store
 
 

@@ -1,6 +1,6 @@
 """The gradient of the queries, and what the keys' gradient needs to know of each query.
 
-Keys are relative to what is typical of them, h' = h - k_ref (`causal_memory.typical_keys`), values to their mean over
+Keys are relative to what is typical of them, h' = h - k_ref (`reference`), values to their mean over
 the whole call, v' = v - v_ref: a gradient may know the future. With S = sum h' v'^T, z = sum h', y = sum v' of
 all tokens before the chunk, and over those in it
 
@@ -31,11 +31,11 @@ from softless.kernels.causal_memory import (
     relative,
     sees,
     sums_before,
-    typical_keys,
-    visible,
     weigh,
 )
 from softless.kernels.features import feature, slope
+from softless.kernels.mask import visible
+from softless.kernels.reference import typical
 from softless.kernels.rows import keep, load, store
 
 
@@ -86,7 +86,7 @@ def query_gradient_kernel(q, k, v, do, dq, mask, before, v_ref, width, scalars, 
     stop = tl.minimum(start + length, tokens)
     dims, columns, steps = tl.arange(0, BD), tl.arange(0, BE), tl.arange(0, CHUNK)
     inside, valued = (dims < D)[None, :], (columns < E)[None, :]
-    k_ref = typical_keys(k, mask, b, g, tokens, dims, D, PHI_K)
+    k_ref = typical(k, mask, b, g, 0, tokens, 0.0, dims, D, PHI_K)
     v_ref = tl.load(v_ref + p * width + columns, mask=columns < E, other=0.0)
     scalars += (b * heads + h) * 3 * tokens
     n, turned, k_sums, v_sums = sums_before(before, p * segments + segment, dims, columns, k_ref, v_ref, D, E)

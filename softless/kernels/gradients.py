@@ -17,7 +17,7 @@ from softless.kernels.arithmetic import ONES, column_sums, exponential, factor, 
 from softless.kernels.features import feature, slope
 from softless.kernels.launch import SIZES
 from softless.kernels.local import residual_gradient
-from softless.kernels.observe import visible
+from softless.kernels.mask import visible
 from softless.kernels.query import contrast, pull, query_features, query_slope
 from softless.kernels.record import read_state, write_state
 from softless.kernels.rows import keep, load, store
@@ -68,7 +68,7 @@ def query_gradient_tokens(q, d_out, d_q, scalars, b, h, begin, end, N, n, k_mean
 
 
 @triton.jit
-def key_gradient_tokens(k, v, d_out, taps, mask, d_k, d_v, b, g, begin, end, M, n, k_mean, v_mean, shift, d_k_total,
+def key_gradient_tokens(k, v, d_out, taps, mask, d_k, d_v, b, g, begin, end, n, k_mean, v_mean, shift, d_k_total,
                         d_v_mean, d_comoment, t, picture, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
                         BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr,
                         DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
@@ -80,7 +80,7 @@ def key_gradient_tokens(k, v, d_out, taps, mask, d_k, d_v, b, g, begin, end, M, 
     d_taps = tl.zeros((ONES, BE), tl.float32)
     for start in range(begin, end, T):
         tokens = start + tl.arange(0, T)
-        within, seen = (tokens < end)[:, None], visible(mask, b, tokens, end, M)
+        within, seen = (tokens < end)[:, None], visible(mask, b, tokens, end)
         of_keys, of_values = seen[:, None] & (columns < D)[None, :], seen[:, None] & (channels < E)[None, :]
         x = load(k, b, g, tokens, columns, of_keys, FULL_K)
         values = load(v, b, g, tokens, channels, of_values, FULL_V)
@@ -168,7 +168,7 @@ def key_gradient_kernel(k, v, d_out, taps, mask, d_k, d_v, d_taps, records, grad
     _n, d_k_total, d_v_mean, d_comoment, _shift = read_state(gradients + head * NUMBERS, D, E, BD, BE)
     d_comoment = factor(d_comoment, DTYPE)
     sums = key_gradient_tokens(
-        k, v, d_out, taps, mask, d_k, d_v, b, g, begin, tl.minimum(begin + span, M), M, n, k_mean, v_mean, shift,
+        k, v, d_out, taps, mask, d_k, d_v, b, g, begin, tl.minimum(begin + span, M), n, k_mean, v_mean, shift,
         d_k_total, d_v_mean, d_comoment, t, picture, D, E, BD, BE, T, PHI_K, DTYPE, EVEN)  # fmt: skip
     if taps is not None:
         write_taps(d_taps + program * 9 * E, sums, E)

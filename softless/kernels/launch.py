@@ -25,8 +25,3 @@ def block(size: int, least: int = 32) -> int:
 
 def as_triton(dtype: torch.dtype) -> tl.dtype:
     return getattr(tl, str(dtype).removeprefix("torch."))
-
-
-def as_bytes(key_mask: Tensor | None) -> Tensor | None:
-    """A mask [B, tokens] as kernels load it."""
-    return None if key_mask is None else key_mask.contiguous().view(torch.uint8)

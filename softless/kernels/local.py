@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from softless.kernels.arithmetic import ONES, factor, product
+from softless.kernels.mask import real
 from softless.kernels.rows import load
 
 
@@ -24,7 +25,7 @@ def neighbor(tokens, down, right, prefix, height, width):
 
 
 @triton.jit
-def residual(v, taps, mask, b, h, tokens, here, M, prefix, height, width, E: tl.constexpr, BE: tl.constexpr):
+def residual(v, taps, mask, b, h, tokens, here, prefix, height, width, E: tl.constexpr, BE: tl.constexpr):
     """The residual of a tile of tokens, [tokens, BE]."""
     channels = tl.arange(0, BE)
     found = tl.zeros((tokens.shape[0], BE), tl.float32)
@@ -32,7 +33,7 @@ def residual(v, taps, mask, b, h, tokens, here, M, prefix, height, width, E: tl.
         near, inside = neighbor(tokens, tap // 3 - 1, tap % 3 - 1, prefix, height, width)
         inside = inside & here
         if mask is not None:
-            inside = inside & (tl.load(mask + b * M + near, mask=inside, other=0) != 0)
+            inside = real(mask, b, near, inside)
         values = load(v, b, h, near, channels, inside[:, None] & (channels < E)[None, :])
         found += values * weights_of(taps, b, h, tap, channels, E)
     return found

@@ -3,8 +3,8 @@
     k' = phi(k) - k_ref       v' = v - v_ref           rounded to the input's dtype
     comoment = sum k' v'^T - (sum k')(sum v')^T / n    k_mean = k_ref + (sum k')/n      v_mean = v_ref + (sum v')/n
 
-The reference is what the first sixteen tokens with a visible one have in common, if they have: rounding then costs in
-proportion to what keys differ by. The same rounded numbers enter both terms, so their covariance is exact. Values in
+The reference is what keys have in common (`reference`): rounding then costs in proportion to what they differ by. The
+same rounded numbers enter both terms, so their covariance is exact. Values in
 half precision are factors already: they have v_ref = 0, go to the tensor cores untouched, and their mean costs no more
 than a float32 sum's rounding, since it multiplies keys that add up to little. Without a normalizer (reader `none`)
 nothing is centered, and the comoment is sum phi(k) v^T.
@@ -18,75 +18,34 @@ import triton.language as tl
 from softless.kernels.arithmetic import ONES, column_sums, exponential, factor, product, summed
 from softless.kernels.features import feature
 from softless.kernels.launch import SIZES
+from softless.kernels.mask import visible
 from softless.kernels.record import FLOOR, fill, write_state
+from softless.kernels.reference import typical
 from softless.kernels.rows import keep, load
 
 
 @triton.jit
-def visible(mask, b, tokens, end, M):
-    """Which of these tokens are before `end` and real."""
-    seen = tokens < end
-    if mask is None:
-        return seen
-    else:
-        return seen & (tl.load(mask + b * M + tokens, mask=seen, other=0) != 0)
-
-
-@triton.jit
-def reference(k, v, mask, b, g, begin, end, M, t, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
-              BE: tl.constexpr, PHI: tl.constexpr, DTYPE: tl.constexpr, SAMPLE: tl.constexpr = 16):  # fmt: skip
-    """(k_ref, v_ref, shift): typical features, and float32 values, of the first SAMPLE tokens with a visible one."""
-    columns, channels, start = tl.arange(0, BD), tl.arange(0, BE), begin
-    seen = visible(mask, b, start + tl.arange(0, SAMPLE), end, M)
-    if mask is not None:
-        while (tl.sum(seen.to(tl.int32)) == 0) & (start + SAMPLE < end):
-            start += SAMPLE
-            seen = visible(mask, b, start + tl.arange(0, SAMPLE), end, M)
-    tokens, n = start + tl.arange(0, SAMPLE), tl.sum(seen.to(tl.float32))
-    phi = feature(load(k, b, g, tokens, columns, seen[:, None] & (columns < D)[None, :]), t, D, PHI)
-    shift = tl.zeros((BD,), tl.float32)
-    if PHI == "exp":
-        phi = tl.where(seen[:, None], phi, FLOOR)
-        shift = tl.max(phi, 0)
-        phi = exponential(phi - shift[None, :])
-    phi = tl.where(seen[:, None] & (columns < D)[None, :], phi, 0.0)
-    v_ref = tl.zeros((BE,), tl.float32)
-    if DTYPE == tl.float32:
-        v_ref = typical(load(v, b, g, tokens, channels, seen[:, None] & (channels < E)[None, :]), seen, n)
-    return typical(phi, seen, n), v_ref, shift
-
-
-@triton.jit
-def typical(x, seen, n):
-    """What the rows of a column have in common, [d]: their mean, outliers left out; 0 if they differ by as much."""
-    n, seen = tl.maximum(n, 1.0), seen[:, None]
-    far = keep(tl.abs(x - (tl.sum(x, 0) / n)[None, :]), seen, 0.0)
-    near = seen & (far <= (2.0 * tl.sum(far, 0) / n)[None, :])
-    count = tl.maximum(tl.sum(near.to(tl.float32), 0), 1.0)
-    mean = tl.sum(tl.where(near, x, 0.0), 0) / count
-    spread = tl.sum(tl.where(near, tl.abs(x - mean[None, :]), 0.0), 0) / count
-    return tl.where(tl.abs(mean) > 2.0 * spread, mean, 0.0)
-
-
-@triton.jit
-def observe_tokens(k, v, mask, b, g, begin, end, M, t, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
+def observe_tokens(k, v, mask, b, g, begin, end, t, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
                    BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, CENTERED: tl.constexpr, DTYPE: tl.constexpr,
                    EVEN: tl.constexpr):  # fmt: skip
     """The State of tokens begin..end of one key head: (n, k_mean, v_mean, comoment, shift). EVEN: tiles are full."""
     FULL_K: tl.constexpr = EVEN and D == BD
     FULL_V: tl.constexpr = EVEN and E == BE
     columns, channels = tl.arange(0, BD), tl.arange(0, BE)
+    k_ref, v_ref = tl.zeros((BD,), tl.float32), tl.zeros((BE,), tl.float32)
+    shift = tl.full((BD,), FLOOR if PHI == "exp" else 0.0, tl.float32)
     if CENTERED:
-        k_ref, v_ref, shift = reference(k, v, mask, b, g, begin, end, M, t, D, E, BD, BE, PHI, DTYPE)
-    else:
-        k_ref, v_ref = tl.zeros((BD,), tl.float32), tl.zeros((BE,), tl.float32)
-        shift = tl.full((BD,), FLOOR if PHI == "exp" else 0.0, tl.float32)
+        k_ref = typical(k, mask, b, g, begin, end, t, columns, D, PHI)
+        if PHI == "exp":
+            k_ref, shift = (columns < D).to(tl.float32), k_ref
+        if DTYPE == tl.float32:
+            v_ref = typical(v, mask, b, g, begin, end, t, channels, E, "identity")
     n = begin * 0.0
     turned = tl.zeros((BE, BD), tl.float32)  # comoment^T: values are read where they lie, keys are stored once
     k_sums, v_sums = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
     for start in range(begin, end, T):
         tokens = start + tl.arange(0, T)
-        seen = visible(mask, b, tokens, end, M)
+        seen = visible(mask, b, tokens, end)
         of_keys, of_values = seen[:, None] & (columns < D)[None, :], seen[:, None] & (channels < E)[None, :]
         phi = feature(load(k, b, g, tokens, columns, of_keys, FULL_K), t, D, PHI)
         values = load(v, b, g, tokens, channels, of_values, FULL_V)
@@ -120,7 +79,7 @@ def observe_kernel(k, v, mask, records, M, G, span, splits, t, NUMBERS: tl.const
     head, split = program // splits, (program % splits).to(tl.int32)
     begin = split * span
     n, k_mean, v_mean, comoment, shift = observe_tokens(
-        k, v, mask, head // G, head % G, begin, tl.minimum(begin + span, M), M, t, D, E, BD, BE, T, PHI, CENTERED,
+        k, v, mask, head // G, head % G, begin, tl.minimum(begin + span, M), t, D, E, BD, BE, T, PHI, CENTERED,
         DTYPE, EVEN)  # fmt: skip
     write_state(records + program * NUMBERS, n, k_mean, v_mean, comoment, shift, D, E)
 

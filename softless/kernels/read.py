@@ -12,7 +12,7 @@ from softless.kernels.rows import load, store
 
 
 @triton.jit
-def read_tokens(q, v, out, taps, mask, b, h, begin, end, M, n, k_mean, v_mean, comoment, shift, scale, t, picture,
+def read_tokens(q, v, out, taps, mask, b, h, begin, end, n, k_mean, v_mean, comoment, shift, scale, t, picture,
                 D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr,
                 PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr,
                 DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
@@ -29,12 +29,12 @@ def read_tokens(q, v, out, taps, mask, b, h, begin, end, M, n, k_mean, v_mean, c
         o = answer(correlation, factor(f, DTYPE), n, k_mean, v_mean, top, scale, EXP_K or PHI_Q == "exp", READER,
                    CONSTANT, DTYPE)  # fmt: skip
         if taps is not None:
-            o += residual(v, taps, mask, b, h, tokens, here, M, picture[0], picture[1], picture[2], E, BE)
+            o += residual(v, taps, mask, b, h, tokens, here, picture[0], picture[1], picture[2], E, BE)
         store(out, b, h, tokens, channels, here[:, None] & (channels < E)[None, :], o, EVEN and E == BE)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def read_kernel(q, v, out, taps, mask, records, N, M, H, span, splits, scale, t, picture, GROUP: tl.constexpr,
+def read_kernel(q, v, out, taps, mask, records, N, H, span, splits, scale, t, picture, GROUP: tl.constexpr,
                 NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                 T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
                 CONSTANT: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
@@ -45,5 +45,5 @@ def read_kernel(q, v, out, taps, mask, records, N, M, H, span, splits, scale, t,
     record = records + (b * (H // GROUP) + h // GROUP) * NUMBERS
     n, k_mean, v_mean, comoment, shift = read_state(record, D, E, BD, BE)
     comoment = factor(comoment, DTYPE)
-    read_tokens(q, v, out, taps, mask, b, h, begin, tl.minimum(begin + span, N), M, n, k_mean, v_mean, comoment, shift,
+    read_tokens(q, v, out, taps, mask, b, h, begin, tl.minimum(begin + span, N), n, k_mean, v_mean, comoment, shift,
                 scale, t, picture, D, E, BD, BE, T, PHI_Q, PHI_K, READER, CONSTANT, DTYPE, EVEN)  # fmt: skip

@@ -1,0 +1,47 @@
+"""What the tokens of a span have in common: keys are taken relative to it before they are rounded.
+
+    ninther = median(median(x_0, x_3, x_6), median(x_1, x_4, x_7), median(x_2, x_5, x_8))            Tukey 1978
+
+channel by channel, of nine tokens spread evenly over the span: no three outliers move it, nor does a third of the span.
+Where a token is hidden, the first visible one stands in. Any reference gives the same sums; a good one costs few bits.
+"""
+
+import triton
+import triton.language as tl
+
+from softless.kernels.features import feature
+from softless.kernels.mask import first_visible, visible
+from softless.kernels.rows import load
+
+
+@triton.jit
+def typical(x, mask, b, h, begin, end, t, columns, D: tl.constexpr, PHI: tl.constexpr):
+    """The ninther of phi(x) over tokens begin..end, or of its logarithm for exp, [BD]; 0 beyond D."""
+    first = first_visible(mask, b, begin, end)
+    left = of_three(x, mask, b, h, begin, end, first, 0, t, columns, D, PHI)
+    middle = of_three(x, mask, b, h, begin, end, first, 1, t, columns, D, PHI)
+    right = of_three(x, mask, b, h, begin, end, first, 2, t, columns, D, PHI)
+    # Reshaped, not summed: a sum's layout would be forced upon the tiles it is subtracted from.
+    return tl.reshape(median(left, middle, right), (columns.shape[0],))
+
+
+@triton.jit
+def of_three(x, mask, b, h, begin, end, first, index, t, columns, D: tl.constexpr, PHI: tl.constexpr):
+    """The median of sampled tokens `index`, index + 3 and index + 6, [1, BD]."""
+    return median(of_token(x, mask, b, h, begin, end, first, index, t, columns, D, PHI),
+                  of_token(x, mask, b, h, begin, end, first, index + 3, t, columns, D, PHI),
+                  of_token(x, mask, b, h, begin, end, first, index + 6, t, columns, D, PHI))  # fmt: skip
+
+
+@triton.jit
+def of_token(x, mask, b, h, begin, end, first, index, t, columns, D: tl.constexpr, PHI: tl.constexpr):
+    """phi of the middle of the index-th ninth of the span, [1, BD]."""
+    token = begin + (end - begin) * (2 * index + 1) // 18 + tl.arange(0, 1)
+    token = tl.where(visible(mask, b, token, end), token, first)
+    within = visible(mask, b, token, end)[:, None] & (columns < D)[None, :]
+    return tl.where(within, feature(load(x, b, h, token, columns, within), t, D, PHI), 0.0)
+
+
+@triton.jit
+def median(a, b, c):
+    return tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), c))
