@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from softless.functional import attention, attention_weights, attention_with_state
     from softless.io import WeightsReport, load_weights
     from softless.mechanisms import Mechanism, list_mechanisms, mechanism
+    from softless.models import create_model, list_models
     from softless.threshold import ThresholdReport, threshold_report
 
     __version__: str
@@ -28,6 +29,8 @@ _HOMES = {
     "mechanism": "softless.mechanisms",
     "list_mechanisms": "softless.mechanisms",
     "Mechanism": "softless.mechanisms",
+    "create_model": "softless.models",
+    "list_models": "softless.models",
     "State": "softless.algebra.state",
     "threshold_report": "softless.threshold",
     "ThresholdReport": "softless.threshold",
@@ -43,32 +46,7 @@ __all__ = [
     "attention",
     "attention_weights",
     "attention_with_state",
+    "create_model",
     "errors",
     "list_mechanisms",
-    "load_weights",
-    "mechanism",
-    "nn",
-    "threshold_report",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
-    elif name in ("nn", "errors"):
-        return import_module(f"softless.{name}")
-    elif name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            value = version("softless")
-        except PackageNotFoundError:
-            value = "0+uninstalled"
-    else:
-        raise AttributeError(f"module 'softless' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    "list_models",

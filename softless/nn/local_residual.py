@@ -9,6 +9,7 @@ Class tokens (`prefix`) lie outside the picture: they get no residual and give n
 Shapes: B batch, C = heads * d channels, N = prefix + h * w tokens.
 """
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -40,7 +41,8 @@ class LocalResidual(nn.Sequential):
         taps = super().forward(context[..., None])  # [B, 9 C, 1], output 9 c + 3 row + column
         return taps.squeeze(-1).unflatten(1, (self.heads, -1, 9)).transpose(2, 3)
 
-    def forward(  # type: ignore[override]
+    @torch.jit.ignore
+    def forward(
         self, context: Float[Tensor, "b c"], v: Float[Tensor, "b heads n d"], grid: tuple[int, int], prefix: int = 0
     ) -> Float[Tensor, "b heads n d"]:
         height, width = grid

@@ -1,0 +1,142 @@
+"""Backbones by name: InLine-DeiT, -PVT, -Swin and -CSwin, their softmax ancestors, and every ablation between them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from softless.errors import ArgumentError, MissingExtraError, UnsupportedError
+from softless.mechanisms import Mechanism, resolve
+from softless.models.table import CONFIGS, Config
+
+if TYPE_CHECKING:
+    from softless.models.backbone import Backbone
+
+CLASSES = {
+    "deit": ("softless.models.deit", "DeiT"),
+    "pvt": ("softless.models.pvt", "PVT"),
+    "swin": ("softless.models.swin", "Swin"),
+    "cswin": ("softless.models.cswin", "CSwin"),
+}
+
+OPTIONS = ("in_chans", "global_pool", "drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate")
+
+__all__ = ["create_model", "list_models"]
+
+
+def list_models() -> list[str]:
+    """Names that `create_model` takes.
+
+    >>> import softless
+    >>> softless.list_models()[:3]
+    ['inline_deit_tiny', 'inline_deit_small', 'inline_deit_base']
+    """
+    return list(CONFIGS)
+
+
+def create_model(
+    name: str,
+    *,
+    mechanism: str | Mechanism | None = None,
+    local: bool | None = None,
+    window: int | Sequence[int | None] | None = None,
+    pattern: str | Sequence[str | int] | None = None,
+    num_classes: int = 1000,
+    img_size: int | tuple[int, int] | None = None,
+    device: Any = None,
+    dtype: Any = None,
+    **options: Any,
+) -> "Backbone":
+    """A vision backbone with timm's model contract.
+
+    >>> import torch, softless
+    >>> model = softless.create_model("inline_deit_tiny", num_classes=10).eval()
+    >>> model(torch.randn(2, 3, 64, 96)).shape                          # [batch, classes]; any size of image
+    torch.Size([2, 10])
+    >>> twin = softless.create_model("inline_deit_tiny", mechanism="softmax", local=False)  # the same shape, softmax
+
+    mechanism    of the blocks that are not the family's own softmax attention: a name or a `Mechanism`
+    local        whether they add the local residual
+    window       they see windows this wide (stripes, in CSwin) in place of the whole picture; one a stage, or one
+    pattern      which blocks those are, a letter a stage: I all, S none, or how many of the first: "IIIS", "II2S"
+    img_size     (height, width) the position tables are made for; other sizes are resampled
+    options      in_chans, global_pool, drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate
+    """
+    config = customize(name, mechanism, local, window, pattern, img_size)
+    import torch
+
+    module, cls = CLASSES[config.family]
+    try:
+        make = getattr(import_module(module), cls)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("timm", "torchvision"):
+            raise
+        raise MissingExtraError(
+            f"model '{name}' is built with timm, and {error.name} is not installed: pip install 'softless[models]'"
+        ) from None
+    if unknown := [option for option in options if option not in OPTIONS]:
+        raise ArgumentError(f"model '{name}' has no option {', '.join(unknown)}: it takes {', '.join(OPTIONS)}")
+    with torch.device(torch.get_default_device() if device is None else device):
+        model = make(config, num_classes=num_classes, **options)
+    return model if dtype is None else model.to(dtype)
+
+
+def customize(
+    name: str,
+    mechanism: object = None,
+    local: bool | None = None,
+    window: object = None,
+    pattern: object = None,
+    img_size: object = None,
+) -> Config:
+    """The named configuration with these changes; what would have no effect raises."""
+    if not isinstance(name, str) or name not in CONFIGS:
+        raise ArgumentError(f"model {name!r} is not one of {', '.join(CONFIGS)}")
+    config = CONFIGS[name]
+    mixed = config.mixed if pattern is None else _mixed(pattern, config.depths)
+    given = [
+        word for word, value in (("mechanism", mechanism), ("local", local), ("window", window)) if value is not None
+    ]
+    if given and not any(mixed):
+        raise ArgumentError(
+            f"{' and '.join(given)} would change no block of model '{name}', whose own softmax attention is in all: "
+            f"give a pattern such as {'I' * len(mixed)!r}"
+        )
+    return replace(
+        config,
+        mixed=mixed,
+        mechanism=resolve(config.mechanism if mechanism is None else mechanism),
+        local=config.local if local is None else local,
+        windows=() if window is None else _windows(window, config),
+        img_size=config.img_size if img_size is None else _sides(img_size),
+    )
+
+
+def _mixed(pattern: object, depths: tuple[int, ...]) -> tuple[int, ...]:
+    """How many of the first blocks of each stage take the mechanism."""
+    letters = list(pattern) if isinstance(pattern, str | list | tuple) else []
+    counts = [
+        {"I": depth, "S": 0}.get(str(letter), int(letter) if str(letter).isdecimal() else -1)
+        for letter, depth in zip(letters, depths, strict=False)
+    ]
+    if len(letters) != len(depths) or not all(0 <= count <= depth for count, depth in zip(counts, depths, strict=True)):
+        raise ArgumentError(
+            f"pattern {pattern!r} must have an I, an S or a number of blocks for each stage, of {list(depths)} blocks"
+        )
+    return tuple(counts)
+
+
+def _windows(window: Any, config: Config) -> tuple[int | None, ...]:
+    if config.family == "deit":
+        raise UnsupportedError(f"window {window!r} cuts a picture, and DeiT has a class token beside it")
+    sides = tuple(window) if isinstance(window, list | tuple) else (window,) * len(config.depths)
+    if len(sides) != len(config.depths) or not all(side is None or (type(side) is int and side > 0) for side in sides):
+        raise ArgumentError(f"window {window!r} must be a positive number, or {len(config.depths)} of them or None")
+    return sides
+
+
+def _sides(img_size: object) -> tuple[int, int]:
+    sides = tuple(img_size) if isinstance(img_size, list | tuple) else (img_size, img_size)
+    if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
+        raise ArgumentError(f"img_size {img_size!r} must be a positive number, or (height, width)")
+    return sides[0], sides[1]

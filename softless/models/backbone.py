@@ -1,0 +1,216 @@
+"""timm's model contract, once for all families: a head that can be taken off, features of every stage, checkpointing.
+
+    forward = head(pool(forward_features(images)))
+
+A family builds its blocks and says how images become features; `Pyramid` is for those with four stages.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from timm.layers import calculate_drop_path_rates, trunc_normal_
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from softless.errors import ArgumentError
+from softless.models.blocks import Plan, Stage, check_images
+from softless.models.table import Config
+
+FORMATS = ("NCHW", "NHWC")
+
+
+class Backbone(nn.Module):
+    """A family's blocks with timm's contract around them. Make one with `softless.create_model`."""
+
+    __jit_ignored_attributes__ = ("features",)
+    pools: tuple[str, ...] = ("avg", "")
+    patch = 4
+    derived: tuple[str, ...] = ()  # entries of others' files that hold no weights
+    norm: nn.Module
+    head: nn.Module
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        global_pool: str | None = None,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ):
+        super().__init__()
+        self.config, self.num_classes, self.in_chans = config, num_classes, in_chans
+        self.num_features = self.head_hidden_size = self.embed_dim = config.dims[-1]
+        self.rates = (drop_path_rate, proj_drop_rate, attn_drop_rate)
+        self.global_pool = self._pool(global_pool)
+        self.head_drop = nn.Dropout(drop_rate)
+        self.feature_info: list[dict[str, Any]] = []
+        self.build()
+        self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+        self.apply(initialize)
+        self.register_load_state_dict_pre_hook(_accept_names)
+
+    def build(self) -> None:
+        """Everything but the head."""
+        raise NotImplementedError
+
+    def features(self, x: Tensor) -> Tensor:
+        """Normalized features of the last stage."""
+        raise NotImplementedError
+
+    def rename(self, key: str) -> str:
+        """This model's name for an entry of another library's file."""
+        return key
+
+    def _pool(self, name: str | None) -> str:
+        if name is not None and name not in self.pools:
+            raise ArgumentError(f"global_pool {name!r} is not one of {', '.join(map(repr, self.pools))}")
+        return self.pools[0] if name is None else name
+
+    def plans(self, stage: int) -> Iterator[Plan]:
+        """The blocks of a stage."""
+        c = self.config
+        drop_path, proj_drop, attn_drop = self.rates
+        rates = calculate_drop_path_rates(drop_path, list(c.depths), stagewise=True)[stage]
+        for index, rate in enumerate(rates):
+            mixed = index < c.mixed[stage]
+            yield Plan(
+                dim=c.dims[stage],
+                heads=c.heads[stage],
+                mlp_ratio=c.mlp_ratios[stage],
+                mechanism=c.mechanism if mixed else None,
+                local=mixed and c.local,
+                window=c.windows[stage] if mixed and c.windows else None,
+                reach=c.reach[stage] if c.reach else None,
+                odd=index % 2 == 1,
+                last_stage=stage == len(c.depths) - 1,
+                drop_path=rate,
+                proj_drop=proj_drop,
+                attn_drop=attn_drop,
+            )
+
+    @torch.jit.ignore
+    def forward_features(self, x: Tensor) -> Tensor:
+        return self.features(x)
+
+    @torch.jit.ignore
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        if self.global_pool == "avg":
+            x = x.mean((1, 2))
+        x = self.head_drop(x)
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Another number of classes, 0 for none; the new head is where the old one was."""
+        like = next(self.parameters())
+        self.num_classes = num_classes
+        self.global_pool = self.global_pool if global_pool is None else self._pool(global_pool)
+        head = nn.Linear(self.num_features, num_classes, device=like.device, dtype=like.dtype)
+        self.head = head if num_classes else nn.Identity()
+        self.head.train(self.training)
+        initialize(self.head)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Keep only what enters each block, and compute the rest again in the backward pass."""
+        for module in self.modules():
+            if isinstance(module, Stage):
+                module.grad_checkpointing = enable
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that the authors' recipe does not decay, besides all that have one dimension."""
+        return set()
+
+
+class Pyramid(Backbone):
+    """Four stages, each half as high and wide as the one before it; pictures are [B, h, w, C]."""
+
+    output_fmt = "NHWC"
+
+    def stages(self) -> list[tuple[Callable[[Tensor], Tensor], Stage]]:
+        """For each stage, what makes its picture from the one before (or from the images), and its blocks."""
+        raise NotImplementedError
+
+    def features(self, x: Tensor) -> Tensor:
+        x = check_images(x, self.in_chans, self.patch)
+        for embed, blocks in self.stages():
+            x = blocks(embed(x))
+        return self.norm(x)
+
+    def describe(self, names: list[str]) -> None:
+        self.feature_info = [
+            {"num_chs": dim, "reduction": 4 * 2**stage, "module": name}
+            for stage, (dim, name) in enumerate(zip(self.config.dims, names, strict=True))
+        ]
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """The picture after each stage of `indices`, and unless `intermediates_only` the features too."""
+        check_format(output_fmt, FORMATS)
+        x, stages, pictures = check_images(x, self.in_chans, self.patch), self.stages(), []
+        take, last = feature_take_indices(len(stages), indices)
+        for index, (embed, blocks) in enumerate(stages[: last + 1] if stop_early else stages):
+            x = blocks(embed(x))
+            if index in take:
+                picture = self.norm(x) if norm and index == len(self.config.dims) - 1 else x
+                pictures.append(picture.permute(0, 3, 1, 2) if output_fmt == "NCHW" else picture)
+        return pictures if intermediates_only else (self.norm(x), pictures)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the stages after the last of `indices`."""
+        take, last = feature_take_indices(len(self.stages()), indices)
+        self.keep_stages(last + 1)
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return take
+
+    def keep_stages(self, count: int) -> None:
+        raise NotImplementedError
+
+
+def check_format(output_fmt: str, formats: tuple[str, ...]) -> None:
+    if output_fmt not in formats:
+        raise ArgumentError(f"output_fmt {output_fmt!r} is not one of {', '.join(formats)}")
+
+
+def initialize(module: nn.Module) -> None:
+    """The authors' start: linear weights normal with deviation 0.02, biases zero; convolutions as in PyTorch."""
+    if isinstance(module, nn.Linear):
+        trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def table(*shape: int) -> nn.Parameter:
+    """A table to be learned, of positions or class tokens."""
+    return nn.Parameter(trunc_normal_(torch.empty(shape), std=0.02))
+
+
+def _accept_names(module: nn.Module, state_dict: dict[str, Tensor], *_: object) -> None:
+    """Read files of the authors and of timm: their names become ours, what they derive from sizes is left out."""
+    assert isinstance(module, Backbone)
+    entries = dict(state_dict)
+    state_dict.clear()
+    for key, value in entries.items():
+        if key.rpartition(".")[2] not in module.derived:
+            state_dict[module.rename(key) if "head.fc.weight" in entries else key] = value

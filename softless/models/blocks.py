@@ -1,0 +1,118 @@
+"""What every backbone is made of: the residual block, a stage of them, and the positions of a picture.
+
+    x = x + DropPath(attn(norm1(x)));   x = x + DropPath(mlp(norm2(x)))
+
+Shapes: B batch, N tokens of a picture h x w (after class tokens, in DeiT), C channels.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from timm.layers import DropPath, Mlp
+from timm.models import register_notrace_function, register_notrace_module
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from softless.errors import ArgumentError
+from softless.mechanisms import Mechanism
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one block is to be. `mechanism` None means the family's own softmax attention."""
+
+    dim: int
+    heads: int
+    mlp_ratio: int
+    mechanism: str | Mechanism | None
+    local: bool
+    window: int | None
+    reach: int | None
+    odd: bool  # of its stage: where Swin shifts its windows
+    last_stage: bool
+    drop_path: float
+    proj_drop: float
+    attn_drop: float
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP. `attn` takes tokens and their grid."""
+
+    def __init__(self, plan: Plan, attn: nn.Module, eps: float):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(plan.dim, eps)
+        self.attn = attn
+        self.drop_path = DropPath(plan.drop_path) if plan.drop_path else nn.Identity()
+        self.norm2 = nn.LayerNorm(plan.dim, eps)
+        self.mlp = Mlp(plan.dim, plan.mlp_ratio * plan.dim, drop=plan.proj_drop)
+
+    @torch.jit.ignore
+    def forward(self, x: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
+        x = x + self.drop_path(self.attn(self.norm1(x), grid))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+@register_notrace_module
+class Whole(nn.Module):
+    """Kept whole by graph tracers: FX records one call of it, TorchScript calls back into Python."""
+
+    __jit_ignored_attributes__ = ("compute",)
+
+    def compute(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    @torch.jit.ignore
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(x)
+
+
+@register_notrace_module
+class Stage(nn.ModuleList):
+    """Blocks in order, on tokens [B, N, C] with their grid or on a picture [B, h, w, C]."""
+
+    __jit_ignored_attributes__ = ("compute",)
+
+    def __init__(self, blocks: Iterable[nn.Module]):
+        super().__init__(blocks)
+        self.grad_checkpointing = False
+
+    def step(self, block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        if self.grad_checkpointing and self.training:
+            return checkpoint(block, x, grid, use_reentrant=False)
+        return block(x, grid)
+
+    def compute(self, x: Tensor, grid: list[int] | None) -> Tensor:
+        height, width = x.shape[1:3] if grid is None else grid
+        tokens = x.flatten(1, 2) if grid is None else x
+        for block in self:
+            tokens = self.step(block, tokens, (height, width))
+        return tokens.unflatten(1, (height, width)) if grid is None else tokens
+
+    @torch.jit.ignore
+    def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+        return self.compute(x, grid)
+
+
+@register_notrace_function
+@torch.jit.ignore
+def check_images(x: Tensor, channels: int, patch: int) -> Tensor:
+    """Images [B, channels, H, W], at least one patch high and wide."""
+    if x.ndim != 4 or x.shape[1] != channels:
+        raise ArgumentError(f"images have shape {list(x.shape)} and must be [batch, {channels}, height, width]")
+    if min(x.shape[2:]) < patch:
+        raise ArgumentError(f"images are {x.shape[2]} x {x.shape[3]} and must be at least {patch} x {patch}, a patch")
+    return x
+
+
+@register_notrace_function
+@torch.jit.ignore
+def resample(table: Tensor, native: list[int], grid: list[int], mode: str, prefix: int) -> Tensor:
+    """Positions [1, prefix + H W, C] of the native picture at another size; as they are at their own."""
+    if list(native) == list(grid):
+        return table
+    own, picture = table[:, :prefix], table[:, prefix:].unflatten(1, tuple(native)).permute(0, 3, 1, 2).float()
+    picture = F.interpolate(picture, tuple(grid), mode=mode, antialias=mode == "bicubic", align_corners=False)
+    return torch.cat([own, picture.to(table.dtype).flatten(2).mT], 1)

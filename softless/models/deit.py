@@ -1,0 +1,119 @@
+"""DeiT (Touvron et al. 2021) with the mechanism left open; by default InLine-DeiT (Han et al. 2024).
+
+    x = [class token; patches] + positions;   x = blocks(x);   logits = head(norm(x)[class token])
+
+All blocks are alike. The class token is a query, a key and part of the context; the 3x3 leaves it out.
+Parameter names are timm's.
+
+Shapes: B batch, N = 1 + h w tokens, C channels.
+"""
+
+from typing import Any
+
+import torch
+from timm.layers import PatchEmbed
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from softless.models.backbone import FORMATS, Backbone, check_format, table
+from softless.models.blocks import Block, Plan, Stage, check_images, resample
+from softless.nn import Attention
+
+
+class DeiT(Backbone):
+    """A plain vision transformer with a class token."""
+
+    pools = ("token", "avg", "")
+    patch = 16
+    num_prefix_tokens = 1
+
+    def build(self) -> None:
+        dim = self.config.dims[0]
+        self.native = [-(-side // self.patch) for side in self.config.img_size]
+        self.patch_embed = PatchEmbed(
+            None, self.patch, self.in_chans, dim, output_fmt="NLC", strict_img_size=False, dynamic_img_pad=True
+        )
+        self.cls_token = table(1, 1, dim)
+        self.pos_embed = table(1, 1 + self.native[0] * self.native[1], dim)
+        self.blocks = Stage(Block(plan, attention(plan), 1e-6) for plan in self.plans(0))
+        self.norm = nn.LayerNorm(dim, 1e-6)
+        self.feature_info = [
+            {"num_chs": dim, "reduction": self.patch, "module": f"blocks.{index}"} for index in range(len(self.blocks))
+        ]
+
+    def embed(self, x: Tensor) -> tuple[Tensor, list[int]]:
+        """Images to tokens with their positions, and the picture's height and width in patches."""
+        x = check_images(x, self.in_chans, self.patch)
+        grid = [(side + self.patch - 1) // self.patch for side in (x.shape[2], x.shape[3])]
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), self.patch_embed(x)], 1)
+        return x + resample(self.pos_embed, self.native, grid, "bicubic", 1), grid
+
+    def features(self, x: Tensor) -> Tensor:
+        x, grid = self.embed(x)
+        return self.norm(self.blocks(x, grid))
+
+    @torch.jit.ignore
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        if self.global_pool == "token":
+            x = x[:, 0]
+        elif self.global_pool == "avg":
+            x = x[:, 1:].mean(1)
+        x = self.head_drop(x)
+        return x if pre_logits else self.head(x)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """The patches after each block of `indices`, and unless `intermediates_only` the features too."""
+        check_format(output_fmt, (*FORMATS, "NLC"))
+        take, last = feature_take_indices(len(self.blocks), indices)
+        (x, (height, width)), found = self.embed(x), []
+        for index, block in enumerate(self.blocks):
+            x = self.blocks.step(block, x, (height, width))
+            if index in take:
+                tokens = self.norm(x) if norm else x
+                patches = tokens[:, 1:] if output_fmt == "NLC" else tokens[:, 1:].unflatten(1, (height, width))
+                patches = patches.permute(0, 3, 1, 2).contiguous() if output_fmt == "NCHW" else patches
+                found.append((patches, tokens[:, :1]) if return_prefix_tokens else patches)
+            if stop_early and index == last:
+                break
+        return found if intermediates_only else (self.norm(x), found)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the blocks after the last of `indices`."""
+        take, last = feature_take_indices(len(self.blocks), indices)
+        del self.blocks[last + 1 :]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return take
+
+    def no_weight_decay(self) -> set[str]:
+        return {"pos_embed", "cls_token"}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        return {
+            "stem": r"^cls_token|pos_embed|patch_embed",
+            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
+        }
+
+
+def attention(plan: Plan) -> Attention:
+    return Attention(
+        plan.dim,
+        plan.heads,
+        "softmax" if plan.mechanism is None else plan.mechanism,
+        plan.local,
+        attn_drop=plan.attn_drop,
+        proj_drop=plan.proj_drop,
+    )

@@ -1,0 +1,114 @@
+"""PVT (Wang et al. 2021) and InLine-PVT (Han et al. 2024, tables 15 and 16).
+
+    4 stages:  x = norm(patches of x) + positions;  x = blocks(x)            then mean -> head, with no norm before it
+
+A mixed block's keys and values are all tokens, or those of its window; PVT's own softmax attention reduces them first,
+r x r tokens to one by a convolution. Both forms are the InLine authors': a mean where PVT has a class token.
+Their parameter names: attn.q, attn.kv (k above v), attn.sr, attn.norm.
+
+Shapes: B batch, N = h w tokens, C channels.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from timm.layers import PatchEmbed
+from torch import Tensor, nn
+
+from softless.models.backbone import Pyramid, table
+from softless.models.blocks import Block, Plan, Stage, resample
+from softless.nn.mixing import Mixing
+
+
+class ReducedAttention(Mixing):
+    """Attention with its queries projected apart from keys and values, which a convolution may reduce first."""
+
+    def __init__(self, plan: Plan):
+        own = plan.mechanism is None
+        super().__init__(
+            plan.dim,
+            plan.heads,
+            "softmax" if plan.mechanism is None else plan.mechanism,
+            plan.local,
+            window=None if plan.window is None else (plan.window, plan.window),
+            shifted=plan.odd,
+            attn_drop=plan.attn_drop,
+        )
+        self.q = nn.Linear(plan.dim, plan.dim)
+        self.kv = nn.Linear(plan.dim, 2 * plan.dim)
+        self.proj = nn.Linear(plan.dim, plan.dim)
+        self.proj_drop = nn.Dropout(plan.proj_drop)
+        self.reduction = plan.reach if own and plan.reach is not None else 1
+        if self.reduction > 1:
+            self.sr = nn.Conv2d(plan.dim, plan.dim, self.reduction, self.reduction)
+            self.norm = nn.LayerNorm(plan.dim)
+
+    @torch.jit.ignore
+    def forward(self, x: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
+        if self.reduction > 1:
+            q, (k, v) = self.q(x), self.kv(self.reduce(x, grid)).chunk(2, -1)
+            out = self.mix((self._heads(q), self._heads(k), self._heads(v)))
+        else:  # one packed projection, which the kernels read in place
+            weight, bias = torch.cat([self.q.weight, self.kv.weight]), torch.cat([self.q.bias, self.kv.bias])
+            qkv = F.linear(x, weight, bias).unflatten(-1, (3, self.heads, self.head_dim))
+            out = self.mix(qkv, grid, source=x)
+        return self.proj_drop(self.proj(out))
+
+    def reduce(self, x: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b m c"]:
+        """r x r tokens become one; a border that does not fill a square is filled with zeros."""
+        below, beside = (-side % self.reduction for side in grid)
+        picture = F.pad(x.mT.unflatten(2, grid), (0, beside, 0, below)) if below or beside else x.mT.unflatten(2, grid)
+        return self.norm(self.sr(picture).flatten(2).mT)
+
+    def _heads(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b heads n d"]:
+        return x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, mechanism={self.mechanism}"
+
+
+class PVT(Pyramid):
+    """Four stages on the whole picture, each with its own positions."""
+
+    def build(self) -> None:
+        dims = self.config.dims
+        self.depth = len(dims)
+        self.natives = []
+        for stage, dim in enumerate(dims):
+            patch, before = (4, self.in_chans) if stage == 0 else (2, dims[stage - 1])
+            native = [-(-side // (4 * 2**stage)) for side in self.config.img_size]
+            self.natives.append(native)
+            embed = PatchEmbed(
+                None, patch, before, dim, nn.LayerNorm, output_fmt="NHWC", strict_img_size=False, dynamic_img_pad=True
+            )
+            setattr(self, f"patch_embed{stage + 1}", embed)
+            setattr(self, f"pos_embed{stage + 1}", table(1, native[0] * native[1], dim))
+            blocks = Stage(Block(plan, ReducedAttention(plan), 1e-6) for plan in self.plans(stage))
+            setattr(self, f"block{stage + 1}", blocks)
+        self.norm = nn.Identity()
+        self.describe([f"block{stage + 1}" for stage in range(self.depth)])
+
+    def stages(self) -> list[tuple[Callable[[Tensor], Tensor], Stage]]:
+        return [(partial(self.embed, stage), getattr(self, f"block{stage + 1}")) for stage in range(self.depth)]
+
+    def embed(self, stage: int, x: Tensor) -> Tensor:
+        """Images [B, 3, H, W], or the picture [B, h, w, C] of the stage before, to patches with positions."""
+        x = getattr(self, f"patch_embed{stage + 1}")(x if stage == 0 else x.permute(0, 3, 1, 2))
+        positions = getattr(self, f"pos_embed{stage + 1}")
+        grid = [x.shape[1], x.shape[2]]
+        return x + resample(positions, self.natives[stage], grid, "bilinear", 0).unflatten(1, grid)
+
+    def keep_stages(self, count: int) -> None:
+        for stage in range(count, self.depth):
+            for name in (f"patch_embed{stage + 1}", f"pos_embed{stage + 1}", f"block{stage + 1}"):
+                delattr(self, name)
+        self.depth = count
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        fine = [(r"^(?:patch_embed|pos_embed)(\d)", (0,)), (r"^block(\d)\.(\d+)", None)]
+        whole = r"^(?:block|patch_embed|pos_embed)(\d)"
+        return {"stem": r"^patch_embed1|pos_embed1", "blocks": whole if coarse else fine}

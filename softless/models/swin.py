@@ -1,0 +1,151 @@
+"""Swin (Liu et al. 2021) and InLine-Swin (Han et al. 2024, table 17).
+
+    images -> 4x4 patches, norm -> 4 stages, a patch merging between two -> norm -> mean -> head
+
+A mixed block takes its mechanism over the whole picture, or over windows: no positions but those the 3x3 residual sees.
+The others are Swin's: softmax in windows, shifted by half a window in odd blocks, with a bias by relative position
+
+    bias_ij = table[(y_i - y_j + W - 1)(2 W - 1) + (x_i - x_j + W - 1)]
+
+Parameter names are the authors', who follow Swin's; timm's are read too.
+
+Shapes: B batch, h x w tokens, C channels, W window.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from timm.layers import PatchEmbed
+from torch import Tensor, nn
+
+from softless.models.backbone import Pyramid, table
+from softless.models.blocks import Block, Plan, Stage, Whole
+from softless.nn import Attention
+
+
+class WindowAttention(Attention):
+    """Softmax in windows, with a bias for each relative position."""
+
+    def __init__(self, plan: Plan):
+        side = plan.reach
+        assert side is not None
+        super().__init__(
+            plan.dim,
+            plan.heads,
+            "softmax",
+            window=side,
+            shifted=plan.odd,
+            attn_drop=plan.attn_drop,
+            proj_drop=plan.proj_drop,
+        )
+        self.side = side
+        self.relative_position_bias_table = table((2 * side - 1) ** 2, plan.heads)
+
+    @torch.jit.ignore
+    def forward(self, x: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
+        return super().forward(x, grid, bias=self.bias(self.windows(grid, x.shape[1]).size))
+
+    def bias(self, size: tuple[int, int]) -> Float[Tensor, "heads m m"]:
+        """The bias of a window's tokens; a smaller window, in a small picture, has fewer differences."""
+        device, span = self.relative_position_bias_table.device, 2 * self.side - 1
+        y, x = (torch.arange(side, device=device) for side in size)
+        dy, dx = (at[:, None] - at + self.side - 1 for at in (y, x))  # [rows, rows], [columns, columns]
+        index = span * dy[:, None, :, None] + dx[None, :, None, :]  # [rows, columns, rows, columns]
+        tokens = size[0] * size[1]
+        return self.relative_position_bias_table[index.reshape(tokens, tokens)].permute(2, 0, 1)
+
+
+class Merging(Whole):
+    """2 x 2 tokens side by side, top left, bottom left, top right, bottom right; then half as many channels."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * dim)
+        self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
+
+    def compute(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b hh ww cc"]:
+        height, width = x.shape[1:3]
+        if height % 2 or width % 2:
+            x = F.pad(x, (0, 0, 0, width % 2, 0, height % 2))
+        squares = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))  # [B, h/2, row, w/2, column, C]
+        return self.reduction(self.norm(squares.permute(0, 1, 3, 4, 2, 5).flatten(3)))
+
+
+class Layer(nn.Module):
+    """A stage's blocks, and what makes the next stage's picture. Held for its names; its parts are called."""
+
+    blocks: Stage
+
+    def __init__(self, blocks: Stage, downsample: nn.Module):
+        super().__init__()
+        self.blocks = blocks
+        self.downsample = downsample
+
+
+class Swin(Pyramid):
+    """Four stages of windowed or whole-picture attention."""
+
+    derived = ("relative_position_index", "attn_mask")
+
+    def build(self) -> None:
+        dims = self.config.dims
+        self.patch_embed = PatchEmbed(
+            None,
+            4,
+            self.in_chans,
+            dims[0],
+            nn.LayerNorm,
+            output_fmt="NHWC",
+            strict_img_size=False,
+            dynamic_img_pad=True,
+        )
+        self.layers = nn.ModuleList(
+            Layer(
+                Stage(Block(plan, attention(plan), 1e-5) for plan in self.plans(stage)),
+                Merging(dim) if stage < len(dims) - 1 else nn.Identity(),
+            )
+            for stage, dim in enumerate(dims)
+        )
+        self.norm = nn.LayerNorm(dims[-1])
+        self.describe([f"layers.{stage}" for stage in range(len(dims))])
+
+    def stages(self) -> list[tuple[Callable[[Tensor], Tensor], Stage]]:
+        layers: list[Any] = list(self.layers)
+        embeds = [self.patch_embed, *(layer.downsample for layer in layers)]
+        return [(embed, layer.blocks) for embed, layer in zip(embeds, layers, strict=False)]
+
+    def keep_stages(self, count: int) -> None:
+        del self.layers[count:]
+        self.layers[-1].downsample = nn.Identity()
+
+    def rename(self, key: str) -> str:
+        """timm keeps a merging with the stage after it, and the classifier in head.fc."""
+        key = re.sub(r"^layers\.(\d)\.downsample\.", lambda match: f"layers.{int(match[1]) - 1}.downsample.", key)
+        return key.replace("head.fc.", "head.")
+
+    def no_weight_decay(self) -> set[str]:
+        return {name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        fine = [(r"^layers\.(\d+)\.downsample", (0,)), (r"^layers\.(\d+)\.\w+\.(\d+)", None), (r"^norm", (99999,))]
+        return {"stem": r"^patch_embed", "blocks": r"^layers\.(\d+)" if coarse else fine}
+
+
+def attention(plan: Plan) -> Attention:
+    """A mixed block's, or Swin's own."""
+    if plan.mechanism is None:
+        return WindowAttention(plan)
+    return Attention(
+        plan.dim,
+        plan.heads,
+        plan.mechanism,
+        plan.local,
+        window=plan.window,
+        shifted=plan.odd,
+        attn_drop=plan.attn_drop,
+        proj_drop=plan.proj_drop,
+    )

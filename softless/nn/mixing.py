@@ -1,0 +1,163 @@
+"""What attention does between its projections: heads mixed by a mechanism, windows, the local residual.
+
+    o = attention(q, k, v) [+ local residual of v, its kernels predicted from the mean of `source`]
+
+One core for every backbone here. They differ in how they project (qkv; q and kv; a projection that lives on the block),
+in what predicts the kernels, and in which tokens see each other; a subclass says that and calls `mix`. In windows, each
+window has its own means, context and 3x3, and padding takes part in none of them.
+
+Shapes: B batch, N tokens, C channels, d = C / heads.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from softless.algebra.neighbors import local_residual
+from softless.algebra.state import keep
+from softless.errors import ArgumentError, UnsupportedError
+from softless.functional import attention, attention_qkv, attention_weights
+from softless.mechanisms import Mechanism, resolve
+from softless.mechanisms.base import repeat_heads
+from softless.nn.local_residual import LocalResidual
+from softless.nn.windows import Windows, windows
+
+Heads = tuple[Tensor, Tensor, Tensor]  # q [B, heads, N, d], k and v [B, kv_heads, M, d]
+Grid = tuple[int, int]
+Sides = tuple[int | None, int | None]  # height and width of a window; None for the whole side
+
+
+class Mixing(nn.Module):
+    """Owns what a mechanism learns, and the local residual. The base of `Attention`."""
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        mechanism: str | Mechanism = "inline",
+        local: bool = False,
+        *,
+        window: Sides | None = None,
+        shifted: bool = False,
+        attn_drop: float = 0.0,
+    ):
+        super().__init__()
+        if heads < 1 or dim % heads:
+            raise ArgumentError(f"dim {dim} is not a multiple of heads {heads}")
+        check_rate("attn_drop", attn_drop)
+        self.heads, self.head_dim, self.window, self.shifted = heads, dim // heads, window, shifted
+        self.mechanism = resolve(mechanism)
+        if attn_drop and self.mechanism.family != "scored":
+            raise UnsupportedError(
+                f"attn_drop {attn_drop} needs explicit weights, and '{self.mechanism.name}' has none"
+            )
+        shapes = self.mechanism.input_shapes(heads, self.head_dim)
+        self.inputs = nn.ParameterDict({name: torch.empty(shape) for name, shape in shapes.items()})
+        self.residual = LocalResidual(dim, heads) if local else None
+        self.attn_drop = nn.Dropout(attn_drop)
+        self._reset_inputs()
+
+    def _reset_inputs(self) -> None:
+        """As nn.Linear for the affine map; zero for the scale of focused attention."""
+        bound = self.head_dim**-0.5
+        for name, parameter in self.inputs.items():
+            nn.init.zeros_(parameter) if name == "scale" else nn.init.uniform_(parameter, -bound, bound)
+
+    def mix(
+        self,
+        qkv: Float[Tensor, "b n 3 heads d"] | Heads,
+        grid: Grid | None = None,
+        *,
+        source: Float[Tensor, "b n c"] | None = None,
+        key_mask: Bool[Tensor, "b n"] | None = None,
+        bias: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Float[Tensor, "b n c"]:
+        """Mixed heads, side by side. `source` holds the tokens whose mean predicts the local residual's kernels."""
+        if self.window is None:
+            return self._mix(qkv, grid, source, key_mask, bias, is_causal)
+        if not isinstance(qkv, Tensor) or is_causal:
+            raise UnsupportedError(f"window {self.window} needs as many keys as queries, heads and no causal order")
+        cut = self.windows(grid, qkv.shape[1])
+        real = cut.mask(qkv) if key_mask is None else cut.cut(key_mask[..., None])[..., 0]
+        source = None if source is None or self.residual is None else cut.cut(source)
+        bias = rolled_bias(bias, cut.pairs(qkv.device), qkv)
+        return cut.join(self._mix(cut.cut(qkv), cut.size, source, real, bias, is_causal))
+
+    def windows(self, grid: Grid | None, tokens: int) -> Windows:
+        """How this module cuts a picture."""
+        assert self.window is not None
+        if not isinstance(grid, tuple | list) or len(grid) != 2 or grid[0] * grid[1] != tokens:
+            raise ArgumentError(f"window {self.window} needs grid=(height, width) of all {tokens} tokens, got {grid}")
+        height, width = (side if most is None else most for side, most in zip(grid, self.window, strict=True))
+        rolled = self.mechanism.takes_bias
+        return windows((grid[0], grid[1]), (height, width), shifted=self.shifted, rolled=rolled)
+
+    def _mix(
+        self,
+        qkv: Tensor | Heads,
+        grid: Grid | None,
+        source: Tensor | None,
+        key_mask: Tensor | None,
+        bias: Tensor | None,
+        is_causal: bool,
+    ) -> Tensor:
+        taps, prefix = self.taps(source, grid, key_mask, is_causal)
+        options: dict[str, Any] = {"key_mask": key_mask, "inputs": dict(self.inputs.items())}
+        dropped = self.training and self.attn_drop.p > 0
+        if isinstance(qkv, Tensor) and not (dropped or is_causal or bias is not None):
+            out = attention_qkv(qkv, self.mechanism, taps=taps, grid=grid, prefix=prefix, **options)
+            return out.transpose(1, 2).flatten(2)
+        q, k, v = as_heads(qkv)
+        options |= {"is_causal": is_causal, "bias": bias}
+        if dropped:
+            v = keep(v, None if key_mask is None else key_mask[:, None])
+            weights = self.attn_drop(attention_weights(q, k, self.mechanism, **options))
+            out = weights @ repeat_heads(v, self.heads)
+        else:
+            out = attention(q, k, v, self.mechanism, **options)
+        if taps is not None:
+            assert grid is not None
+            out = out + local_residual(v, taps, grid, prefix)
+        return out.transpose(1, 2).flatten(2)
+
+    def taps(
+        self, source: Tensor | None, grid: Grid | None, key_mask: Tensor | None = None, is_causal: bool = False
+    ) -> tuple[Tensor | None, int]:
+        """The 3x3 kernels, predicted from the mean of the tokens, and how many tokens precede the picture."""
+        if self.residual is None:
+            return None, 0
+        assert source is not None
+        if is_causal:
+            raise UnsupportedError("local=True sees a token's 3x3 neighbors, later ones among them: it is not causal")
+        tokens = source.shape[1]
+        if not isinstance(grid, tuple | list) or len(grid) != 2:
+            raise ArgumentError(f"local=True needs grid=(height, width) to place the {tokens} tokens, got {grid}")
+        if key_mask is None:
+            context = source.mean(1)
+        else:
+            context = keep(source, key_mask).sum(1) / key_mask.sum(1, keepdim=True).clamp(min=1)
+        return self.residual.taps(context.to(source.dtype)), max(tokens - grid[0] * grid[1], 0)
+
+
+def as_heads(qkv: Tensor | Heads) -> Heads:
+    """[B, N, 3, heads, d] -> q, k, v, each [B, heads, N, d]."""
+    if not isinstance(qkv, Tensor):
+        return qkv
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
+    return q, k, v
+
+
+def rolled_bias(bias: Tensor | None, pairs: Tensor | None, like: Tensor) -> Tensor | None:
+    """A bias [heads, n, n] that also keeps apart what a roll brought together, in every window of the batch."""
+    if pairs is None:
+        return bias
+    apart = torch.where(pairs, 0.0, -torch.inf).to(like.dtype)[:, None]  # [windows, 1, n, n]
+    return (apart if bias is None else apart + bias).repeat(like.shape[0], 1, 1, 1)
+
+
+def check_rate(name: str, rate: float) -> None:
+    if not 0 <= rate < 1:
+        raise ArgumentError(f"{name} {rate} is not a rate between 0 and 1")
