@@ -3,10 +3,10 @@
     cut    [B, h w, ...]  ->  [B windows, n, ...]       row by row; n tokens in a window
     join   its inverse
 
-Windows may reach beyond the picture: `mask` tells its own tokens from what pads them. A cut shifted by half a window (Liu
-et al. 2021) is made in one of two ways. It starts above and left of the picture, with a row and a column of windows more
-than without a shift; or the picture is rolled around its border, with no window more, and `pairs` says which tokens of a
-window were neighbors before. The second needs a mechanism that can hide a key from one query and not from another.
+Windows may reach beyond the picture: `mask` tells its own tokens from what pads them. A cut shifted by half a window
+(Liu et al. 2021) is made in one of two ways. It starts above and left of the picture, and has one row and one column of
+windows more; or the picture is rolled around its border, and `pairs` says which tokens of a window were neighbors
+before. The second needs a mechanism that can hide a key from one query and not from another.
 """
 
 from typing import NamedTuple
