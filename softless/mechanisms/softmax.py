@@ -1,8 +1,14 @@
 """Softmax attention (Vaswani et al. 2017), on PyTorch's own fused kernels.
 
-    w_ij = e^{s_ij} / sum_j e^{s_ij},   s_ij = q_i.k_j / sqrt(d) + bias_ij
+    w_ij = e^{s_ij} / sum_j e^{s_ij},   s_ij = f(q_i).k_j / sqrt(d) + bias_ij
 
-The yardstick: what every other mechanism is compared with.
+The yardstick: what every other mechanism is compared with. f is the identity, or induces the confusion of linear
+attention, to see what injectivity is worth (Han et al. 2024, table 1):
+
+    relu          f(q) = ReLU(q) / |ReLU(q)|
+    affine_relu   f(q) = ReLU(A q + b) / |ReLU(A q + b)|           A and b a head, learned
+
+A query whose ReLU is zero stays zero: it weighs all keys alike.
 """
 
 from dataclasses import dataclass
@@ -12,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from softless.algebra.feature_maps import apply, unit
+from softless.errors import ArgumentError
 from softless.mechanisms.base import Call
 from softless.mechanisms.scored import Scored
 
@@ -22,11 +30,34 @@ class Softmax(Scored):
     formula: ClassVar[str] = "sum_j e^{q.k_j/sqrt(d)} v_j / sum_j e^{q.k_j/sqrt(d)}"
     fused_on_gpu: ClassVar[bool] = True
 
+    confusion: str | None = None  # relu | affine_relu
+
+    def __post_init__(self) -> None:
+        if self.confusion not in (None, "relu", "affine_relu"):
+            raise ArgumentError(f"confusion {self.confusion!r} is not None, 'relu' or 'affine_relu'")
+
+    def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
+        if self.confusion != "affine_relu":
+            return {}
+        return {"weight": (heads, head_dim, head_dim), "bias": (heads, head_dim)}
+
+    def confused(self, q: Tensor, call: Call) -> Tensor:
+        if self.confusion is None:
+            return q
+        wide = q if q.dtype == torch.float64 else q.float()
+        features = apply(self.confusion, wide, inputs=call.inputs)
+        assert isinstance(features, Tensor)
+        return unit(features).to(q.dtype)
+
+    def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
+        return super().weights(self.confused(q, call), k, call)
+
     def rule(self, scores: Tensor, visible: Tensor) -> Tensor:
         scores = torch.where(visible, scores, torch.finfo(scores.dtype).min)
         return torch.where(visible, scores.softmax(-1), 0.0)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        q = self.confused(q, call)
         grouped: dict[str, Any] = {"enable_gqa": True} if k.shape[1] != q.shape[1] else {}
         if call.key_mask is None and call.bias is None and (not call.is_causal or q.shape[2] == k.shape[2]):
             return F.scaled_dot_product_attention(q, k, v, is_causal=call.is_causal, scale=call.scale, **grouped)

@@ -92,7 +92,7 @@ class Mixing(nn.Module):
         if not isinstance(grid, tuple | list) or len(grid) != 2 or grid[0] * grid[1] != tokens:
             raise ArgumentError(f"window {self.window} needs grid=(height, width) of all {tokens} tokens, got {grid}")
         height, width = (side if most is None else most for side, most in zip(grid, self.window, strict=True))
-        rolled = self.mechanism.takes_bias
+        rolled = self.mechanism.takes_bias and self.residual is None  # a 3x3 and its context cannot skip neighbors
         return windows((grid[0], grid[1]), (height, width), shifted=self.shifted, rolled=rolled)
 
     def _mix(

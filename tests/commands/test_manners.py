@@ -42,7 +42,7 @@ BAD_INPUT = [
     (["explain", "nonsense"], "'nonsense' is not one of softmax"),
     (["explain", "linear", "--option", "phi=tanh"], "'tanh' is not one of identity"),
     (["explain", "linear", "--option", "color=red"], "has no option 'color'"),
-    (["explain", "softmax", "--option", "x=1"], "takes no options"),
+    (["explain", "efficient", "--option", "x=1"], "takes no options"),
     (["explain", "threshold", "--option", "tau=wide"], "tau is 'wide' and must be a number"),
     (["explain", "threshold", "--option", "tau=nan"], "tau is 'nan' and must be a number"),
     (["explain", "angular", "--option", "exact=perhaps"], "exact is 'perhaps' and must be true or false"),

@@ -47,6 +47,8 @@ def square_plus_one(x: Tensor) -> Tensor:
 
 CASES = [
     case("softmax"),
+    case("softmax", confusion="relu"),
+    case("softmax", confusion="affine_relu"),
     case("general", sim=square_similarity),
     case("linear"),
     case("linear", phi="relu"),

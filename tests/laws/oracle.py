@@ -133,7 +133,8 @@ class Limits(NamedTuple):
     tiny: float
 
 
-def softmax(q, k, seen, limits, inputs, scale=None, bias=0.0):
+def softmax(q, k, seen, limits, inputs, confusion=None, scale=None, bias=0.0):
+    q = q if confusion is None else unit(features(confusion, q, 1.0, inputs))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     s = torch.where(seen, scale * (q @ k.mT) + bias, -math.inf)
     top = s.amax(-1, keepdim=True)

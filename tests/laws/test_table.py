@@ -121,7 +121,7 @@ def test_bias_is_added_to_scores_where_there_are_scores(case: Case, shape: tuple
     for is_causal in (False, True):
         true = true_answer(case, at, is_causal=is_causal, bias=bias)
         for backend in ("torch", "reference"):
-            out = attention(*at[:3], case.made, bias=bias, is_causal=is_causal, backend=backend)
+            out = attention(*at[:3], case.made, bias=bias, is_causal=is_causal, inputs=at.inputs, backend=backend)
             assert_answers(out, true, backend)
 
 
@@ -177,7 +177,8 @@ def test_inputs_are_named_when_missing_extra_or_misshapen(case: Case):
     with pytest.raises(ArgumentError, match="got unheard_of"):
         attention(*at[:3], case.made, inputs=at.inputs | {"unheard_of": torch.ones(1)})
     needed = {"affine_relu": {"weight": [2, 4, 4], "bias": [2, 4]}, True: {"scale": [2, 4]}}
-    wants = needed.get(case.options.get("phi"), needed.get(case.options.get("learned_scale"), {}))
+    phi = case.options.get("phi", case.options.get("confusion"))
+    wants = needed.get(phi, needed.get(case.options.get("learned_scale"), {}))
     assert set(case.made.inputs) == set(wants)
     for name, shape in wants.items():
         with pytest.raises(ArgumentError, match=f"'{case.name}' needs inputs {name}"):

@@ -5,12 +5,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import softless
-from softless.models.blocks import Block, Plan
+from softless.models.blocks import Block
 from softless.models.cswin import CSwinBlock
 from softless.models.pvt import ReducedAttention
 from softless.models.swin import WindowAttention
 from softless.models.table import CONFIGS
 from tests.golden.fill import DERIVED, load, load_model, weights
+from tests.models.cases import plan
 
 # Parameters, and billions of multiply-adds at the model's own image size.
 SIZES = {
@@ -74,24 +75,6 @@ def test_products_are_counted(name):
         model(images)
     macs = counter.get_total_flops() / 2e9
     assert macs == pytest.approx(SIZES[name][1], rel=5e-3)
-
-
-def plan(sizes: dict, **changes: object) -> Plan:
-    options = {
-        "dim": sizes["dim"],
-        "heads": sizes["heads"],
-        "mlp_ratio": 4,
-        "mechanism": None,
-        "local": False,
-        "window": None,
-        "reach": None,
-        "odd": False,
-        "last_stage": False,
-        "drop_path": 0.0,
-        "proj_drop": 0.0,
-        "attn_drop": 0.0,
-    }
-    return Plan(**(options | changes))
 
 
 def block(case: str, sizes: dict) -> torch.nn.Module:

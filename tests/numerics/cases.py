@@ -14,6 +14,8 @@ def gaussian(q: Tensor, k: Tensor) -> Tensor:
 
 CASES: dict[str, Mechanism] = {
     "softmax": mechanism("softmax"),
+    "softmax-relu": mechanism("softmax", confusion="relu"),
+    "softmax-affine_relu": mechanism("softmax", confusion="affine_relu"),
     "general": mechanism("general", sim=gaussian),
     "linear": mechanism("linear"),
     "linear-identity": mechanism("linear", phi="identity"),

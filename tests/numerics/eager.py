@@ -95,6 +95,11 @@ def efficient(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, 
     return (shares @ q.softmax(-1)[..., None]).squeeze(-1) @ v
 
 
+def confused(phi: str) -> Formula:
+    on = feature_map(phi)
+    return lambda q, k, v, seen, inputs: softmax(unit(on(q, inputs)), k, v, seen, inputs)
+
+
 def taylor(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
     return divided(1 + unit(q) @ unit(k).mT, v, seen)
 
@@ -147,6 +152,8 @@ def threshold(tau: float, expansion: str = "max", tail: str = "drop") -> Formula
 
 FORMULAS: dict[str, Formula] = {
     "softmax": softmax,
+    "softmax-relu": confused("relu"),
+    "softmax-affine_relu": confused("affine_relu"),
     "general": gaussian,
     "linear": linear("elu"),
     "linear-identity": linear("identity"),

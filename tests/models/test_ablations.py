@@ -1,0 +1,156 @@
+"""Every ablation of the paper is an argument: mechanism, local residual, windows, pattern, confusion."""
+
+import pytest
+import torch
+
+import softless
+from softless.errors import ArgumentError, UnsupportedError
+from softless.models.swin import WindowAttention
+from tests.models.cases import FAMILIES, images, loud, mixings, small
+from tests.numerics.cases import CASES
+
+INLINE = [f"inline_{family}_tiny" for family in FAMILIES]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("local", [False, True])
+def test_any_mechanism_runs_and_trains_in_a_model(case, local):
+    model = small("inline_swin_tiny", mechanism=CASES[case], local=local, img_size=32).train()
+    out = model(images(2, 3, 32, 32, dtype=torch.float32))
+    out.square().mean().backward()
+    assert out.shape == (2, 5)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize("name", INLINE)
+def test_the_softmax_twin_has_the_same_shape_but_for_the_residual(name):
+    model, twin = (
+        softless.create_model(name, device="meta"),
+        softless.create_model(name, mechanism="softmax", local=False, device="meta"),
+    )
+    ours = {key: x.shape for key, x in model.state_dict().items() if ".residual." not in key}
+    assert {key: x.shape for key, x in twin.state_dict().items()} == ours
+    assert any(".residual." in key for key in model.state_dict())
+    assert {module.mechanism.name for module in mixings(twin).values()} == {"softmax"}
+
+
+@pytest.mark.parametrize("name", INLINE)
+def test_each_argument_changes_the_answer_and_nothing_else(name):
+    """The same weights, one thing changed."""
+    x, base = images(2, 3, 64, 64), loud(small(name).double())
+    answers = [base(x)]
+    changes = [{"mechanism": "linear"}, {"local": False}, {"mechanism": softless.mechanism("inline", phi="relu")}]
+    changes += [] if name == "inline_deit_tiny" else [{"pattern": "SSSS"}]
+    changes += [{"window": 2}] if name in ("inline_swin_tiny", "inline_pvt_tiny") else []
+    weights = base.state_dict()
+    for change in changes:
+        other = loud(small(name, **change).double())
+        own = other.state_dict()
+        same = {key: x for key, x in weights.items() if key in own and own[key].shape == x.shape}
+        other.load_state_dict(same, strict=False)
+        answers.append(other(x))
+    for i, a in enumerate(answers):
+        for b in answers[:i]:
+            assert (a - b).abs().max() > 1e-4 * b.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "mixed"),
+    [("IIIS", [2, 2, 6, 0]), ("SSSS", [0, 0, 0, 0]), ("II2S", [2, 2, 2, 0]), (["I", 1, 3, "I"], [2, 1, 3, 2])],
+)
+def test_a_pattern_says_which_blocks_take_the_mechanism(pattern, mixed):
+    model = softless.create_model("inline_swin_tiny", pattern=pattern, mechanism=None, device="meta")
+    found = [[not isinstance(block.attn, WindowAttention) for block in layer.blocks] for layer in model.layers]
+    assert found == [[i < m for i in range(depth)] for m, depth in zip(mixed, [2, 2, 6, 2], strict=True)]
+
+
+@pytest.mark.parametrize("mechanism", ["inline", "softmax", "threshold"])
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("shifted", [False, True])
+def test_a_window_knows_only_itself(mechanism, local, shifted):
+    """Each has its own means, context and 3x3, as if it were a picture; scored mechanisms roll it to get there."""
+    layer, alone = (softless.nn.Attention(12, 3, mechanism, local=local).double() for _ in range(2))
+    alone.load_state_dict(layer.state_dict())
+    layer.window, layer.shifted = (3, 3), shifted
+    x = torch.randn(2, 7 * 8, 12, dtype=torch.float64)
+    out = layer(x, (7, 8))
+    start = 3 // 2 - 3 if shifted else 0  # that many rows and columns lie before the picture
+    for top in range(start, 7, 3):
+        for left in range(start, 8, 3):
+            rows, columns = (slice(max(at, 0), min(at + 3, most)) for at, most in ((top, 7), (left, 8)))
+            piece = x.unflatten(1, (7, 8))[:, rows, columns]
+            expected = alone(piece.flatten(1, 2), tuple(piece.shape[1:3]))
+            found = out.unflatten(1, (7, 8))[:, rows, columns].flatten(1, 2)
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["inline_swin_tiny", "inline_pvt_tiny", "inline_cswin_tiny"])
+def test_windows_are_given_for_all_stages_or_each(name):
+    one, each = small(name, window=2), small(name, window=[2, 2, 2, 2])
+    each.load_state_dict(one.state_dict())
+    x = images(1, 3, 64, 64, dtype=torch.float32)
+    assert torch.equal(one(x), each(x))
+    some = small(name, window=(None, 2, None, None))
+    sides = [module.window for module in mixings(some).values() if module.residual is not None]
+    assert any(side not in (None, (None, None)) for side in sides)
+    assert any(side in (None, (None, None)) for side in sides)
+
+
+@pytest.mark.parametrize("confusion", ["relu", "affine_relu"])
+def test_confusion_is_induced_in_front_of_softmax(confusion):
+    """Collinear queries see the same under f, and not without it."""
+    confused = softless.mechanism("softmax", confusion=confusion)
+    q, k = torch.randn(2, 1, 2, 6, 4, dtype=torch.float64)
+    inputs = {}
+    if confusion == "affine_relu":
+        inputs = {"weight": torch.randn(2, 4, 4, dtype=torch.float64), "bias": torch.zeros(2, 4, dtype=torch.float64)}
+    same = [softless.attention_weights(scale * q, k, confused, inputs=inputs) for scale in (1, 7)]
+    torch.testing.assert_close(*same, rtol=1e-12, atol=1e-12)
+    other = [softless.attention_weights(scale * q, k, "softmax") for scale in (1, 7)]
+    assert (other[0] - other[1]).abs().max() > 1e-2
+    zero = softless.attention_weights(-q.abs(), k, "softmax" if inputs else confused)
+    if not inputs:
+        torch.testing.assert_close(zero, torch.full_like(zero, 1 / 6))
+    model = small("deit_tiny", mechanism=confused)
+    assert model(images(1, 3, 64, 64, dtype=torch.float32)).isfinite().all()
+    assert any("inputs.weight" in key for key in model.state_dict()) == bool(inputs)
+
+
+WRONG = [
+    ({"name": "inline_vit"}, "model 'inline_vit' is not one of inline_deit_tiny"),
+    ({"mechanism": "linnear"}, "'linnear' is not one of softmax"),
+    ({"mechanism": 3}, "mechanism is a int"),
+    ({"pattern": "III"}, "pattern 'III' must have an I, an S or a number of blocks for each stage"),
+    ({"pattern": "IIXS"}, "pattern 'IIXS' must have"),
+    ({"pattern": ["I", "I", 7, "S"]}, r"of \[2, 2, 6, 2\] blocks"),
+    ({"window": 0}, "window 0 must be a positive number, or 4 of them"),
+    ({"window": [7, 7]}, r"window \[7, 7\] must be"),
+    ({"img_size": -1}, "img_size -1 must be a positive number"),
+    ({"global_pool": "max"}, "global_pool 'max' is not one of 'avg', ''"),
+    ({"depth": 3}, "has no option depth: it takes in_chans"),
+    ({"name": "swin_tiny", "mechanism": "inline"}, "mechanism would change no block of model 'swin_tiny'"),
+    ({"name": "pvt_tiny", "local": True, "window": 7}, "local and window would change no block"),
+    ({"attn_drop_rate": 0.1}, "attn_drop 0.1 needs explicit weights, and 'inline' has none"),
+    ({"proj_drop_rate": 1.5}, "proj_drop 1.5 is not a rate"),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), WRONG)
+def test_what_cannot_be_built_is_refused_in_a_sentence(given, words):
+    options = {"name": "inline_swin_tiny"} | given
+    with pytest.raises((ArgumentError, UnsupportedError), match=words):
+        softless.create_model(options.pop("name"), device="meta", **options)
+
+
+def test_a_class_token_does_not_fit_in_a_window():
+    with pytest.raises(UnsupportedError, match="window 7 cuts a picture, and DeiT has a class token"):
+        softless.create_model("inline_deit_tiny", window=7)
+    layer = softless.nn.Attention(12, 3, window=3)
+    with pytest.raises(ArgumentError, match=r"window \(3, 3\) needs grid=\(height, width\) of all 10 tokens"):
+        layer(torch.randn(1, 10, 12), (3, 3))
+    with pytest.raises(UnsupportedError, match="no causal order"):
+        layer(torch.randn(1, 9, 12), (3, 3), is_causal=True)
+    with pytest.raises(UnsupportedError, match="no causal order"):
+        layer.with_state(torch.randn(1, 9, 12))
