@@ -12,10 +12,10 @@ PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist worksteal
 INTERPRETED := TRITON_INTERPRET=1 SOFTLESS_TYPECHECK=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test slow gpu bench study docs dist clean
+.PHONY: help setup check test slow gpu timm-conformance bench study docs dist clean
 
 help: ## print this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-14s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-25s%s\n", $$1, $$2 }'
 
 setup: $(DEV) ## install softless and its tools into .venv
 
@@ -41,6 +41,9 @@ gpu: $(DEV) ## tests and benchmarks that need a CUDA device
 	@$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu needs a CUDA device, and torch finds none.")'
 	SOFTLESS_TYPECHECK=0 $(PYTEST) -m gpu
 	$(PY) benchmarks/gpu.py
+
+timm-conformance: $(DEV) ## timm's own model tests, from its sdist, on our models; ARGS="-k swin_tiny" for some
+	$(PY) tests/conformance/run.py $(ARGS)
 
 bench: $(RUN) ## time the mechanisms on this CPU
 	$(PY) benchmarks/cpu.py

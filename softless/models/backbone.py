@@ -14,21 +14,19 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from softless.errors import ArgumentError
-from softless.models.blocks import Plan, Stage, check_images
+from softless.models.blocks import Checked, Plan, Stage
+from softless.models.graphs import CallsBack, call_back
 from softless.models.table import Config
 
 FORMATS = ("NCHW", "NHWC")
 
 
-class Backbone(nn.Module):
+class Backbone(CallsBack):
     """A family's blocks with timm's contract around them. Make one with `softless.create_model`."""
 
-    __jit_ignored_attributes__ = ("features",)
     pools: tuple[str, ...] = ("avg", "")
     patch = 4
     derived: tuple[str, ...] = ()  # entries of others' files that hold no weights
-    norm: nn.Module
-    head: nn.Module
 
     def __init__(
         self,
@@ -47,19 +45,17 @@ class Backbone(nn.Module):
         self.num_features = self.head_hidden_size = self.embed_dim = config.dims[-1]
         self.rates = (drop_path_rate, proj_drop_rate, attn_drop_rate)
         self.global_pool = self._pool(global_pool)
+        self.checked = Checked(in_chans, self.patch)
         self.head_drop = nn.Dropout(drop_rate)
         self.feature_info: list[dict[str, Any]] = []
+        self.norm: nn.Module = nn.Identity()  # PVT has none
         self.build()
-        self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+        self.head = self._classifier()
         self.apply(initialize)
         self.register_load_state_dict_pre_hook(_accept_names)
 
     def build(self) -> None:
         """Everything but the head."""
-        raise NotImplementedError
-
-    def features(self, x: Tensor) -> Tensor:
-        """Normalized features of the last stage."""
         raise NotImplementedError
 
     def rename(self, key: str) -> str:
@@ -70,6 +66,9 @@ class Backbone(nn.Module):
         if name is not None and name not in self.pools:
             raise ArgumentError(f"global_pool {name!r} is not one of {', '.join(map(repr, self.pools))}")
         return self.pools[0] if name is None else name
+
+    def _classifier(self) -> nn.Module:
+        return nn.Linear(self.num_features, self.num_classes) if self.num_classes else nn.Identity()
 
     def plans(self, stage: int) -> Iterator[Plan]:
         """The blocks of a stage."""
@@ -93,11 +92,13 @@ class Backbone(nn.Module):
                 attn_drop=attn_drop,
             )
 
-    @torch.jit.ignore
     def forward_features(self, x: Tensor) -> Tensor:
-        return self.features(x)
+        """Normalized features of the last stage; a family says how, in `compute`."""
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return call_back(self.number, x, None)
+        else:  # noqa: RET505, TorchScript compiles only one branch
+            return self.compute(x)
 
-    @torch.jit.ignore
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         if self.global_pool == "avg":
             x = x.mean((1, 2))
@@ -115,9 +116,7 @@ class Backbone(nn.Module):
         like = next(self.parameters())
         self.num_classes = num_classes
         self.global_pool = self.global_pool if global_pool is None else self._pool(global_pool)
-        head = nn.Linear(self.num_features, num_classes, device=like.device, dtype=like.dtype)
-        self.head = head if num_classes else nn.Identity()
-        self.head.train(self.training)
+        self.head = self._classifier().to(like.device, like.dtype).train(self.training)
         initialize(self.head)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -140,8 +139,8 @@ class Pyramid(Backbone):
         """For each stage, what makes its picture from the one before (or from the images), and its blocks."""
         raise NotImplementedError
 
-    def features(self, x: Tensor) -> Tensor:
-        x = check_images(x, self.in_chans, self.patch)
+    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+        x = self.checked(x)
         for embed, blocks in self.stages():
             x = blocks(embed(x))
         return self.norm(x)
@@ -163,7 +162,7 @@ class Pyramid(Backbone):
     ) -> Any:
         """The picture after each stage of `indices`, and unless `intermediates_only` the features too."""
         check_format(output_fmt, FORMATS)
-        x, stages, pictures = check_images(x, self.in_chans, self.patch), self.stages(), []
+        x, stages, pictures = self.checked(x), self.stages(), []
         take, last = feature_take_indices(len(stages), indices)
         for index, (embed, blocks) in enumerate(stages[: last + 1] if stop_early else stages):
             x = blocks(embed(x))

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from timm.layers import DropPath, Mlp
-from timm.models import register_notrace_function, register_notrace_module
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from softless.errors import ArgumentError
 from softless.mechanisms import Mechanism
+from softless.models.graphs import Whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,25 +55,8 @@ class Block(nn.Module):
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
-@register_notrace_module
-class Whole(nn.Module):
-    """Kept whole by graph tracers: FX records one call of it, TorchScript calls back into Python."""
-
-    __jit_ignored_attributes__ = ("compute",)
-
-    def compute(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    @torch.jit.ignore
-    def forward(self, x: Tensor) -> Tensor:
-        return self.compute(x)
-
-
-@register_notrace_module
-class Stage(nn.ModuleList):
+class Stage(Whole, nn.ModuleList):
     """Blocks in order, on tokens [B, N, C] with their grid or on a picture [B, h, w, C]."""
-
-    __jit_ignored_attributes__ = ("compute",)
 
     def __init__(self, blocks: Iterable[nn.Module]):
         super().__init__(blocks)
@@ -84,31 +67,42 @@ class Stage(nn.ModuleList):
             return checkpoint(block, x, grid, use_reentrant=False)
         return block(x, grid)
 
-    def compute(self, x: Tensor, grid: list[int] | None) -> Tensor:
+    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
         height, width = x.shape[1:3] if grid is None else grid
         tokens = x.flatten(1, 2) if grid is None else x
         for block in self:
             tokens = self.step(block, tokens, (height, width))
         return tokens.unflatten(1, (height, width)) if grid is None else tokens
 
-    @torch.jit.ignore
-    def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
-        return self.compute(x, grid)
+
+class Checked(Whole):
+    """Images as they are, if they are [B, channels, H, W] and at least one patch high and wide."""
+
+    def __init__(self, channels: int, patch: int):
+        super().__init__()
+        self.channels, self.patch = channels, patch
+
+    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+        if x.ndim != 4 or x.shape[1] != self.channels:
+            needed = f"[batch, {self.channels}, height, width]"
+            raise ArgumentError(f"images have shape {list(x.shape)} and must be {needed}")
+        if min(x.shape[2:]) < self.patch:
+            size, least = f"{x.shape[2]} x {x.shape[3]}", f"{self.patch} x {self.patch}"
+            raise ArgumentError(f"images are {size} pixels and must be at least {least}, one patch")
+        return x
 
 
-@register_notrace_function
-@torch.jit.ignore
-def check_images(x: Tensor, channels: int, patch: int) -> Tensor:
-    """Images [B, channels, H, W], at least one patch high and wide."""
-    if x.ndim != 4 or x.shape[1] != channels:
-        raise ArgumentError(f"images have shape {list(x.shape)} and must be [batch, {channels}, height, width]")
-    if min(x.shape[2:]) < patch:
-        raise ArgumentError(f"images are {x.shape[2]} x {x.shape[3]} and must be at least {patch} x {patch}, a patch")
-    return x
+class Positions(Whole):
+    """A table of positions made for one picture, and resampled for others."""
+
+    def __init__(self, native: list[int], mode: str, prefix: int = 0):
+        super().__init__()
+        self.native, self.mode, self.prefix = native, mode, prefix
+
+    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+        return resample(x, self.native, self.native if grid is None else grid, self.mode, self.prefix)
 
 
-@register_notrace_function
-@torch.jit.ignore
 def resample(table: Tensor, native: list[int], grid: list[int], mode: str, prefix: int) -> Tensor:
     """Positions [1, prefix + H W, C] of the native picture at another size; as they are at their own."""
     if list(native) == list(grid):

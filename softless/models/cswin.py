@@ -22,7 +22,8 @@ from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
 from softless.models.backbone import Pyramid
-from softless.models.blocks import Plan, Stage, Whole
+from softless.models.blocks import Plan, Stage
+from softless.models.graphs import Whole
 from softless.nn.mixing import Mixing, Sides
 
 
@@ -88,7 +89,7 @@ class Merge(Whole):
         self.conv = nn.Conv2d(dim, 2 * dim, 3, 2, 1)
         self.norm = nn.LayerNorm(2 * dim)
 
-    def compute(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b hh ww cc"]:
+    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:  # [B, h, w, C] -> [B, h/2, w/2, 2 C]
         return self.norm(self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))
 
 

@@ -16,7 +16,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from softless.models.backbone import FORMATS, Backbone, check_format, table
-from softless.models.blocks import Block, Plan, Stage, check_images, resample
+from softless.models.blocks import Block, Plan, Positions, Stage
 from softless.nn import Attention
 
 
@@ -29,12 +29,13 @@ class DeiT(Backbone):
 
     def build(self) -> None:
         dim = self.config.dims[0]
-        self.native = [-(-side // self.patch) for side in self.config.img_size]
+        native = [-(-side // self.patch) for side in self.config.img_size]
+        self.positions = Positions(native, "bicubic", prefix=1)
         self.patch_embed = PatchEmbed(
             None, self.patch, self.in_chans, dim, output_fmt="NLC", strict_img_size=False, dynamic_img_pad=True
         )
         self.cls_token = table(1, 1, dim)
-        self.pos_embed = table(1, 1 + self.native[0] * self.native[1], dim)
+        self.pos_embed = table(1, 1 + native[0] * native[1], dim)
         self.blocks = Stage(Block(plan, attention(plan), 1e-6) for plan in self.plans(0))
         self.norm = nn.LayerNorm(dim, 1e-6)
         self.feature_info = [
@@ -43,16 +44,15 @@ class DeiT(Backbone):
 
     def embed(self, x: Tensor) -> tuple[Tensor, list[int]]:
         """Images to tokens with their positions, and the picture's height and width in patches."""
-        x = check_images(x, self.in_chans, self.patch)
+        x = self.checked(x)
         grid = [(side + self.patch - 1) // self.patch for side in (x.shape[2], x.shape[3])]
         x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), self.patch_embed(x)], 1)
-        return x + resample(self.pos_embed, self.native, grid, "bicubic", 1), grid
+        return x + self.positions(self.pos_embed, grid), grid
 
-    def features(self, x: Tensor) -> Tensor:
+    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
         x, grid = self.embed(x)
         return self.norm(self.blocks(x, grid))
 
-    @torch.jit.ignore
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         if self.global_pool == "token":
             x = x[:, 0]

@@ -20,7 +20,7 @@ from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
 from softless.models.backbone import Pyramid, table
-from softless.models.blocks import Block, Plan, Stage, resample
+from softless.models.blocks import Block, Plan, Positions, Stage
 from softless.nn.mixing import Mixing
 
 
@@ -77,11 +77,11 @@ class PVT(Pyramid):
     def build(self) -> None:
         dims = self.config.dims
         self.depth = len(dims)
-        self.natives = []
+        self.positions = nn.ModuleList()
         for stage, dim in enumerate(dims):
             patch, before = (4, self.in_chans) if stage == 0 else (2, dims[stage - 1])
             native = [-(-side // (4 * 2**stage)) for side in self.config.img_size]
-            self.natives.append(native)
+            self.positions.append(Positions(native, "bilinear"))
             embed = PatchEmbed(
                 None, patch, before, dim, nn.LayerNorm, output_fmt="NHWC", strict_img_size=False, dynamic_img_pad=True
             )
@@ -89,7 +89,6 @@ class PVT(Pyramid):
             setattr(self, f"pos_embed{stage + 1}", table(1, native[0] * native[1], dim))
             blocks = Stage(Block(plan, ReducedAttention(plan), 1e-6) for plan in self.plans(stage))
             setattr(self, f"block{stage + 1}", blocks)
-        self.norm = nn.Identity()
         self.describe([f"block{stage + 1}" for stage in range(self.depth)])
 
     def stages(self) -> list[tuple[Callable[[Tensor], Tensor], Stage]]:
@@ -98,9 +97,8 @@ class PVT(Pyramid):
     def embed(self, stage: int, x: Tensor) -> Tensor:
         """Images [B, 3, H, W], or the picture [B, h, w, C] of the stage before, to patches with positions."""
         x = getattr(self, f"patch_embed{stage + 1}")(x if stage == 0 else x.permute(0, 3, 1, 2))
-        positions = getattr(self, f"pos_embed{stage + 1}")
         grid = [x.shape[1], x.shape[2]]
-        return x + resample(positions, self.natives[stage], grid, "bilinear", 0).unflatten(1, grid)
+        return x + self.positions[stage](getattr(self, f"pos_embed{stage + 1}"), grid).unflatten(1, grid)
 
     def keep_stages(self, count: int) -> None:
         for stage in range(count, self.depth):

@@ -23,7 +23,8 @@ from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
 from softless.models.backbone import Pyramid, table
-from softless.models.blocks import Block, Plan, Stage, Whole
+from softless.models.blocks import Block, Plan, Stage
+from softless.models.graphs import Whole
 from softless.nn import Attention
 
 
@@ -67,7 +68,7 @@ class Merging(Whole):
         self.norm = nn.LayerNorm(4 * dim)
         self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
 
-    def compute(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b hh ww cc"]:
+    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:  # [B, h, w, C] -> [B, h/2, w/2, 2 C]
         height, width = x.shape[1:3]
         if height % 2 or width % 2:
             x = F.pad(x, (0, 0, 0, width % 2, 0, height % 2))
@@ -77,8 +78,6 @@ class Merging(Whole):
 
 class Layer(nn.Module):
     """A stage's blocks, and what makes the next stage's picture. Held for its names; its parts are called."""
-
-    blocks: Stage
 
     def __init__(self, blocks: Stage, downsample: nn.Module):
         super().__init__()

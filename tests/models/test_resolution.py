@@ -39,20 +39,17 @@ def test_positions_are_resampled_once_and_for_all_or_at_each_call(name):
     state = here.state_dict()
     for key, table in here.state_dict().items():
         if key.startswith("pos_embed"):
-            prefix, native, target = (
-                (1, here.native, there.native) if key == "pos_embed" else (0, *grids(here, there, key))
-            )
-            mode = "bicubic" if prefix else "bilinear"
-            state[key] = resample(table, native, target, mode, prefix)
-            assert resample(table, native, list(native), mode, prefix) is table
+            own, other = (positions(model, key) for model in (here, there))
+            state[key] = resample(table, own.native, other.native, own.mode, own.prefix)
+            assert own(table, list(own.native)) is table
     there.load_state_dict(state)
     x = images(1, 3, 96, 48, dtype=torch.float32)
     assert torch.equal(here(x), there(x))
 
 
-def grids(here, there, key):
-    stage = int(key.removeprefix("pos_embed")) - 1
-    return here.natives[stage], there.natives[stage]
+def positions(model, key):
+    stage = key.removeprefix("pos_embed")
+    return model.positions[int(stage) - 1] if stage else model.positions
 
 
 def test_resampling_is_what_timm_does_for_deit_and_the_authors_for_pvt():
