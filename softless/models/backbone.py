@@ -17,6 +17,7 @@ from softless.errors import ArgumentError
 from softless.models.blocks import Checked, Plan, Stage
 from softless.models.graphs import CallsBack, call_back
 from softless.models.table import Config
+from softless.nn.maps import AttentionMap, attention_maps
 
 FORMATS = ("NCHW", "NHWC")
 
@@ -118,6 +119,17 @@ class Backbone(CallsBack):
         self.global_pool = self.global_pool if global_pool is None else self._pool(global_pool)
         self.head = self._classifier().to(like.device, like.dtype).train(self.training)
         initialize(self.head)
+
+    def attention_maps(self, images: Tensor) -> Iterator[AttentionMap]:
+        """The explicit weights [B, heads, N, M] of each layer for these images, one layer at a time.
+
+        >>> import torch, softless
+        >>> model = softless.create_model("inline_deit_tiny").eval()
+        >>> first = next(model.attention_maps(torch.randn(1, 3, 32, 48)))   # a class token and 2 x 3 patches
+        >>> first.layer, first.weights.shape, first.local.shape
+        ('blocks.0.attn', torch.Size([1, 6, 7, 7]), torch.Size([1, 6, 7, 7]))
+        """
+        return attention_maps(self, images)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keep only what enters each block, and compute the rest again in the backward pass."""

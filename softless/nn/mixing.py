@@ -9,7 +9,7 @@ window has its own means, context and 3x3, and padding takes part in none of the
 Shapes: B batch, N tokens, C channels, d = C / heads.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -27,6 +27,17 @@ from softless.nn.windows import Windows, windows
 Heads = tuple[Tensor, Tensor, Tensor]  # q [B, heads, N, d], k and v [B, kv_heads, M, d]
 Grid = tuple[int, int]
 Sides = tuple[int | None, int | None]  # height and width of a window; None for the whole side
+
+
+class Asked(NamedTuple):
+    """Tokens that attend to each other, and how."""
+
+    qkv: Tensor | Heads
+    grid: Grid | None
+    source: Tensor | None
+    key_mask: Tensor | None
+    bias: Tensor | None
+    is_causal: bool
 
 
 class Mixing(nn.Module):
@@ -76,15 +87,28 @@ class Mixing(nn.Module):
         is_causal: bool = False,
     ) -> Float[Tensor, "b n c"]:
         """Mixed heads, side by side. `source` holds the tokens whose mean predicts the local residual's kernels."""
+        asked, cut = self.asked(qkv, grid, source, key_mask, bias, is_causal)
+        return self._mix(asked) if cut is None else cut.join(self._mix(asked))
+
+    def asked(
+        self,
+        qkv: Tensor | Heads,
+        grid: Grid | None = None,
+        source: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> tuple[Asked, Windows | None]:
+        """What attends to itself: the picture as it is, or each of its windows."""
         if self.window is None:
-            return self._mix(qkv, grid, source, key_mask, bias, is_causal)
+            return Asked(qkv, grid, source, key_mask, bias, is_causal), None
         if not isinstance(qkv, Tensor) or is_causal:
             raise UnsupportedError(f"window {self.window} needs as many keys as queries, heads and no causal order")
         cut = self.windows(grid, qkv.shape[1])
         real = cut.mask(qkv) if key_mask is None else cut.cut(key_mask[..., None])[..., 0]
         source = None if source is None or self.residual is None else cut.cut(source)
         bias = rolled_bias(bias, cut.pairs(qkv.device), qkv)
-        return cut.join(self._mix(cut.cut(qkv), cut.size, source, real, bias, is_causal))
+        return Asked(cut.cut(qkv), cut.size, source, real, bias, False), cut
 
     def windows(self, grid: Grid | None, tokens: int) -> Windows:
         """How this module cuts a picture."""
@@ -95,15 +119,8 @@ class Mixing(nn.Module):
         rolled = self.mechanism.takes_bias and self.residual is None  # a 3x3 and its context cannot skip neighbors
         return windows((grid[0], grid[1]), (height, width), shifted=self.shifted, rolled=rolled)
 
-    def _mix(
-        self,
-        qkv: Tensor | Heads,
-        grid: Grid | None,
-        source: Tensor | None,
-        key_mask: Tensor | None,
-        bias: Tensor | None,
-        is_causal: bool,
-    ) -> Tensor:
+    def _mix(self, asked: Asked) -> Tensor:
+        qkv, grid, source, key_mask, bias, is_causal = asked
         taps, prefix = self.taps(source, grid, key_mask, is_causal)
         options: dict[str, Any] = {"key_mask": key_mask, "inputs": dict(self.inputs.items())}
         dropped = self.training and self.attn_drop.p > 0

@@ -1,0 +1,112 @@
+"""Attention maps: the explicit weights of every layer of a model, made one layer at a time.
+
+    o_i = sum_j w_ij v_j [+ residual_i]            w [B, heads, N, M], and with it the mean of the head's 3x3 kernels
+
+A local residual has a kernel a channel: a head's map shows their mean, at each token's 3x3 neighbors. Windows are put
+back in their place, with zeros where a token sees nothing. Quadratic in the tokens of a layer, so one layer at a time.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from softless.algebra.neighbors import local_residual
+from softless.functional import attention_weights
+from softless.nn.mixing import Heads, Mixing, as_heads
+from softless.nn.windows import Windows
+
+
+class AttentionMap(NamedTuple):
+    """One layer's weights."""
+
+    layer: str
+    weights: Float[Tensor, "b heads n m"]
+    local: Float[Tensor, "b heads n m"] | None  # the local residual's, in the same units
+
+
+class _Call(NamedTuple):
+    layer: str
+    module: Mixing
+    qkv: Tensor | Heads
+    options: dict[str, Any]
+
+
+def attention_maps(model: nn.Module, *inputs: Tensor) -> Iterator[AttentionMap]:
+    """Run a model once, and give the map of each of its layers, in the order they ran.
+
+    >>> import torch, softless
+    >>> from softless.nn.maps import attention_maps
+    >>> layer = softless.nn.Attention(dim=8, heads=2)
+    >>> [(found.layer, found.weights.shape) for found in attention_maps(layer, torch.randn(1, 6, 8))]
+    [('', torch.Size([1, 2, 6, 6]))]
+
+    Only what enters each layer is kept meanwhile; a map is made when it is asked for.
+    """
+    calls: list[_Call] = []
+    with torch.no_grad():
+        with _recorded(model, calls):
+            model(*inputs)
+        while calls:
+            yield _map(calls.pop(0))
+
+
+@contextmanager
+def _recorded(model: nn.Module, calls: list[_Call]) -> Iterator[None]:
+    """Within, every layer says what it was asked to mix."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Mixing)}
+
+    def record(
+        layer: str, module: Mixing, qkv: Tensor | Heads, grid: tuple[int, int] | None = None, **options: Any
+    ) -> Tensor:
+        calls.append(_Call(layer, module, qkv, {"grid": grid, **options}))
+        return Mixing.mix(module, qkv, grid, **options)
+
+    for name, module in layers.items():
+        module.mix = partial(record, name, module)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for module in layers.values():
+            del module.mix
+
+
+def _map(call: _Call) -> AttentionMap:
+    module = call.module
+    asked, cut = module.asked(call.qkv, **call.options)
+    (q, k, _), mask = as_heads(asked.qkv), asked.key_mask
+    inputs = dict(module.inputs.items())
+    options: dict[str, Any] = {"key_mask": mask, "bias": asked.bias, "is_causal": asked.is_causal, "inputs": inputs}
+    weights, local = attention_weights(q, k, module.mechanism, **options), None
+    taps, prefix = module.taps(asked.source, asked.grid, mask)
+    if taps is not None and asked.grid is not None:
+        local = _neighbors(taps.mean(-1, keepdim=True), asked.grid, prefix, mask)
+    if cut is not None:
+        weights, local = _placed(weights, cut), None if local is None else _placed(local, cut)
+    return AttentionMap(call.layer, weights, local)
+
+
+def _neighbors(
+    taps: Float[Tensor, "b heads 9 1"], grid: tuple[int, int], prefix: int, key_mask: Tensor | None
+) -> Float[Tensor, "b heads n n"]:
+    """A 3x3 kernel as a matrix: the residual of the N values that are 1 at one token and 0 elsewhere."""
+    tokens = prefix + grid[0] * grid[1]
+    ones = torch.eye(tokens, dtype=taps.dtype, device=taps.device).expand(*taps.shape[:2], -1, -1)
+    matrix = local_residual(ones, taps.expand(-1, -1, -1, tokens), grid, prefix)
+    return matrix if key_mask is None else torch.where(key_mask[:, None, None], matrix, 0.0)
+
+
+def _placed(pieces: Float[Tensor, "bw heads m m"], cut: Windows) -> Float[Tensor, "b heads n n"]:
+    """The weights within windows, as weights between the tokens of the picture."""
+    tokens, (rows, columns) = cut.grid[0] * cut.grid[1], cut.counts
+    numbers = torch.arange(1, tokens + 1, device=pieces.device)
+    where = cut.cut(numbers[None, :, None])[..., 0]  # [windows, m]; 0 for what pads them
+    pieces = pieces.unflatten(0, (-1, rows * columns))
+    whole = pieces.new_zeros(pieces.shape[0], pieces.shape[2], tokens + 1, tokens + 1)
+    for window, at in enumerate(where):
+        whole[:, :, at[:, None], at[None]] = pieces[:, window]
+    return whole[:, :, 1:, 1:]
