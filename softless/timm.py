@@ -12,17 +12,19 @@ from functools import partial
 from math import isqrt
 from typing import Any
 
+import torch.nn.functional as F
+
 from softless.errors import MissingExtraError
 from softless.models import create_model
 from softless.models.table import CONFIGS, Config
 
 try:
     from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-    from timm.layers import resize_rel_pos_bias_table
     from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 except ModuleNotFoundError as missing:
+    package = str(missing.name).partition(".")[0]
     raise MissingExtraError(
-        f"softless.timm registers models with timm, and {missing.name} is not installed: pip install 'softless[models]'"
+        f"softless.timm registers models with timm, and {package} is not installed: pip install 'softless[models]'"
     ) from None
 
 from softless.models.blocks import resample
@@ -67,8 +69,9 @@ def fit_tables(state_dict: dict[str, Any], model: Any) -> dict[str, Any]:
         if key not in own or table.shape == own[key].shape:
             continue
         if key.endswith("relative_position_bias_table"):
-            side = (isqrt(own[key].shape[0]) + 1) // 2
-            fitted[key] = resize_rel_pos_bias_table(table, (side, side), own[key].shape)
+            old, new = isqrt(len(table)), isqrt(len(own[key]))
+            square = table.mT.unflatten(1, (old, old))[None].float()
+            fitted[key] = F.interpolate(square, (new, new), mode="bicubic")[0].flatten(1).mT.to(table.dtype)
         elif key.startswith("pos_embed"):
             stage = key.removeprefix("pos_embed")
             here = model.positions[int(stage) - 1] if stage else model.positions

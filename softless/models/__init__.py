@@ -69,10 +69,11 @@ def create_model(
     try:
         make = getattr(import_module(module), cls)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in ("timm", "torchvision"):
+        package = str(error.name).partition(".")[0]
+        if package not in ("timm", "torchvision"):
             raise
         raise MissingExtraError(
-            f"model '{name}' is built with timm, and {error.name} is not installed: pip install 'softless[models]'"
+            f"model '{name}' is built with timm, and {package} is not installed: pip install 'softless[models]'"
         ) from None
     if unknown := [option for option in options if option not in OPTIONS]:
         raise ArgumentError(f"model '{name}' has no option {', '.join(unknown)}: it takes {', '.join(OPTIONS)}")
