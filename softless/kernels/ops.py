@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from softless.algebra.recipe import Recipe
 from softless.kernels import attend
@@ -87,6 +88,26 @@ def _backward(ctx, d_out, _d_records):
 
 
 attend_op.register_autograd(_backward, setup_context=_save)
+
+
+@register_flop_formula(torch.ops.softless.attend)
+def attend_flops(qkv, key_mask, taps, phi_q, phi_k, reader, constant, scale, t, picture, **_):
+    """For FlopCounterMode: phi(k)^T v and phi(q) S, and nine products a value where there are taps. Shapes come in.
+
+    A counter made before this module was first imported does not know it, and counts nothing here.
+    """
+    if len(qkv) == 1:
+        (b, n, _three, h, d), keys, e = qkv[0], qkv[0][1], qkv[0][4]
+    else:
+        (b, h, n, d), keys, e = qkv[0], qkv[1][2], qkv[2][3]
+    local = 0 if taps is None else 9 * picture[1] * picture[2] * e
+    return 2 * b * h * ((n + keys) * (d + constant) * e + local)
+
+
+@register_flop_formula(torch.ops.softless.attend_backward)
+def attend_backward_flops(d_out, qkv, key_mask, taps, records, *options, **_):
+    """A product has two gradients, each as large as itself."""
+    return 2 * attend_flops(qkv, key_mask, taps, *options)
 
 
 def heads_of(qkv: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:

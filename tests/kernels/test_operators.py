@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import softless
 from softless import attention
 from softless.functional import attention_qkv, attention_with_residual
+from softless.kernels import ops  # noqa: F401, a counter knows the operators that exist when it is made
 from tests.kernels.cases import CASES, assert_same, draw, regime, run
 
 pytestmark = [
@@ -275,3 +277,25 @@ def test_auto_takes_torch_on_a_cpu_even_in_the_interpreter(case):
     """The interpreter is for tests: nobody gets it without asking."""
     qkv, upstream = draw(3, 5), torch.randn(1, 1, 3, 5)
     assert_same(run(case, qkv, upstream, "auto"), run(case, qkv, upstream, "torch"))
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_flops_are_counted(local, packed):
+    """Two products and their gradients, as in plain torch; the residual's, which has none there, are counted too."""
+    qkv = torch.randn(2, 1 + 3 * 4, 3, 2, 8, requires_grad=True)
+    taps, grid = (torch.randn(2, 2, 9, 8, requires_grad=True), (3, 4)) if local else (None, None)
+
+    def count(backend: str) -> int:
+        with FlopCounterMode(display=False) as counter:
+            if packed or not local:
+                out = attention_qkv(qkv, "inline", taps=taps, grid=grid, prefix=int(local), backend=backend)
+            else:
+                q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
+                out = attention_with_residual(q, k, v, taps, "inline", grid=grid, prefix=1, backend=backend)
+            out.sum().backward()
+        return counter.get_total_flops()
+
+    products, residual = 2 * 2 * (2 * 2 * 13 * 8 * 8), 2 * 9 * (2 * 2 * 12 * 8)
+    assert count("triton") == 3 * (products + residual * local)
+    assert count("torch") == pytest.approx(3 * products, rel=0.03)  # a mean there is a small product
