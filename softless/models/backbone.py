@@ -27,7 +27,6 @@ class Backbone(CallsBack):
 
     pools: tuple[str, ...] = ("avg", "")
     patch = 4
-    derived: tuple[str, ...] = ()  # entries of others' files that hold no weights
 
     def __init__(
         self,
@@ -53,15 +52,10 @@ class Backbone(CallsBack):
         self.build()
         self.head = self._classifier()
         self.apply(initialize)
-        self.register_load_state_dict_pre_hook(_accept_names)
 
     def build(self) -> None:
         """Everything but the head."""
         raise NotImplementedError
-
-    def rename(self, key: str) -> str:
-        """This model's name for an entry of another library's file."""
-        return key
 
     def _pool(self, name: str | None) -> str:
         if name is not None and name not in self.pools:
@@ -215,13 +209,3 @@ def initialize(module: nn.Module) -> None:
 def table(*shape: int) -> nn.Parameter:
     """A table to be learned, of positions or class tokens."""
     return nn.Parameter(trunc_normal_(torch.empty(shape), std=0.02))
-
-
-def _accept_names(module: nn.Module, state_dict: dict[str, Tensor], *_: object) -> None:
-    """Read files of the authors and of timm: their names become ours, what they derive from sizes is left out."""
-    assert isinstance(module, Backbone)
-    entries = dict(state_dict)
-    state_dict.clear()
-    for key, value in entries.items():
-        if key.rpartition(".")[2] not in module.derived:
-            state_dict[module.rename(key) if "head.fc.weight" in entries else key] = value

@@ -88,8 +88,6 @@ class Layer(nn.Module):
 class Swin(Pyramid):
     """Four stages of windowed or whole-picture attention."""
 
-    derived = ("relative_position_index", "attn_mask")
-
     def build(self) -> None:
         dims = self.config.dims
         self.patch_embed = PatchEmbed(
@@ -110,6 +108,7 @@ class Swin(Pyramid):
             for stage, dim in enumerate(dims)
         )
         self.norm = nn.LayerNorm(dims[-1])
+        self.register_load_state_dict_pre_hook(_accept_names)
         self.describe([f"layers.{stage}" for stage in range(len(dims))])
 
     def stages(self) -> list[tuple[Callable[[Tensor], Tensor], Stage]]:
@@ -120,11 +119,6 @@ class Swin(Pyramid):
     def keep_stages(self, count: int) -> None:
         del self.layers[count:]
         self.layers[-1].downsample = nn.Identity()
-
-    def rename(self, key: str) -> str:
-        """timm keeps a merging with the stage after it, and the classifier in head.fc."""
-        key = re.sub(r"^layers\.(\d)\.downsample\.", lambda match: f"layers.{int(match[1]) - 1}.downsample.", key)
-        return key.replace("head.fc.", "head.")
 
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")}
@@ -148,3 +142,20 @@ def attention(plan: Plan) -> Attention:
         attn_drop=plan.attn_drop,
         proj_drop=plan.proj_drop,
     )
+
+
+def _accept_names(_module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Read files of the authors and of timm.
+
+    Swin's index and mask follow from sizes, and are left out. timm keeps a merging with the stage after it, and the
+    classifier in head.fc.
+    """
+    timms = f"{prefix}head.fc.weight" in state_dict
+    for key in [key for key in state_dict if key.startswith(prefix)]:
+        value, name = state_dict.pop(key), key.removeprefix(prefix)
+        if name.rpartition(".")[2] in ("relative_position_index", "attn_mask"):
+            continue
+        if timms:
+            name = re.sub(r"^layers\.(\d)\.downsample", lambda match: f"layers.{int(match[1]) - 1}.downsample", name)
+            name = name.replace("head.fc.", "head.")
+        state_dict[prefix + name] = value

@@ -31,6 +31,19 @@ def test_a_small_swin_is_timms():
     assert (ours.float()(images.float()) - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
+def test_what_stands_beside_a_swin_keeps_its_names():
+    """A part of a larger model reads its own entries, and touches no others."""
+    whole = torch.nn.ModuleDict(
+        {"backbone": small("swin_tiny"), "head": torch.nn.ModuleDict({"fc": torch.nn.Linear(5, 2)})}
+    )
+    state = whole.state_dict()
+    assert "head.fc.weight" in state
+    extra = {"backbone.layers.0.blocks.1.attn_mask": torch.zeros(1), "attn_mask": torch.zeros(1)}
+    assert whole.load_state_dict(state | extra, strict=False).unexpected_keys == ["attn_mask"]
+    del extra["attn_mask"]
+    whole.load_state_dict(state | extra, strict=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TIMM)
 def test_outputs_are_timms_from_timms_weights(name):
