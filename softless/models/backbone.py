@@ -18,6 +18,7 @@ from softless.models.blocks import Checked, Plan, Stage
 from softless.models.graphs import CallsBack, call_back
 from softless.models.table import Config
 from softless.nn.maps import AttentionMap, attention_maps
+from softless.nn.mixing import check_rate
 
 FORMATS = ("NCHW", "NHWC")
 
@@ -41,9 +42,15 @@ class Backbone(CallsBack):
         drop_path_rate: float = 0.0,
     ):
         super().__init__()
+        rates = {"proj_drop_rate": proj_drop_rate, "attn_drop_rate": attn_drop_rate, "drop_path_rate": drop_path_rate}
+        for name, rate in {"drop_rate": drop_rate, **rates}.items():
+            check_rate(name, rate)
+        for name, number, least in (("num_classes", num_classes, 0), ("in_chans", in_chans, 1)):
+            if type(number) is not int or number < least:
+                raise ArgumentError(f"{name} {number!r} must be a whole number, at least {least}")
         self.config, self.num_classes, self.in_chans = config, num_classes, in_chans
         self.num_features = self.head_hidden_size = self.embed_dim = config.dims[-1]
-        self.rates = (drop_path_rate, proj_drop_rate, attn_drop_rate)
+        self.rates = rates
         self.global_pool = self._pool(global_pool)
         self.checked = Checked(in_chans, self.patch)
         self.head_drop = nn.Dropout(drop_rate)
@@ -68,9 +75,8 @@ class Backbone(CallsBack):
     def plans(self, stage: int) -> Iterator[Plan]:
         """The blocks of a stage."""
         c = self.config
-        drop_path, proj_drop, attn_drop = self.rates
-        rates = calculate_drop_path_rates(drop_path, list(c.depths), stagewise=True)[stage]
-        for index, rate in enumerate(rates):
+        drop_paths = calculate_drop_path_rates(self.rates["drop_path_rate"], list(c.depths), stagewise=True)
+        for index, rate in enumerate(drop_paths[stage]):
             mixed = index < c.mixed[stage]
             yield Plan(
                 dim=c.dims[stage],
@@ -83,8 +89,8 @@ class Backbone(CallsBack):
                 odd=index % 2 == 1,
                 last_stage=stage == len(c.depths) - 1,
                 drop_path=rate,
-                proj_drop=proj_drop,
-                attn_drop=attn_drop,
+                proj_drop=self.rates["proj_drop_rate"],
+                attn_drop=self.rates["attn_drop_rate"],
             )
 
     def forward_features(self, x: Tensor) -> Tensor:

@@ -133,7 +133,9 @@ WRONG = [
     ({"name": "swin_tiny", "mechanism": "inline"}, "mechanism would change no block of model 'swin_tiny'"),
     ({"name": "pvt_tiny", "local": True, "window": 7}, "local and window would change no block"),
     ({"attn_drop_rate": 0.1}, "attn_drop 0.1 needs explicit weights, and 'inline' has none"),
-    ({"proj_drop_rate": 1.5}, "proj_drop 1.5 is not a rate"),
+    ({"proj_drop_rate": 1.5}, "proj_drop_rate 1.5 is not a rate between 0 and 1"),
+    ({"num_classes": -1}, "num_classes -1 must be a whole number, at least 0"),
+    ({"in_chans": 0}, "in_chans 0 must be a whole number, at least 1"),
 ]
 
 

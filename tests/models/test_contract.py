@@ -162,6 +162,22 @@ def test_it_is_saved_and_loaded_to_the_bit(name):
         assert torch.equal(model(x), other(x))
 
 
+@pytest.mark.parametrize("name", ["inline_deit_tiny", "inline_pvt_tiny", "inline_swin_tiny", "inline_cswin_tiny"])
+def test_it_starts_as_the_authors_do(name):
+    """Linear layers and tables normal with deviation 0.02, biases zero; convolutions, residuals too, as PyTorch has them."""
+    model = softless.create_model(name, img_size=64)
+    for key, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            assert module.weight.std().item() == pytest.approx(0.02, rel=0.1), key
+            assert module.bias is None or not module.bias.any(), key
+        elif isinstance(module, torch.nn.Conv1d | torch.nn.Conv2d):
+            bound = module.weight[0].numel() ** -0.5
+            assert 0.9 * bound < module.weight.abs().max() <= bound, key
+    for key, parameter in model.named_parameters():
+        if "pos_embed" in key or "table" in key or "cls_token" in key:
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.2), key
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_bad_images_are_refused_in_a_sentence(name):
     model = small(name)
