@@ -164,7 +164,7 @@ def test_it_is_saved_and_loaded_to_the_bit(name):
 
 @pytest.mark.parametrize("name", ["inline_deit_tiny", "inline_pvt_tiny", "inline_swin_tiny", "inline_cswin_tiny"])
 def test_it_starts_as_the_authors_do(name):
-    """Linear layers and tables normal with deviation 0.02, biases zero; convolutions, residuals too, as PyTorch has them."""
+    """Linear layers and tables normal with deviation 0.02, biases zero; convolutions, the residual too, as in PyTorch."""
     model = softless.create_model(name, img_size=64)
     for key, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
