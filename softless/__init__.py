@@ -28,9 +28,9 @@ _HOMES = {
     "attention_with_state": "softless.functional",
     "mechanism": "softless.mechanisms",
     "list_mechanisms": "softless.mechanisms",
-    "Mechanism": "softless.mechanisms",
     "create_model": "softless.models",
     "list_models": "softless.models",
+    "Mechanism": "softless.mechanisms",
     "State": "softless.algebra.state",
     "threshold_report": "softless.threshold",
     "ThresholdReport": "softless.threshold",
@@ -50,3 +50,30 @@ __all__ = [
     "errors",
     "list_mechanisms",
     "list_models",
+    "load_weights",
+    "mechanism",
+    "nn",
+    "threshold_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    elif name in ("nn", "errors"):
+        return import_module(f"softless.{name}")
+    elif name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            value = version("softless")
+        except PackageNotFoundError:
+            value = "0+uninstalled"
+    else:
+        raise AttributeError(f"module 'softless' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -30,8 +30,194 @@ SIGNATURES = {
     "list_mechanisms": "",
     "threshold_report": "q, k, *, tau=1.0, expansion='max', tail='drop', is_causal=False, key_mask=None, bias=None, "
     "scale=None",
+    "load_weights": "model, path, *, key=None",
     "create_model": "name, *, mechanism=None, local=None, window=None, pattern=None, num_classes=1000, img_size=None, "
     "device=None, dtype=None, **options",
     "list_models": "",
     "nn.Attention": "dim, heads, mechanism='inline', local=False, *, kv_heads=None, window=None, shifted=False, "
     "qkv_bias=True, attn_drop=0.0, proj_drop=0.0",
+    "nn.LocalResidual": "dim, heads",
+    "nn.LocalResidual.forward": "self, context, v, grid, prefix=0",
+}
+
+
+def find(name: str) -> object:
+    thing: object = softless
+    for part in name.split("."):
+        thing = getattr(thing, part)
+    return thing
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_the_signature_is_the_documented_one(name):
+    signature = inspect.signature(find(name))
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    found = str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+    assert found == f"({SIGNATURES[name]})"
+
+
+def test_a_module_takes_the_grid_in_second_place():
+    parameters = list(inspect.signature(softless.nn.Attention.forward).parameters)
+    assert parameters[:3] == ["self", "x", "grid"]
+
+
+def test_the_mechanisms_are_the_ten_of_this_version():
+    names = "softmax general linear inline efficient taylor hydra angular focused threshold"
+    assert softless.list_mechanisms() == names.split()
+    softless.list_mechanisms().clear()
+    assert softless.list_mechanisms() == names.split()
+
+
+def test_dir_lists_the_public_names_and_unknown_ones_raise():
+    assert {name.split(".")[0] for name in SIGNATURES} <= set(dir(softless))
+    assert set(softless.__all__) <= set(dir(softless))
+    with pytest.raises(AttributeError, match="attend"):
+        softless.attend  # noqa: B018
+    assert not hasattr(softless.nn, "attention_weights")
+
+
+@pytest.mark.parametrize("name", [name for name in SIGNATURES if name != "nn.LocalResidual.forward"])
+def test_a_docstring_starts_with_a_sentence_and_a_runnable_example(name):
+    text = inspect.getdoc(find(name))
+    first, rest = text.split("\n", 1)
+    assert first.endswith((".", ":"))
+    assert rest.lstrip().startswith(">>> import"), "the example comes first"
+    examples = doctest.DocTestParser().get_examples(text)
+    assert any(example.want for example in examples), "an example shows a result"
+    if name not in ("mechanism", "list_mechanisms", "list_models"):
+        assert re.search(r"# .*\[(batch|B)\b", text), "the example names its shapes"
+
+
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(softless.__path__, "softless.")
+    if module.name != "softless.__main__" and ".kernels" not in module.name
+)
+
+
+@pytest.mark.parametrize("name", ["softless", *MODULES])
+def test_every_example_in_the_code_runs(name):
+    outcome = doctest.testmod(import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert outcome.failed == 0
+
+
+def test_the_code_has_examples():
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    tests = [test for name in ["softless", *MODULES] for test in finder.find(import_module(name)) if test.examples]
+    assert len(tests) >= 8
+
+
+PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.exists()]
+BLOCKS = [
+    pytest.param(block, id=f"{path.relative_to(ROOT)}:{number}")
+    for path in PAGES
+    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL), 1)
+]
+
+
+@pytest.mark.skipif(not PAGES, reason="there is no page yet")
+@pytest.mark.parametrize("block", BLOCKS)
+def test_every_example_in_the_pages_runs(block):
+    if ">>>" in block:
+        test = doctest.DocTestParser().get_doctest(block, {}, "page", None, 0)
+        assert doctest.DocTestRunner().run(test).failed == 0
+    else:
+        exec(compile(block, "page", "exec"), {"__name__": "page"})
+
+
+def test_the_readme_has_an_example():
+    assert any(str(block.id).startswith("README.md") for block in BLOCKS)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_mechanism_is_a_frozen_value(case):
+    made = CASES[case]
+    options = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+    again = softless.mechanism(made.name, **options)
+    assert made == again
+    assert hash(made) == hash(again)
+    assert len({made, again}) == 1
+    assert copy.deepcopy(made) == made
+    assert not any(isinstance(value, torch.Tensor) for value in options.values())
+    for name in [*options, "anything"]:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(made, name, None)
+    if not any(callable(value) for value in options.values()):
+        assert pickle.loads(pickle.dumps(made)) == made
+
+
+def test_mechanisms_differ_by_option_and_by_kind():
+    assert len(set(CASES.values())) == len(CASES)
+    assert softless.mechanism("linear", phi="relu") != softless.mechanism("inline", phi="relu")
+    assert softless.mechanism("threshold", tau=1) == softless.mechanism("threshold", tau=1.0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_mechanism_declares_the_inputs_it_needs(case):
+    made = CASES[case]
+    expected = {"affine_relu": ("weight", "bias"), "learned": ("scale",)}
+    assert made.inputs == expected.get(case.rpartition("-")[2], ())
+
+
+@pytest.mark.parametrize("name", ["softmax", "inline"])
+def test_a_name_and_its_mechanism_are_the_same(name):
+    q, k, v = torch.randn(3, 1, 2, 5, 3).unbind()
+    assert torch.equal(softless.attention(q, k, v, name), softless.attention(q, k, v, softless.mechanism(name)))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("expansion", ["max", "mean", "minimax"])
+@pytest.mark.parametrize("tail", ["drop", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_threshold_report_is_what_counting_by_hand_gives(is_causal, expansion, tail, dtype):
+    """Query by query, in plain Python numbers."""
+    q, k = (torch.randn(2, 2, 6, 4, dtype=torch.float64).to(dtype) for _ in "qk")
+    mask = torch.tensor([[True] * 6, [False, False, True, True, False, True]])
+    bias, tau, scale = torch.randn(1, 2, 6, 6, dtype=torch.float64), 0.7, 0.9
+    report = softless.threshold_report(
+        q,
+        k,
+        tau=tau,
+        expansion=expansion,
+        tail=tail,
+        is_causal=is_causal,
+        key_mask=mask,
+        bias=bias.to(dtype),
+        scale=scale,
+    )
+    scores = scale * (q.double() @ k.double().mT) + bias.to(dtype).double()
+    for b, h, i in [(b, h, i) for b in range(2) for h in range(2) for i in range(6)]:
+        seen = [scores[b, h, i, j].item() for j in range(6) if mask[b, j] and (j <= i or not is_causal)]
+        row = by_hand(seen, tau, expansion, tail)
+        for name, expected in row.items():
+            assert getattr(report, name)[b, h, i].item() == pytest.approx(expected, abs=2e-5), (name, b, h, i)
+    summary = report.summary()
+    assert summary["error"] == pytest.approx(report.error.mean().item())
+    assert list(summary) == ["kept_fraction", "discarded_mass", "range", "error"]
+
+
+def by_hand(scores: list[float], tau: float, expansion: str, tail: str) -> dict[str, float]:
+    if not scores:
+        return {"kept_fraction": 0.0, "discarded_mass": 0.0, "range": 0.0, "error": 0.0}
+    top, span = max(scores), max(scores) - min(scores)
+    softmax = [math.exp(s - top) for s in scores]
+    softmax = [p / sum(softmax) for p in softmax]
+    kept = [s > top - tau for s in scores]
+    middle = sum(s for s, near in zip(scores, kept, strict=True) if near) / sum(kept)
+    rho = min(tau, span)
+    slope = (1 - math.exp(-rho)) / rho if rho else 1.0
+    height = (1 + slope - slope * math.log(slope)) / 2
+    near_weight = {
+        "max": lambda s: 1 + s - top,
+        "mean": lambda s: 1 + s - middle,
+        "minimax": lambda s: height + slope * (s - top),
+    }[expansion]
+    far = (math.exp(-tau) - math.exp(-span)) / (span - tau) if tail == "mean" and span > tau else 0.0
+    weights = [near_weight(s) if near else far for s, near in zip(scores, kept, strict=True)]
+    weights = [w / sum(weights) for w in weights]
+    return {
+        "kept_fraction": sum(kept) / len(kept),
+        "discarded_mass": sum(p for p, near in zip(softmax, kept, strict=True) if not near),
+        "range": span,
+        "error": math.dist(weights, softmax) / math.hypot(*softmax),
+    }
