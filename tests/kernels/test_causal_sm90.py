@@ -20,7 +20,7 @@ SPILLS = {
 }
 
 
-@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("width", [64, pytest.param(128, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("reader", "phi"), [("divide", "elu"), ("subtract", "identity")])
 def test_bf16_kernels_fit_into_registers_and_shared_memory(monkeypatch, width, reader, phi):
     monkeypatch.setattr(causal_tiles, "cut", lambda tokens, *_: (2, tokens // 2))

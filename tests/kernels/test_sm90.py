@@ -18,6 +18,7 @@ TARGET = triton.__version__.startswith("3.6.")  # what the GPU machine has: the 
 # Bytes a thread by kernel and width, where timing on an H200 chose a tile that does not quite fit; the rest is 0.
 SPILLS = {
     ("whole_kernel", 64): 40,
+    ("whole_gradient_kernel", 32): 112,  # of 168 registers: a fifth more programs at the same time
     ("whole_gradient_kernel", 64): 168,
     ("observe_kernel", 128): 24,
     ("query_gradient_kernel", 128): 520,
@@ -57,7 +58,9 @@ def test_whole_heads_fit_into_registers_and_shared_memory(name, dim):
     ("name", "dim", "tokens"), [("inline", 32, 1000), ("elu", 64, 1000), ("elu", 128, 1000), ("inline", 128, 197)]
 )
 def test_spans_fit_into_registers_and_shared_memory(name, dim, tokens):
-    assert_fits(build(name, dim, tokens), SPANS, dim)
+    """A division of wide heads reads its queries twice."""
+    twice = {"query_sums_kernel"} if name == "elu" and dim == 128 else set()
+    assert_fits(build(name, dim, tokens), SPANS | twice, dim)
 
 
 def test_the_residual_fits_into_registers_and_shared_memory():
