@@ -44,7 +44,7 @@ def verdict(document: dict[str, Any]) -> str:
         return f"{_call(result)}: nothing of ours could be timed."
     best = min(timed, key=lambda row: row["ms"])
     reference = next((row["ms"] for row in result["rows"] if row["role"] == "sdpa"), None)
-    says = f"{_call(result)}: {best['label']} takes {_ms(best['ms'])}, {_percent(best['share'])} of the copy rate"
+    says = f"{_call(result)}: {best['label']} takes {_ms(best['ms'])}, {units.percent(best['share'])} of the copy rate"
     if reference is None:
         return f"{says}."
     return f"{says}; SDPA takes {_ms(reference)}, {units.compare(1 / best['ratio'], 'faster', 'longer')}."
@@ -94,20 +94,16 @@ def _table(result: dict[str, Any]) -> "Table":
             row["label"],
             _ms(row["ms"]),
             "-" if row["ratio"] is None else units.short(row["ratio"]),
-            _percent(row["share"]),
+            units.percent(row["share"]),
             *([_ms(row["eager_ms"])] if eager else []),
             units.size(row["extra_bytes"]),
-            _percent(row["extra_share"]),
+            units.percent(row["extra_share"]),
         )
     return table
 
 
 def _ms(milliseconds: float) -> str:
     return units.seconds(milliseconds / 1e3)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2g}%" if abs(share) < 0.1 else f"{share:,.0%}"
 
 
 def _rows(document: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,9 +1,15 @@
-"""softless list: every mechanism, its formula, what it can do and the options it takes.
+"""softless list: every mechanism, its formula, what it can do and the options it takes; or every model and its size.
 
 JSON (schema softless.list/1):
 
     {"schema", "mechanisms": [{"name", "family", "formula", "causal", "state", "bias",
                                "options": {option: default}}]}
+
+With --models (schema softless.list-models/1), parameters and multiply-adds as they are counted:
+
+    {"schema", "models": [{"name", "family", "parameters", "macs", "image_size": [height, width],
+                           "blocks", "softmax_blocks",
+                           "paper": {"top1", "parameters", "macs"}}]}
 """
 
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,23 +21,30 @@ from softless.commands.manners import console, emit_json, polite
 if TYPE_CHECKING:
     from softless.mechanisms import Mechanism
 
-SCHEMA = "softless.list/1"
-SUMMARY = "Every mechanism: formula, abilities, options."
+SCHEMA, MODELS_SCHEMA = "softless.list/1", "softless.list-models/1"
+SUMMARY = "Every mechanism or model: what it is, its options or size."
 HELP = """List the mechanisms: formula, abilities, options with their defaults.
 
 \b
 causal  has a causal form
 state   carries a state of fixed size: prefill, decode, streaming
 bias    takes a bias on its scores
+
+With --models, the vision backbones: parameters, multiply-adds, image size, accuracy in the paper.
 """
 
 
 @polite
-def run(json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
-    """Show the table of mechanisms."""
-    rows = [_row(name) for name in _names()]
+def run(
+    models: Annotated[bool, typer.Option("--models", help="The models in place of the mechanisms.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Show the table of mechanisms or of models."""
+    rows = _models() if models else [_row(name) for name in _names()]
     if json:
-        emit_json({"schema": SCHEMA, "mechanisms": rows})
+        emit_json({"schema": MODELS_SCHEMA, "models": rows} if models else {"schema": SCHEMA, "mechanisms": rows})
+    elif models:
+        _show_models(rows)
     else:
         _show(rows)
 
@@ -90,3 +103,51 @@ def _show(rows: list[dict[str, Any]]) -> None:
             text.append(f"\n{options}", style="dim")
         table.add_row(Text(row["name"], style="bold"), row["family"], text)
     out.print(table)
+
+
+def _models() -> list[dict[str, Any]]:
+    from softless.mechanisms import resolve
+    from softless.models.table import CONFIGS
+    from softless.probes.published import FACTS
+
+    return [
+        {
+            "name": name,
+            "family": config.family,
+            "parameters": FACTS[name].parameters,
+            "macs": FACTS[name].macs,
+            "image_size": list(config.img_size),
+            "blocks": sum(config.depths),
+            "softmax_blocks": sum(config.depths) - (resolve(config.mechanism).name != "softmax") * sum(config.mixed),
+            "paper": {
+                "top1": FACTS[name].paper_top1,
+                "parameters": round(FACTS[name].paper_parameters * 1e6),
+                "macs": round(FACTS[name].paper_macs * 1e9),
+            },
+        }
+        for name, config in CONFIGS.items()
+    ]
+
+
+def _show_models(rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from softless.commands import units
+
+    out = console()
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
+    for column in ("model", "parameters", "MACs", "images", "softmax blocks", "top-1"):
+        table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            Text(row["name"], style="bold"),
+            units.count(row["parameters"]),
+            units.macs(row["macs"]),
+            units.picture(row["image_size"]),
+            f"{row['softmax_blocks']} of {row['blocks']}",
+            f"{row['paper']['top1']:.1f}",
+        )
+    out.print(table)
+    out.print()
+    out.print(Text("Counted at this image size; top-1 on ImageNet-1K as Han et al. 2024 print it.", style="dim"))

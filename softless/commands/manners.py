@@ -64,6 +64,12 @@ def whole_number(text: str, least: int = 1) -> int:
     return int(digits)
 
 
+def refuse(given: dict[str, object], because: str) -> None:
+    """Say why words that were given mean nothing here; None, False and nothing at all were not given."""
+    if words := [word for word, value in given.items() if value]:
+        raise ArgumentError(f"{' and '.join(words)}: {because}")
+
+
 def console() -> "Console":
     """stdout as rich shows it: plain text where it is not a terminal."""
     from rich.console import Console

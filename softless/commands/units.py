@@ -1,5 +1,7 @@
 """Numbers as people read them."""
 
+from collections.abc import Sequence
+
 
 def short(value: float) -> str:
     """Three significant digits at most: 0.541, 34.4, 1,410."""
@@ -14,6 +16,26 @@ def flops(value: float, beside: float = 0) -> str:
     _, unit = _with_unit(max(value, beside), names).split()
     scale = 1000 ** names.index(unit)
     return f"{short(value / scale)} {unit}" if value / scale >= 0.1 else _with_unit(value, names)
+
+
+def macs(value: float) -> str:
+    """4.46 GMAC: products and sums together."""
+    return _with_unit(value, ("MAC", "kMAC", "MMAC", "GMAC", "TMAC", "PMAC"))
+
+
+def count(value: float) -> str:
+    """29.2 M."""
+    return _with_unit(value, ("", "k", "M", "G", "T")).rstrip()
+
+
+def percent(share: float) -> str:
+    """1.2%, 34%."""
+    return f"{100 * share:.2g}%" if abs(share) < 0.1 else f"{share:,.0%}"
+
+
+def picture(size: Sequence[int]) -> str:
+    """224 x 224: height, then width."""
+    return " x ".join(map(str, size))
 
 
 def size(value: float) -> str:

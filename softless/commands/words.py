@@ -5,6 +5,7 @@ import typer
 from softless.commands.manners import whole_number
 
 LONGEST = 2**20
+LARGEST_SIDE = 2**14
 
 
 def four_numbers(text: str) -> tuple[int, ...]:
@@ -29,3 +30,25 @@ def lengths(text: str) -> tuple[int, ...]:
     if found[-1] > LONGEST:
         raise typer.BadParameter(f"{found[-1]} tokens is more than the {LONGEST} that are measured")
     return tuple(found)
+
+
+def image_size(text: str) -> tuple[int, int]:
+    """HxW, or one number for both sides."""
+    parts = text.lower().split("x")
+    if len(parts) not in (1, 2):
+        raise typer.BadParameter(f"{text!r} is not an image size such as 224 or 480x640")
+    height, width = (whole_number(part) for part in (parts[0], parts[-1]))
+    if max(height, width) > LARGEST_SIDE:
+        raise typer.BadParameter(f"{text!r} is more than the {LARGEST_SIDE} pixels a side that are counted")
+    return height, width
+
+
+def image_sizes(text: str) -> tuple[tuple[int, int], ...]:
+    """HxW,HxW,...: the smallest first, each once."""
+    return tuple(sorted({image_size(part) for part in text.split(",")}, key=lambda size: (size[0] * size[1], size)))
+
+
+def windows(text: str) -> tuple[int | None, ...]:
+    """W,W,...: sorted, each once; none, the whole picture, last."""
+    found = {None if part.strip().lower() == "none" else whole_number(part) for part in text.split(",")}
+    return tuple(sorted(found, key=lambda side: (side is None, side or 0)))

@@ -7,7 +7,7 @@ ratio   SDPA's seconds / own seconds
 extra   most bytes held at once beyond what was there before and what the call gives: o, and dq, dk, dv
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,14 @@ from softless.probes.stopwatch import Tick, Timing, time_calls
 LINEAR_COPIES = 24  # tensors of q's size alive at once in the hungriest linear call and its gradients
 
 Job = Callable[[], tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One job: its time, and the most bytes it held at once beyond what was there before."""
+
+    timing: Timing
+    peak_bytes: int
 
 
 @dataclass(frozen=True)
@@ -51,38 +59,56 @@ def contest(
     """Measure everyone. `rate` is the copy rate; `tick` is told each label `repeats + 1` times, to show progress."""
     q, k, v = tensors(terms)
     given = 2 * q.nbytes + k.nbytes + v.nbytes if backward else q.nbytes
-    jobs: dict[str, Job] = {}
-    extras: dict[str, int] = {}
-    absent = {each.label: each.absent for each in everyone}
-    for each in everyone:
-        tick(each.label)
-        if each.call is None:
-            continue
-        job = make_job(each.call, (q, k, v), backward)
-        try:
-            job()  # what the first call allocates for good is not counted
-            extras[each.label] = peak_bytes(job, q.device) - given
-        except Exception as error:  # noqa: BLE001 - compilers and other libraries fail in their own ways
-            absent[each.label] = _reason(error, each, terms)
-        else:
-            jobs[each.label] = job
-    for label in (each.label for each in everyone if each.label not in jobs):
-        for _ in range(repeats):
-            tick(label)
-    timings = time_calls(jobs, q.device, repeats=repeats, tick=tick)
-    floor, reference = floor_bytes(terms, backward) / rate, timings.get(REFERENCE)
+    jobs = {
+        each.label: str(each.absent) if each.call is None else make_job(each.call, (q, k, v), backward)
+        for each in everyone
+    }
+    roles = {each.label: each.role for each in everyone}
+    where = f"at {terms.shape.queries} tokens"
+    trials = try_all(jobs, roles, q.device, where=where, repeats=repeats, tick=tick)
+    floor, reference = floor_bytes(terms, backward) / rate, trials.get(REFERENCE)
 
     def result(each: Contestant) -> Result:
-        timing = timings.get(each.label)
-        if timing is None:
-            return Result(each.label, each.role, each.mechanism, skipped=absent[each.label])
-        ratio = None if reference is None else reference.seconds / timing.seconds
-        extra = extras[each.label]
-        return Result(
-            each.label, each.role, each.mechanism, timing, ratio, floor / timing.seconds, extra, extra / given
-        )
+        trial = trials[each.label]
+        if isinstance(trial, str):
+            return Result(each.label, each.role, each.mechanism, skipped=trial)
+        seconds, extra = trial.timing.seconds, trial.peak_bytes - given
+        ratio = reference.timing.seconds / seconds if isinstance(reference, Trial) else None
+        shares = ratio, floor / seconds, extra, extra / given
+        return Result(each.label, each.role, each.mechanism, trial.timing, *shares)
 
     return [result(each) for each in everyone]
+
+
+def try_all(
+    jobs: Mapping[str, Job | str],
+    roles: Mapping[str, str],
+    device: torch.device,
+    *,
+    where: str,
+    repeats: int,
+    tick: Tick = lambda _: None,
+) -> dict[str, Trial | str]:
+    """Memory, then time, of every job; a sentence for those that have none, or fail on the way."""
+    found: dict[str, Trial | str] = {label: job for label, job in jobs.items() if isinstance(job, str)}
+    ready: dict[str, Job] = {}
+    peaks: dict[str, int] = {}
+    for label, job in jobs.items():
+        tick(label)
+        if isinstance(job, str):
+            continue
+        try:
+            job()  # what the first call allocates for good is not counted
+            peaks[label] = peak_bytes(job, device)
+        except Exception as error:  # noqa: BLE001 - compilers and other libraries fail in their own ways
+            found[label] = _reason(error, roles[label], where)
+        else:
+            ready[label] = job
+    for label in found:
+        for _ in range(repeats):
+            tick(label)
+    timings = time_calls(ready, device, repeats=repeats, tick=tick)
+    return found | {label: Trial(timing, peaks[label]) for label, timing in timings.items()}
 
 
 def tensors(terms: Terms) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,10 +160,10 @@ def check_memory(terms: Terms) -> None:
         )
 
 
-def _reason(error: Exception, each: Contestant, terms: Terms) -> str:
+def _reason(error: Exception, role: str, where: str) -> str:
     """Why a contestant dropped out. What is wrong with our own call is raised: the user, or we, must hear of it."""
     if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
-        return f"ran out of memory at {terms.shape.queries} tokens"
-    if each.role == OURS or isinstance(error, SoftlessError):
+        return f"ran out of memory {where}"
+    if role == OURS or isinstance(error, SoftlessError):
         raise error
     return sentence(error)

@@ -10,14 +10,16 @@ The causal form is typed in one of two ways, and N = M in both:
     weights    the N x N scores, masked: tril(phi(q) phi(k)^T) v
     sums       running sums of phi(k) v^T, N x d x e numbers: for lengths whose N x N weights do not fit
 
-A yardstick of speed, not of precision: raw sums, no mask, no care for zeros. softless.algebra is the careful form.
+InLine's local residual is one convolution with B C groups, as its authors run it.
+
+A yardstick of speed, not of precision: raw sums, no care for zeros. softless.algebra is the careful form.
 """
 
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from softless.errors import UnsupportedError
@@ -59,6 +61,35 @@ def plain(made: Mechanism, *, causal_by: str | None = None) -> Formula:
             return lambda q, k, v: _taylor(_unit(q), *_like(q, _unit(k), v))
         return lambda q, k, v: DIVIDE[causal_by](_one_and(q), *_like(q, _one_and(k), v))
     raise UnsupportedError(f"{made.name} has no plain formula here: linear, inline, efficient and taylor of order 1 do")
+
+
+def plain_padded(made: Mechanism, key_mask: Bool[Tensor, "b n"]) -> Formula:
+    """The same for tokens some of which pad the others; linear and inline."""
+    if not isinstance(made, Linear | InLine):
+        raise UnsupportedError(f"{made.name} has no plain formula with padding here: linear and inline do")
+    on_q, on_k = maps(made)
+    real = key_mask[:, None, :, None]
+
+    def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        a, (b, v) = on_q(q), _like(q, on_k(k) * real, v * real)
+        if isinstance(made, Linear):
+            return (_divide if made.normalize == "divide" else _keep)(a, b, v)
+        n, s = real.sum(-2, keepdim=True).to(q.dtype), q.shape[-1] ** -0.5
+        k_mean, v_mean = b.sum(-2, keepdim=True) / n, v.sum(-2, keepdim=True) / n
+        return (s / n) * (a @ (b.mT @ v)) - s * (a @ k_mean.mT) * v_mean + v_mean
+
+    return formula
+
+
+def plain_residual(
+    v: Float[Tensor, "b h n d"], taps: Float[Tensor, "b h 9 d"], grid: tuple[int, int], prefix: int = 0
+) -> Float[Tensor, "b h n d"]:
+    """The 3x3 kernel of every sample and channel on its picture; tokens before `prefix` get nothing."""
+    batch, heads, _, dim = v.shape
+    picture = v[:, :, prefix:].transpose(2, 3).reshape(1, batch * heads * dim, *grid)
+    kernels = taps.transpose(2, 3).reshape(batch * heads * dim, 1, 3, 3)
+    local = F.conv2d(picture, kernels, padding=1, groups=kernels.shape[0])  # [1, B C, height, width]
+    return F.pad(local.reshape(batch, heads, dim, -1).transpose(2, 3), (0, 0, prefix, 0))
 
 
 def maps(made: FeatureMapped) -> tuple[Map, Map]:
