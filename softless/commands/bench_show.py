@@ -27,10 +27,18 @@ def show(document: dict[str, Any], plot: Path | None, out: "Console") -> None:
     out.print(Text(_legend(document), style="dim"))
     for line in _backends(document):
         out.print(Text(line, style="dim"))
-    missing = dict.fromkeys((row["label"], row["skipped"]) for row in _rows(document) if row["skipped"])
+    closing(document["results"], plot, out)
+
+
+def closing(results: list[dict[str, Any]], plot: Path | None, out: "Console") -> None:
+    """Who is missing, what was timed otherwise, and where it is drawn."""
+    from rich.text import Text
+
+    rows = [row for result in results for row in result["rows"]]
+    missing = dict.fromkeys((row["label"], row["skipped"]) for row in rows if row["skipped"])
     for label, reason in missing:
         out.print(Text(f"not timed: {label}: {reason}", style="dim"))
-    if uncaptured := sorted({row["label"] for row in _rows(document) if row["timing"] == "events"}):
+    if uncaptured := sorted({row["label"] for row in rows if row["timing"] == "events"}):
         out.print(Text(f"timed by events, launches included: {', '.join(uncaptured)}", style="dim"))
     if plot is not None:
         out.print(Text(f"Drawn in {str(plot).encode('utf-8', 'replace').decode('utf-8')}"), soft_wrap=True)
@@ -104,7 +112,3 @@ def _table(result: dict[str, Any]) -> "Table":
 
 def _ms(milliseconds: float) -> str:
     return units.seconds(milliseconds / 1e3)
-
-
-def _rows(document: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row for result in document["results"] for row in result["rows"]]

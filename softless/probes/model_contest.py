@@ -225,6 +225,6 @@ def _blocks(name: str, options: Mapping[str, Any], setting: Setting) -> Iterator
 
 
 def _make(name: str, options: Mapping[str, Any], setting: Setting) -> nn.Module:
-    windowed = {} if setting.window is None else {"window": setting.window}
+    windowed: dict[str, Any] = {} if setting.window is None else {"window": setting.window}
     model = create_model(name, **options, **windowed, img_size=setting.image_size, device=setting.device)
     return model.eval().to(setting.dtype)

@@ -11,7 +11,7 @@ from softless.commands.progress import progress
 from softless.commands.units import seconds, short, size
 from softless.errors import MissingExtraError
 from softless.probes import contestants, stopwatch
-from softless.report import bench_page
+from softless.report import bench_page, page
 
 TINY = ("--shape", "1,2,16,4", "--repeats", "1", "--quick", "--device", "cpu")
 
@@ -197,7 +197,7 @@ def test_a_page_without_plotly_is_refused_before_any_work(softless, monkeypatch)
     def missing():
         raise MissingExtraError("--plot needs plotly")
 
-    monkeypatch.setattr(bench_page, "require_plotly", missing)
+    monkeypatch.setattr(page, "require_plotly", missing)
     monkeypatch.setattr(bench_measure, "measure", lambda *_, **__: pytest.fail("it worked first"))
     result = softless("bench", *TINY, "--plot", "page.html")
     assert (result.exit_code, result.stderr) == (3, "error: --plot needs plotly\n")
@@ -206,7 +206,7 @@ def test_a_page_without_plotly_is_refused_before_any_work(softless, monkeypatch)
 def test_plotly_is_named_with_its_pip_command(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'softless\[report\]'"):
-        bench_page.require_plotly()
+        page.require_plotly()
 
 
 BAD_INPUT = [

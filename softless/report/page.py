@@ -1,0 +1,94 @@
+"""What every page of `softless bench` shares: one HTML file that fetches nothing, its colors and its panels."""
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from softless.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by every kind of eye
+INK, GRAYS, FAINT = "#1a1a1a", ("#6b6b6b", "#9a9a9a", "#bdbdbd"), "#e8e8e8"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
+PANEL_HEIGHT = 520
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font-family: {font}; color: {ink}; max-width: 1080px; margin: 40px auto; padding: 0 24px; }}
+h1 {{ font-size: 26px; margin: 0 0 6px; }}
+p {{ margin: 0 0 4px; color: #555; line-height: 1.5; }}
+ul {{ color: #555; font-size: 14px; line-height: 1.6; padding-left: 20px; }}
+code {{ background: #f4f4f4; padding: 2px 6px; border-radius: 4px; font-size: 13px; }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+{about}
+{figure}
+{missing}
+<p><code>{command}</code></p>
+<p>{date}, softless {version}</p>
+</body>
+</html>
+"""
+
+
+def require_plotly() -> None:
+    """Say what is missing before anything is measured."""
+    from importlib.util import find_spec
+
+    if find_spec("plotly") is None:
+        raise MissingExtraError("--plot needs plotly, which is not installed: pip install 'softless[report]'")
+
+
+def write(title: str, about: Sequence[str], figure: "Figure", document: dict[str, Any]) -> str:
+    """A document of `softless bench` as one page: what it is about, the figure, who is missing, how to repeat it."""
+    drawn = figure.to_html(full_html=False, include_plotlyjs=True, config={"displayModeBar": False, "responsive": True})
+    return PAGE.format(
+        title=escape(title),
+        about="\n".join(f"<p>{escape(line)}</p>" for line in about),
+        figure=drawn,
+        missing=_missing(document),
+        command=escape(document["command"]),
+        date=escape(document["date"]),
+        version=escape(document["versions"]["softless"]),
+        font=FONT,
+        ink=INK,
+    )
+
+
+def panels(titles: Sequence[str]) -> "Figure":
+    """One above the other."""
+    from plotly.subplots import make_subplots
+
+    spacing = 0.3 / len(titles) if len(titles) > 1 else 0
+    return make_subplots(rows=len(titles), cols=1, subplot_titles=list(titles), vertical_spacing=spacing)
+
+
+def dress(figure: "Figure", count: int, y_axis: dict[str, Any]) -> "Figure":
+    """Axes, fonts and legend of so many panels."""
+    grid = {"gridcolor": FAINT, "linecolor": INK, "ticks": "outside", "tickcolor": INK, "zeroline": False}
+    figure.update_xaxes(**grid)
+    figure.update_yaxes(**y_axis, **grid)
+    return figure.update_layout(
+        height=PANEL_HEIGHT * count,
+        plot_bgcolor="white",
+        paper_bgcolor="white",
+        font={"family": FONT, "size": 14, "color": INK},
+        hovermode="x unified",
+        legend={"traceorder": "normal", "font": {"size": 13}, "itemsizing": "constant"},
+        margin={"l": 70, "r": 20, "t": 60, "b": 60},
+    )
+
+
+def _missing(document: dict[str, Any]) -> str:
+    rows = [row for result in document["results"] for row in result["rows"] if row["skipped"]]
+    lines = dict.fromkeys(f"<li>not timed: {escape(row['label'])}: {escape(row['skipped'])}</li>" for row in rows)
+    return f"<ul>{''.join(lines)}</ul>" if lines else ""
