@@ -8,9 +8,14 @@
     3  every length against SDPA                                7  memory beyond the output
     4  inline with its local residual against plain PyTorch     8  the first call, and compilations after it
 
-benchmarks/gpu_bars.py says what each one measures. A case that raises is recorded with its error. A whole run writes
-benchmarks/results/gpu-DATE.json, bar by bar; with --only, nothing but --json FILE is written. Exit status 1 if a bar
-is missed.
+and of whole models, compiled:
+
+    9  InLine-DeiT against timm's DeiT                         11  a training step against plain PyTorch
+   10  InLine-Swin and -PVT against plain PyTorch              12  its memory against the softmax twin
+
+benchmarks/gpu_bars.py and model_bars.py say what each one measures. A case that raises is recorded with its error. A
+whole run writes benchmarks/results/gpu-DATE.json, bar by bar; with --only, nothing but --json FILE is written. Exit
+status 1 if a bar is missed.
 """
 
 import argparse
@@ -106,7 +111,7 @@ def driver() -> str:
 
 
 def circumstances(rate: float) -> dict[str, Any]:
-    versions = {name: installed(name) for name in ("torch", "triton", "fla-core", "softless")}
+    versions = {name: installed(name) for name in ("torch", "triton", "timm", "fla-core", "softless")}
     return {
         "schema": SCHEMA,
         "date": datetime.now(UTC).date().isoformat(),
@@ -139,11 +144,13 @@ def main() -> int:
         print("this benchmark needs a CUDA device, and torch finds none", file=sys.stderr)
         return 3
 
+    import model_bars
     from gpu_bars import BARS, rate
 
+    bars = (*BARS, *model_bars.BARS)
     about, rows = circumstances(rate()), []
     target = arguments.json or (None if arguments.only else RESULTS / f"gpu-{about['date']}.json")
-    for bar, cases in enumerate(BARS, start=1):
+    for bar, cases in enumerate(bars, start=1):
         if arguments.only and bar not in arguments.only:
             continue
         for case in cases():
@@ -151,7 +158,7 @@ def main() -> int:
             print(line(rows[-1]), flush=True)
         torch.cuda.empty_cache()
         if target is not None:
-            whole = bar == len(BARS) and not arguments.only
+            whole = bar == len(bars) and not arguments.only
             target.write_text(json.dumps(about | {"whole": whole, "rows": rows}, indent=2) + "\n")
     print(f"\n{table(rows)}")
     return int(not all(row["holds"] for row in rows))

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import softless
@@ -26,6 +25,7 @@ from softless.probes.contest import Result, contest, make_job
 from softless.probes.contestants import RIVAL, Contestant, Terms, ours, sdpa
 from softless.probes.cost import Shape
 from softless.probes.plain import plain
+from softless.probes.plain import plain_residual as grouped_convolution
 from softless.probes.stopwatch import Timing, copy_rate, time_calls
 
 ROOT = Path(__file__).parents[1]
@@ -154,13 +154,8 @@ def extra_memory(name: str, shape: tuple[int, ...], is_causal: bool) -> Measured
 
 
 def plain_residual(q: Tensor, k: Tensor, v: Tensor, taps: Tensor, side: int) -> Tensor:
-    """inline and its 3x3 residual as its authors run them: the plain formula, and one conv2d with B C groups."""
-    batch, heads, _, dim = v.shape
-    channels = batch * heads * dim
-    picture = v.transpose(2, 3).reshape(1, channels, side, side)
-    kernels = taps.transpose(2, 3).reshape(channels, 1, 3, 3)
-    local = F.conv2d(picture, kernels, padding=1, groups=channels)  # [1, B C, side, side]
-    return plain(softless.mechanism("inline"))(q, k, v) + local.view(batch, heads, dim, -1).transpose(2, 3)
+    """inline and its 3x3 residual as its authors run them."""
+    return plain(softless.mechanism("inline"))(q, k, v) + grouped_convolution(v, taps, (side, side))
 
 
 def residual(batch: int = 64, heads: int = 3, side: int = 56, dim: int = 32) -> Measured:

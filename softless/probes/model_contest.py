@@ -93,7 +93,7 @@ def entrants(name: str, options: Mapping[str, Any], setting: Setting, *, compile
         torch.compiler.reset()  # each size is compiled for itself, and a sweep never reaches the recompile limit
     everyone = [
         ours(name, options, setting),
-        _plain(name, options, setting),
+        plainly(name, options, setting),
         twin(name, options, setting),
         timms(name, setting),
     ]
@@ -105,7 +105,8 @@ def ours(name: str, options: Mapping[str, Any], setting: Setting) -> Entrant:
     return Entrant(name, OURS, model=remix.by_backend(_make(name, options, setting), setting.backend))
 
 
-def _plain(name: str, options: Mapping[str, Any], setting: Setting) -> Entrant:
+def plainly(name: str, options: Mapping[str, Any], setting: Setting) -> Entrant:
+    """The model, its linear attention by the plain formulas."""
     entrant, model = Entrant("plain formulas", PLAIN), _make(name, options, setting)
     if not remix.linear_layers(model):
         return replace(entrant, absent=f"{name} has no linear attention to write plainly")

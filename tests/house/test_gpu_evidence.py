@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -23,6 +24,10 @@ def script(name: str) -> ModuleType:
 
 
 gpu, bars = script("gpu"), script("gpu_bars")
+with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(sys.modules, "gpu_bars", bars)  # beside it when it runs
+    models = script("model_bars")
+EVERY = (*bars.BARS, *models.BARS)
 
 
 def row(value, *, sign=">=", limit=1.0, group="a", what="x", **more):
@@ -34,13 +39,13 @@ def row(value, *, sign=">=", limit=1.0, group="a", what="x", **more):
 
 
 def test_every_bar_has_cases_and_no_two_share_a_name():
-    assert [{case.bar for case in cases()} for cases in bars.BARS] == [{bar} for bar in range(1, 9)]
-    names = [(case.group, case.what) for cases in bars.BARS for case in cases()]
-    assert len(names) == len(set(names)) == 8 + 4 + 88 + 1 + 12 + 2 + 8 + 6
+    assert [{case.bar for case in cases()} for cases in EVERY] == [{bar} for bar in range(1, 13)]
+    names = [(case.group, case.what) for cases in EVERY for case in cases()]
+    assert len(names) == len(set(names)) == 8 + 4 + 88 + 1 + 12 + 2 + 8 + 6 + 3 + 2 + 2 + 2
 
 
 def test_a_bar_has_one_limit_a_group():
-    limits = {(case.group, case.sign, case.limit, case.unit) for cases in bars.BARS for case in cases()}
+    limits = {(case.group, case.sign, case.limit, case.unit) for cases in EVERY for case in cases()}
     assert len(limits) == len({group for group, *_ in limits})
 
 
@@ -104,6 +109,65 @@ def test_the_plain_residual_computes_what_it_is_compared_with(small):
     assert (bars.plain_residual(q, k, v, taps, 5) - exact).abs().max() <= 1e-12 * (1 + exact.abs().max())
     value, facts = bars.residual(batch=2, heads=3, side=5, dim=4)
     assert value == facts["against_ms"] / facts["ms"]
+
+
+@pytest.fixture
+def small_models(monkeypatch, small):
+    """Every bar of whole models on a CPU: the smallest model, on four patches, and not compiled."""
+    monkeypatch.setattr(models, "DTYPE", torch.float32)
+    monkeypatch.setattr(models, "as_compiled", lambda entrant: replace(entrant, compiled=True))
+    for name in ("AGAINST_TIMM", "AGAINST_PLAIN", "TRAINED", "MEMORY"):
+        (_, _, _, limit), *_ = getattr(models, name)
+        monkeypatch.setattr(models, name, (("inline_deit_tiny", 32, 1, limit),))
+    models.result.cache_clear()
+    yield
+    models.result.cache_clear()
+
+
+def test_what_is_measured_of_models_can_be_measured_here(small_models):
+    for case in (case for cases in models.BARS for case in cases()):
+        found = case.row()
+        assert "error" not in found, found
+        if case.bar == 12:
+            assert found["value"] == found["memory_bytes"] / found["against_memory_bytes"]
+        else:
+            assert found["value"] == found["images_per_second"] / found["against_images_per_second"]
+        assert found["against"] == {9: "timm deit_tiny", 12: "softmax twin"}.get(case.bar, "plain formulas")
+
+
+def test_a_model_is_measured_once_for_all_its_bars(small_models, monkeypatch):
+    ran = []
+    contest = models.model_contest
+    monkeypatch.setattr(models, "model_contest", lambda *given, **how: ran.append(given) or contest(*given, **how))
+    for _ in range(2):
+        models.against("plain", "inline_deit_tiny", 32, 1, False)
+    models.against("timm", "inline_deit_tiny", 32, 1, False)
+    assert [entrant.role for (entrant,), _ in ran] == ["ours", "plain", "timm"]
+
+
+def test_bars_of_models_run_compiled_kernels_but_for_memory(monkeypatch):
+    asked = []
+
+    def record(way, name, side, batch, train, compiled=True):
+        asked.append((way, train, compiled))
+        timing = bars.Timing(1.0, 1.0, 1, "graph", 1.0)
+        return models.ModelResult(way, way, compiled, 1, timing, 1.0, None, 1)
+
+    monkeypatch.setattr(models, "result", record)
+    assert all(case.row()["value"] == 1.0 for cases in models.BARS for case in cases())
+    assert set(asked) == {
+        ("ours", False, True), ("timm", False, True), ("plain", False, True),
+        ("ours", True, True), ("plain", True, True), ("ours", True, False), ("twin", True, False),
+    }  # fmt: skip
+    assert bars.BACKEND == "triton"
+
+
+def test_the_limits_are_those_that_were_promised():
+    promised = [(case.bar, case.sign, case.limit) for cases in models.BARS for case in cases()]
+    assert promised == [
+        (9, ">=", 0.95), (9, ">=", 1.7), (9, ">=", 4.3), (10, ">=", 1.3), (10, ">=", 1.5),
+        (11, ">=", 1.5), (11, ">=", 1.5), (12, "<=", 1.05), (12, "<=", 1.05),
+    ]  # fmt: skip
 
 
 def test_the_table_shows_the_worst_case_of_each_group():
@@ -180,9 +244,10 @@ def paper_gpu(monkeypatch, tmp_path):
     def miss():
         yield bars.Case(2, "c", "d", "x", ">=", 1.0, lambda: (0.5, {}))
 
-    fake = ModuleType("gpu_bars")
-    fake.BARS, fake.rate = (hold, miss), lambda: 1e12
-    monkeypatch.setitem(sys.modules, "gpu_bars", fake)
+    for name, its_bars in (("gpu_bars", (hold,)), ("model_bars", (miss,))):
+        fake = ModuleType(name)
+        fake.BARS, fake.rate = its_bars, lambda: 1e12
+        monkeypatch.setitem(sys.modules, name, fake)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "paper")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
@@ -204,7 +269,7 @@ def test_a_whole_run_writes_its_evidence_and_fails_on_a_missed_bar(paper_gpu, tm
         "schema", "date", "command", "gpu", "capability", "driver", "versions", "dtype", "backend",
         "copy_bytes_per_second", "whole", "rows",
     ]  # fmt: skip
-    assert list(found["versions"]) == ["python", "cuda", "torch", "triton", "fla-core", "softless"]
+    assert list(found["versions"]) == ["python", "cuda", "torch", "triton", "timm", "fla-core", "softless"]
     assert path.name == f"gpu-{found['date']}.json"
     assert found["whole"]
     assert gpu.newest(tmp_path) == found

@@ -1,0 +1,91 @@
+"""The GPU bars of whole models: what is measured, and the limit it is held to. benchmarks/gpu.py runs them.
+
+Measured by softless.probes.model_contest, as `softless bench --model` does: bfloat16 weights and images, each model
+compiled whole, medians of CUDA-graph replays. Ratios are of images a second. Memory is that of ordinary calls, which
+need no compiler; all else is compiled, and compiling is most of the time this takes.
+"""
+
+from collections.abc import Iterator
+from functools import cache, partial
+from typing import Any
+
+import gpu_bars
+import torch
+from gpu_bars import Case, Measured, facts
+
+from softless.probes.model_contest import ModelResult, Setting, as_compiled, model_contest, ours, plainly, timms, twin
+
+DTYPE = torch.bfloat16
+DEIT, SWIN, PVT = "inline_deit_tiny", "inline_swin_tiny", "inline_pvt_small"
+# A model, the side of its images, the images in a batch, and the limit.
+AGAINST_TIMM = ((DEIT, 224, 256, 0.95), (DEIT, 1024, 16, 1.7), (DEIT, 2048, 4, 4.3))
+AGAINST_PLAIN = ((SWIN, 224, 128, 1.3), (PVT, 224, 128, 1.5))
+TRAINED = ((DEIT, 224, 256, 1.5), (SWIN, 224, 128, 1.5))
+MEMORY = ((DEIT, 224, 256, 1.05), (DEIT, 1024, 16, 1.05))
+WAYS = {
+    "ours": lambda name, setting: ours(name, {}, setting),
+    "plain": lambda name, setting: plainly(name, {}, setting),
+    "twin": lambda name, setting: twin(name, {}, setting),
+    "timm": timms,
+}
+
+
+@cache
+def result(way: str, name: str, side: int, batch: int, train: bool, compiled: bool = True) -> ModelResult:
+    """One model computed one way, by itself."""
+    device, backend = gpu_bars.DEVICE.type, gpu_bars.BACKEND
+    setting = Setting(image_size=(side, side), batch=batch, dtype=DTYPE, device=device, backend=backend)
+    torch.compiler.reset()
+    entrant = WAYS[way](name, setting)
+    entrant = as_compiled(entrant) if compiled else entrant
+    (found,) = model_contest([entrant], setting, train=train, repeats=gpu_bars.REPEATS)
+    if found.timing is None:
+        raise RuntimeError(found.skipped)
+    return found
+
+
+def told(found: ModelResult) -> dict[str, Any]:
+    return facts(found.timing) | {"images_per_second": found.images_per_second, "memory_bytes": found.memory_bytes}
+
+
+def against(way: str, name: str, side: int, batch: int, train: bool) -> Measured:
+    mine, theirs = (result(each, name, side, batch, train) for each in ("ours", way))
+    about = {"against": theirs.label, "against_images_per_second": theirs.images_per_second}
+    return mine.images_per_second / theirs.images_per_second, told(mine) | about
+
+
+def memory(name: str, side: int, batch: int) -> Measured:
+    mine, theirs = (result(each, name, side, batch, True, compiled=False) for each in ("ours", "twin"))
+    about = {"against": theirs.label, "against_memory_bytes": theirs.memory_bytes}
+    return mine.memory_bytes / theirs.memory_bytes, told(mine) | about
+
+
+def against_timm() -> Iterator[Case]:
+    """9: InLine-DeiT against timm's DeiT, which runs FlashAttention."""
+    for name, side, batch, limit in AGAINST_TIMM:
+        group, what = f"{name} at {side} px, images a second, against timm's", f"{batch} images"
+        yield Case(9, group, what, "x", ">=", limit, partial(against, "timm", name, side, batch, False))
+
+
+def against_plain() -> Iterator[Case]:
+    """10: models against themselves with the plain formulas."""
+    for name, side, batch, limit in AGAINST_PLAIN:
+        group, what = f"{name}, images a second, against plain formulas", f"{batch} images of {side} px"
+        yield Case(10, group, what, "x", ">=", limit, partial(against, "plain", name, side, batch, False))
+
+
+def training() -> Iterator[Case]:
+    """11: forward and backward against the plain formulas."""
+    for name, side, batch, limit in TRAINED:
+        group, what = "training step of a model, against plain formulas", f"{name}, {batch} images of {side} px"
+        yield Case(11, group, what, "x", ">=", limit, partial(against, "plain", name, side, batch, True))
+
+
+def training_memory() -> Iterator[Case]:
+    """12: peak memory of a training step against the softmax twin, which runs FlashAttention."""
+    for name, side, batch, limit in MEMORY:
+        group, what = "memory of a training step, against the softmax twin", f"{name}, {batch} images of {side} px"
+        yield Case(12, group, what, "x", "<=", limit, partial(memory, name, side, batch))
+
+
+BARS = (against_timm, against_plain, training, training_memory)
