@@ -62,7 +62,7 @@ parameters, multiply-adds, and attention's share of both.
 $ softless explain inline --shape 1,8,4096,64
 $ softless explain linear --option phi=relu --causal --dtype bfloat16
 $ softless explain inline_swin_tiny --image-size 480x640
-$ softless explain inline_swin_tiny --option mechanism=softmax --option local=false
+$ softless explain inline_swin_tiny --option mechanism=softmax
 """
 
 
