@@ -135,8 +135,9 @@ def timms(name: str, setting: Setting) -> Entrant:
     label, known = f"timm {ancestor}", {"img_size": setting.image_size}
     windowed = {} if setting.window is None else {"window_size": setting.window}
     try:
-        model = timm.create_model(TIMM_NAMES[ancestor], **known, **windowed)
-        return Entrant(label, TIMM, model=model.eval().to(setting.device, setting.dtype))
+        with torch.device(setting.device):
+            model = timm.create_model(TIMM_NAMES[ancestor], **known, **windowed)
+        return Entrant(label, TIMM, model=model.eval().to(setting.dtype))
     except Exception as error:  # noqa: BLE001 - sizes it cannot take fail in its own ways
         return Entrant(label, TIMM, absent=sentence(error))
 

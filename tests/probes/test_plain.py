@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import softless
+from softless.algebra.neighbors import local_residual
 from softless.errors import UnsupportedError
-from softless.probes.plain import SUMS, WEIGHTS, plain
+from softless.probes.plain import SUMS, WEIGHTS, plain, plain_padded, plain_residual
 
 CASES = [
     ("linear", {}),
@@ -67,6 +68,29 @@ def test_an_option_without_one_says_so():
         plain(softless.mechanism("taylor", order=2))
     with pytest.raises(UnsupportedError, match="phi 'affine_relu' has no plain formula here"):
         plain(softless.mechanism("linear", phi="affine_relu"))
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize(("name", "options"), [case for case in CASES if case[0] in ("linear", "inline")], ids=str)
+def test_a_padded_formula_equals_the_masked_reference(name, options, kv_heads):
+    """Whatever the padding holds, and where each sample has another number of tokens."""
+    made, tensors = softless.mechanism(name, **options), qkv(kv_heads=kv_heads)
+    mask = torch.arange(13) < torch.tensor([[13], [5]])
+    exact = softless.attention(*tensors, made, key_mask=mask, backend="reference")
+    assert_same(plain_padded(made, mask)(*tensors), exact)
+
+
+@pytest.mark.parametrize("name", ["efficient", "taylor", "hydra"])
+def test_a_mechanism_without_a_padded_one_says_so(name):
+    with pytest.raises(UnsupportedError, match=f"{name} has no plain formula with padding here"):
+        plain_padded(softless.mechanism(name), torch.ones(2, 13, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(("grid", "prefix"), [((3, 4), 0), ((3, 4), 2), ((1, 5), 1), ((4, 1), 0)])
+def test_the_plain_residual_equals_nine_shifted_products(grid, prefix):
+    v = torch.randn(2, 3, prefix + grid[0] * grid[1], 5, dtype=torch.float64)
+    taps = torch.randn(2, 3, 9, 5, dtype=torch.float64)
+    assert_same(plain_residual(v, taps, grid, prefix), local_residual(v, taps, grid, prefix))
 
 
 @pytest.mark.compile
