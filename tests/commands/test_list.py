@@ -1,15 +1,22 @@
 """`softless list` says what the table of mechanisms says."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
 
 import softless as library
+from softless.commands import units
 from softless.commands.mechanism import make
 from softless.errors import SoftlessError, UnsupportedError
 from softless.mechanisms import MECHANISMS
+
+ROOT = Path(__file__).parents[2]
 
 
 def listed(softless):
@@ -62,6 +69,57 @@ def test_the_table_fits_and_holds_every_name_formula_and_option(softless, monkey
             assert " ".join(part.split()) in words
         for option, default in row["options"].items():
             assert (f"{option}={default}" if row["name"] != "general" else "needs sim, a function") in words
+
+
+def listed_models(softless):
+    return json.loads(softless("list", "--models", "--json").stdout)
+
+
+def test_the_json_schema_of_models_is_frozen(softless):
+    document = listed_models(softless)
+    assert list(document) == ["schema", "models"]
+    assert document["schema"] == "softless.list-models/1"
+    for row in document["models"]:
+        assert list(row) == [
+            "name", "family", "parameters", "macs", "image_size", "blocks", "softmax_blocks", "paper",
+        ]  # fmt: skip
+        assert list(row["paper"]) == ["top1", "parameters", "macs"]
+
+
+def test_every_model_is_listed_with_what_the_code_counts_and_the_paper_prints(softless):
+    rows = {row["name"]: row for row in listed_models(softless)["models"]}
+    assert list(rows) == library.list_models()
+    large = rows["inline_pvt_large"]
+    assert (large["parameters"], large["paper"]["parameters"]) == (51_154_280, 50_200_000)
+    assert (large["image_size"], large["paper"]["top1"]) == ([224, 224], 83.6)
+    assert rows["inline_deit_small"]["image_size"] == [288, 288]
+    softmax = {name: (row["softmax_blocks"], row["blocks"]) for name, row in rows.items()}
+    assert softmax["inline_swin_tiny"] == (2, 12)
+    assert softmax["inline_deit_tiny"] == (0, 12)
+    assert all(some == every for name, (some, every) in softmax.items() if not name.startswith("inline_"))
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_the_table_of_models_fits_and_holds_every_number(softless, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    result = softless("list", "--models")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert max(map(len, result.stdout.splitlines())) <= int(columns)
+    words = " ".join(result.stdout.split())
+    for row in listed_models(softless)["models"]:
+        counts = f"{units.count(row['parameters'])} {units.macs(row['macs'])} {units.picture(row['image_size'])}"
+        blocks = f"{row['softmax_blocks']} of {row['blocks']}"
+        assert f"{row['name']} {counts} {blocks} {row['paper']['top1']:.1f}" in words
+
+
+def test_models_are_listed_without_timm():
+    code = (
+        "import sys; sys.modules['timm'] = None; sys.argv = ['softless', 'list', '--models']; import softless.__main__"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "inline_swin_tiny" in done.stdout
 
 
 def test_options_are_read_by_their_kind():
