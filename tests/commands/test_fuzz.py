@@ -7,7 +7,19 @@ import pytest
 VERBS = ["list", "explain", "study", "", "Explain", "train", "--", "-", "--help", "--version", "-h"]
 NAMES = ["inline", "linear", "softmax", "general", "hydra", "angular", "taylor", "threshold", "focused", "efficient"]
 OPTIONS = ["--shape", "--keys", "--kv-heads", "--causal", "--dtype", "--device", "--option", "--json", "--out"]
-OPTIONS += ["--quick", "--tokens", "--seed", "--help", "--no-such", "-x", "--shape=", "--json=1", "--"]
+OPTIONS += [
+    "--models",
+    "--image-size",
+    "--quick",
+    "--tokens",
+    "--seed",
+    "--help",
+    "--no-such",
+    "-x",
+    "--shape=",
+    "--json=1",
+    "--",
+]
 VALUES = ["1,8,64,16", "1,1,1,1", "2,4,9,3", "0,0,0,0", "1,2,3", "-1,2,3,4", "a,b,c,d", ",,,", "1e3,1,1,1", "٣,1,1,1"]
 VALUES += ["999999999999999,1,1,1", "1,1,999999999999999,1", "1,1,1,99999999", "1,1048576,1048576,1048576"]
 VALUES += ["0", "1", "3", "7", "-5", "16", "8,16", "9" * 50, "1.5", "nan", "inf", "", " ", "\n", "\t", "cpu", "cuda"]
@@ -47,6 +59,7 @@ VALUES += [
     "a=b=c",
 ]
 VALUES += ["[red]x[/red]", "{}", "%s", "\x1b[31m", "\udcff", "naïve", "💥", "../x", "/dev/null", "/proc/1/x", "a" * 300]
+VALUES += ["inline_deit_tiny", "swin_tiny", "64x64", "16", "mechanism=linear", "local=false", "window=7", "window=x"]
 VALUES += ["out", "'", '"', "$(id)", "\\", "\x00", "None", "True"]
 
 

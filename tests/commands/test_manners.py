@@ -17,7 +17,13 @@ from softless.errors import ArgumentError
 
 ROOT = Path(__file__).parents[2]
 
-GOOD = [["list"], ["list", "--json"], ["explain", "inline"], ["explain", "linear", "--option", "phi=relu", "--causal"]]
+GOOD = [
+    ["list"],
+    ["list", "--json"],
+    ["list", "--models"],
+    ["explain", "inline"],
+    ["explain", "linear", "--option", "phi=relu", "--causal"],
+]
 USAGE = [
     [],
     ["nonsense"],
