@@ -19,7 +19,19 @@ from softless.kernels.observe import merge_kernel, observe_kernel
 from softless.kernels.read import read_kernel
 from softless.kernels.record import numbers
 from softless.kernels.rows import output_like, rows
-from softless.kernels.tiles import Tile, is_split, is_whole, observers, readers, slice_width, spans, tile
+from softless.kernels.short import short_kernel
+from softless.kernels.tiles import (
+    Tile,
+    is_short,
+    is_split,
+    is_whole,
+    observers,
+    readers,
+    short_tile,
+    slice_width,
+    spans,
+    tile,
+)
 from softless.kernels.whole import whole_gradient_kernel, whole_kernel
 
 MERGED = 128  # numbers of a comoment that one program merges: one a thread, many programs, all loads in flight at once
@@ -53,6 +65,18 @@ def forward(
     (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
     sizes, mask, tapped = _sizes(q, v), mask_of(key_mask), None if taps is None else rows(taps)
     dtype = _products(recipe, q.dtype, backward=False)
+    if (
+        taps is None
+        and is_short(queries, keys, sizes["BD"], sizes["BE"], dtype)
+        and "exp" not in (recipe.phi_q, recipe.phi_k)
+    ):
+        out = output_like(q, v.shape[3]) if out is None else out
+        cut = short_tile(max(queries, keys))
+        launch(
+            short_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(out), mask, queries, keys, groups,
+            recipe.scale, recipe.t, GROUP=heads // groups, DTYPE=as_triton(dtype), **sizes, **_names(recipe),
+            **_meta(cut))  # fmt: skip
+        return out, _records(q, v, 0)
     whole = is_whole(queries, keys, sizes["BD"], sizes["BE"])
     kind = ("whole" if whole else "read") if taps is None else ("whole local" if whole else "local")
     cut = _tile(kind, sizes, dtype)
@@ -68,7 +92,7 @@ def forward(
     launch(
         read_kernel, batch * heads * splits, q, rows(q), rows(v), rows(out), tapped, mask, records, queries,
         heads, span, splits, recipe.scale, recipe.t, picture, NUMBERS=records.shape[1],
-        EVEN=queries % cut.tokens == 0, **common)  # fmt: skip
+        **common)  # fmt: skip
     return out, records if keeps_records(q, k, v, recipe.phi_k) else _records(q, v, 0)
 
 
@@ -111,8 +135,7 @@ def backward(
     launch(
         key_gradient_kernel, batch * groups * splits, q, rows(k), rows(v), rows(d_out), tapped, mask, rows(d_k),
         rows(d_v), d_taps, records, gradients, keys, groups, span, splits, recipe.t, picture, NUMBERS=records.shape[1],
-        PHI_K=recipe.phi_k, EVEN=mask is None and keys % cut.tokens == 0, **sizes, **products,
-        **_meta(cut))  # fmt: skip
+        PHI_K=recipe.phi_k, **sizes, **products, **_meta(cut))  # fmt: skip
     return None if d_taps is None else d_taps.sum(2)
 
 
@@ -125,13 +148,13 @@ def _query_gradient(
     split = recipe.reader == "divide" and is_split(sizes["BD"], sizes["BE"], dtype)
     cut = _tile("query divide" if recipe.reader == "divide" else "query", sizes, dtype)
     span, splits = spans(queries, batch * heads, cut.tokens)
-    numbers_, even = records.shape[1], queries % cut.tokens == 0
+    numbers_ = records.shape[1]
     scalars = q.new_empty(batch, heads, 2, queries, dtype=torch.float32) if split else None
     gradients = None if split else _records(q, d_out, batch * heads * splits)
     products = {"DTYPE": as_triton(dtype), **sizes}
     launch(
         query_gradient_kernel, batch * heads * splits, q, rows(q), rows(d_out), rows(d_q), scalars, records, gradients,
-        queries, heads, span, splits, recipe.scale, recipe.t, GROUP=heads // groups, NUMBERS=numbers_, EVEN=even,
+        queries, heads, span, splits, recipe.scale, recipe.t, GROUP=heads // groups, NUMBERS=numbers_,
         STAGES=cut.stages, **products, **_names(recipe), **_meta(cut))  # fmt: skip
     if gradients is None:
         cut = _tile("query sums", sizes, dtype)
@@ -140,7 +163,7 @@ def _query_gradient(
         launch(
             query_sums_kernel, batch * heads * splits, q, rows(q), rows(d_out), scalars, gradients, queries, heads,
             span, splits, recipe.t, NUMBERS=numbers_, PHI_Q=recipe.phi_q, PHI_K=recipe.phi_k,
-            EVEN=queries % cut.tokens == 0, STAGES=cut.stages, **products, **_meta(cut))  # fmt: skip
+            STAGES=cut.stages, **products, **_meta(cut))  # fmt: skip
     return gradients.view(batch * groups, heads // groups * splits, numbers_).sum(1)
 
 
@@ -205,7 +228,7 @@ def _observe(k: Tensor, v: Tensor, mask: Mask | None, recipe: Recipe, dtype: tor
     launch(
         observe_kernel, batch * groups * splits, k, rows(k), rows(v), mask, parts, keys, groups, span, splits, recipe.t,
         NUMBERS=parts.shape[1], PHI=recipe.phi_k, CENTERED=recipe.reader != "none",
-        DTYPE=as_triton(dtype), EVEN=mask is None and keys % cut.tokens == 0, **sizes, **_meta(cut))  # fmt: skip
+        DTYPE=as_triton(dtype), **sizes, **_meta(cut))  # fmt: skip
     if splits == 1:
         return parts
     records, d, e = _records(k, v, batch * groups), k.shape[3], v.shape[3]

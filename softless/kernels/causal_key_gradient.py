@@ -31,7 +31,7 @@ def gained_queries(q, scalars, b, h, here, dims, stop, D: tl.constexpr, PHI: tl.
     """g f as a factor, less what `query.contrast` knows the keys do not see; 0 beyond `stop`."""
     some, full = here < stop, EVEN and D == dims.shape[0]
     queries = feature(load(q, b, h, here, dims, some[:, None] & (dims < D)[None, :], full), 0.0, D, PHI)
-    queries = contrast(held(queries, q.at.dtype.element_ty), D, PHI_K)
+    queries = contrast(held(queries, q.at.dtype.element_ty), D, PHI_K, True)
     gain = tl.load(scalars + here, mask=some, other=0.0)
     return factor(keep(gain[:, None] * queries, some[:, None], 0.0, EVEN), q.at.dtype.element_ty)
 

@@ -51,11 +51,11 @@ def query_features(x, n, k_mean, comoment, shift, t, D: tl.constexpr, PHI: tl.co
 
 
 @triton.jit
-def contrast(f, D: tl.constexpr, PHI_K: tl.constexpr):
-    """f as a factor of the comoment. Softmax keys add up to 1, so what f's channels share has no effect: it is left out
-    before rounding.
+def contrast(f, D: tl.constexpr, PHI_K: tl.constexpr, CENTERED: tl.constexpr):
+    """f as a factor of the comoment. Softmax keys add up to 1, so what f's channels share has no effect on a centered
+    one: it is left out before rounding.
     """
-    if PHI_K == "softmax":
+    if PHI_K == "softmax" and CENTERED:
         columns = tl.arange(0, f.shape[1])[None, :]
         return keep(f - tl.sum(f, 1)[:, None] * (1.0 / D), columns < D, 0.0, D == f.shape[1])
     else:

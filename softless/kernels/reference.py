@@ -3,7 +3,8 @@
     ninther = median(median(x_0, x_3, x_6), median(x_1, x_4, x_7), median(x_2, x_5, x_8))            Tukey 1978
 
 channel by channel, of nine tokens spread evenly over the span: no three outliers move it, nor does a third of the span.
-Where a token is hidden, the first visible one stands in. Any reference gives the same sums; a good one costs few bits.
+A monotone phi maps medians to medians, so it is applied once, to the ninther of x. Where a token is hidden, the first
+visible one stands in. Any reference gives the same sums; a good one costs few bits.
 """
 
 import triton
@@ -17,12 +18,17 @@ from softless.kernels.rows import load
 @triton.jit
 def typical(x, mask, b, h, begin, end, t, columns, D: tl.constexpr, PHI: tl.constexpr):
     """The ninther of phi(x) over tokens begin..end, or of its logarithm for exp, [BD]; 0 beyond D."""
+    MONOTONE: tl.constexpr = PHI != "softmax" and PHI != "unit"  # noqa: PLR1714
     first = first_visible(mask, b, begin, end)
-    left = of_three(x, mask, b, h, begin, end, first, 0, t, columns, D, PHI)
-    middle = of_three(x, mask, b, h, begin, end, first, 1, t, columns, D, PHI)
-    right = of_three(x, mask, b, h, begin, end, first, 2, t, columns, D, PHI)
+    left = of_three(x, mask, b, h, begin, end, first, 0, t, columns, D, "identity" if MONOTONE else PHI)
+    middle = of_three(x, mask, b, h, begin, end, first, 1, t, columns, D, "identity" if MONOTONE else PHI)
+    right = of_three(x, mask, b, h, begin, end, first, 2, t, columns, D, "identity" if MONOTONE else PHI)
+    ninther = median(left, middle, right)
+    if MONOTONE:
+        there = visible(mask, b, first + tl.arange(0, 1), end)[:, None]
+        ninther = tl.where(there, feature(ninther, t, D, PHI), 0.0)
     # Reshaped, not summed: a sum's layout would be forced upon the tiles it is subtracted from.
-    return tl.reshape(median(left, middle, right), (columns.shape[0],))
+    return tl.reshape(ninther, (columns.shape[0],))
 
 
 @triton.jit

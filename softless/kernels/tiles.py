@@ -62,6 +62,8 @@ WHOLE_HEADS = {
     "whole local gradient": (Tile(32, 4, 1), Tile(32, 8, 1)),
 }
 
+SHORT = (Tile(64, 4, 1), Tile(128, 8, 1))
+
 
 def tile(kind: str, bd: int, be: int, dtype: torch.dtype) -> Tile:
     """The tile of a pass whose sums are bd x be numbers. float32 multiplies without tensor cores: short tiles."""
@@ -76,6 +78,15 @@ def tile(kind: str, bd: int, be: int, dtype: torch.dtype) -> Tile:
 def slice_width(bd: int, e: int) -> int:
     """Value channels that fit beside bd features: beyond 128 x 128 sums, values are cut into slices."""
     return min(e, 128 * 128 // max(bd, 128))
+
+
+def is_short(queries: int, keys: int, bd: int, be: int, dtype: torch.dtype) -> bool:
+    """Whether a head's weights fit in registers, with heads wide enough that a State takes more products."""
+    return max(queries, keys) <= SHORT[-1].tokens and bd == be == 64 and dtype == torch.bfloat16
+
+
+def short_tile(tokens: int) -> Tile:
+    return next(each for each in SHORT if tokens <= each.tokens)
 
 
 def is_whole(queries: int, keys: int, bd: int, be: int) -> bool:

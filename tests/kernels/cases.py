@@ -47,6 +47,7 @@ CASES: dict[str, Case] = {
     **{f"inline-{key}": case("inline", eager.inline(**maps), **maps) for key, maps in MAPS.items()},
     "none-elu": case("linear", eager.unnormalized("elu"), phi="elu", normalize="none"),
     "none-exp": case("linear", eager.unnormalized("exp"), phi="exp", normalize="none"),
+    "none-softmax": case("linear", eager.unnormalized("softmax"), phi="softmax", normalize="none"),
     "taylor": case("taylor", eager.taylor),
     "efficient": case("efficient", eager.efficient),
 }
