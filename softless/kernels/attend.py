@@ -27,7 +27,7 @@ from softless.kernels.tiles import (
     is_whole,
     observers,
     readers,
-    short_tile,
+    short,
     slice_width,
     spans,
     tile,
@@ -65,24 +65,18 @@ def forward(
     (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
     sizes, mask, tapped = _sizes(q, v), mask_of(key_mask), None if taps is None else rows(taps)
     dtype = _products(recipe, q.dtype, backward=False)
-    if (
-        taps is None
-        and is_short(queries, keys, sizes["BD"], sizes["BE"], dtype)
-        and "exp" not in (recipe.phi_q, recipe.phi_k)
-    ):
-        out = output_like(q, v.shape[3]) if out is None else out
-        cut = short_tile(max(queries, keys))
-        launch(
-            short_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(out), mask, queries, keys, groups,
-            recipe.scale, recipe.t, GROUP=heads // groups, DTYPE=as_triton(dtype), **sizes, **_names(recipe),
-            **_meta(cut))  # fmt: skip
-        return out, _records(q, v, 0)
     whole = is_whole(queries, keys, sizes["BD"], sizes["BE"])
     kind = ("whole" if whole else "read") if taps is None else ("whole local" if whole else "local")
     cut = _tile(kind, sizes, dtype)
     common = {"GROUP": heads // groups, "DTYPE": as_triton(dtype), **sizes, **_names(recipe), **_meta(cut)}
     records = _records(q, v, 0) if whole else _observe(k, v, mask, recipe, dtype)
     out = output_like(q, v.shape[3]) if out is None else out
+    if whole and taps is None and is_short(keys, recipe, sizes["BD"], sizes["BE"], dtype):
+        size, cut = short(keys)
+        launch(
+            short_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(out), mask, queries, keys, groups,
+            recipe.scale, recipe.t, KEYS=size, **(common | _meta(cut)))  # fmt: skip
+        return out, records
     if whole:
         launch(
             whole_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(out), tapped, mask, queries, keys, groups,
@@ -92,7 +86,7 @@ def forward(
     launch(
         read_kernel, batch * heads * splits, q, rows(q), rows(v), rows(out), tapped, mask, records, queries,
         heads, span, splits, recipe.scale, recipe.t, picture, NUMBERS=records.shape[1],
-        **common)  # fmt: skip
+        EVEN=queries % cut.tokens == 0, **common)  # fmt: skip
     return out, records if keeps_records(q, k, v, recipe.phi_k) else _records(q, v, 0)
 
 
@@ -119,7 +113,8 @@ def backward(
     products = {"DTYPE": as_triton(dtype)}
     d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
     if is_whole(queries, keys, sizes["BD"], sizes["BE"]):
-        cut = _tile("whole gradient" if taps is None else "whole local gradient", sizes, dtype)
+        kind = "whole gradient divide" if recipe.reader == "divide" else "whole gradient"
+        cut = _tile(kind if taps is None else "whole local gradient", sizes, dtype)
         d_taps = None if taps is None else q.new_empty(batch, heads, 9, v.shape[3], dtype=torch.float32)
         launch(
             whole_gradient_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(d_out), tapped, mask, rows(d_q),
@@ -135,7 +130,8 @@ def backward(
     launch(
         key_gradient_kernel, batch * groups * splits, q, rows(k), rows(v), rows(d_out), tapped, mask, rows(d_k),
         rows(d_v), d_taps, records, gradients, keys, groups, span, splits, recipe.t, picture, NUMBERS=records.shape[1],
-        PHI_K=recipe.phi_k, **sizes, **products, **_meta(cut))  # fmt: skip
+        PHI_K=recipe.phi_k, EVEN=mask is None and keys % cut.tokens == 0, **sizes, **products,
+        **_meta(cut))  # fmt: skip
     return None if d_taps is None else d_taps.sum(2)
 
 
@@ -145,16 +141,16 @@ def _query_gradient(
 ) -> Tensor:  # fmt: skip
     """Write that of the queries; return the gradient of every key head's record."""
     batch, heads, queries, _ = q.shape
-    split = recipe.reader == "divide" and is_split(sizes["BD"], sizes["BE"], dtype)
+    split = recipe.reader == "divide" and recipe.phi_q != "exp" and is_split(sizes["BD"], sizes["BE"], dtype)
     cut = _tile("query divide" if recipe.reader == "divide" else "query", sizes, dtype)
     span, splits = spans(queries, batch * heads, cut.tokens)
-    numbers_ = records.shape[1]
+    numbers_, even = records.shape[1], queries % cut.tokens == 0
     scalars = q.new_empty(batch, heads, 2, queries, dtype=torch.float32) if split else None
     gradients = None if split else _records(q, d_out, batch * heads * splits)
     products = {"DTYPE": as_triton(dtype), **sizes}
     launch(
         query_gradient_kernel, batch * heads * splits, q, rows(q), rows(d_out), rows(d_q), scalars, records, gradients,
-        queries, heads, span, splits, recipe.scale, recipe.t, GROUP=heads // groups, NUMBERS=numbers_,
+        queries, heads, span, splits, recipe.scale, recipe.t, GROUP=heads // groups, NUMBERS=numbers_, EVEN=even,
         STAGES=cut.stages, **products, **_names(recipe), **_meta(cut))  # fmt: skip
     if gradients is None:
         cut = _tile("query sums", sizes, dtype)
@@ -163,7 +159,7 @@ def _query_gradient(
         launch(
             query_sums_kernel, batch * heads * splits, q, rows(q), rows(d_out), scalars, gradients, queries, heads,
             span, splits, recipe.t, NUMBERS=numbers_, PHI_Q=recipe.phi_q, PHI_K=recipe.phi_k,
-            STAGES=cut.stages, **products, **_meta(cut))  # fmt: skip
+            EVEN=queries % cut.tokens == 0, STAGES=cut.stages, **products, **_meta(cut))  # fmt: skip
     return gradients.view(batch * groups, heads // groups * splits, numbers_).sum(1)
 
 
@@ -207,10 +203,12 @@ def keeps_records(q: Tensor, k: Tensor, v: Tensor, phi_k: str) -> bool:
 def _products(recipe: Recipe, dtype: torch.dtype, *, backward: bool) -> torch.dtype:
     """What to multiply in: the input's dtype, but float32 where small differences of rounded factors count.
 
-    A mass of signed keys may nearly cancel; exponential keys saturate, and then their gradients do.
+    A mass of signed keys may nearly cancel; exponential keys saturate, and then their gradients do; those of softmax
+    features leave out what the channels of a sum that nothing centers have in common.
     """
     signed = recipe.reader == "divide" and recipe.phi_k in ("identity", "leaky_relu")
-    return torch.float32 if signed or (backward and recipe.phi_k == "exp") else dtype
+    shared = recipe.reader == "none" and "softmax" in (recipe.phi_q, recipe.phi_k)
+    return torch.float32 if signed or (backward and (shared or recipe.phi_k == "exp")) else dtype
 
 
 def _slices(q: Tensor, v: Tensor) -> list[slice]:
@@ -228,7 +226,7 @@ def _observe(k: Tensor, v: Tensor, mask: Mask | None, recipe: Recipe, dtype: tor
     launch(
         observe_kernel, batch * groups * splits, k, rows(k), rows(v), mask, parts, keys, groups, span, splits, recipe.t,
         NUMBERS=parts.shape[1], PHI=recipe.phi_k, CENTERED=recipe.reader != "none",
-        DTYPE=as_triton(dtype), **sizes, **_meta(cut))  # fmt: skip
+        DTYPE=as_triton(dtype), EVEN=mask is None and keys % cut.tokens == 0, **sizes, **_meta(cut))  # fmt: skip
     if splits == 1:
         return parts
     records, d, e = _records(k, v, batch * groups), k.shape[3], v.shape[3]

@@ -97,7 +97,8 @@ def starts(k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, phi
         launch(
             segment_kernel, k.shape[0] * k.shape[1] * (segments - 1), k, rows(k), rows(v[..., some]),
             mask_of(key_mask), memory_of(states.columns(some)), k.shape[1], k.shape[2], segments, length, PHI=phi,
-            DTYPE=as_triton(k.dtype), T=cut.tokens, num_warps=cut.warps, num_stages=cut.stages, **size,
+            EVEN=key_mask is None and length % cut.tokens == 0, DTYPE=as_triton(k.dtype), T=cut.tokens,
+            num_warps=cut.warps, num_stages=cut.stages, **size,
         )  # fmt: skip
     launch(
         prefix_kernel, k.shape[0] * k.shape[1] * k.shape[3], k, memory_of(states), memory_of(past),

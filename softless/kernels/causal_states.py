@@ -18,15 +18,16 @@ from softless.kernels.observe import observe_tokens
 
 @triton.jit(do_not_specialize=SIZES)
 def segment_kernel(k, v, mask, states, groups, tokens, segments, length, D: tl.constexpr, E: tl.constexpr,
-                   BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr,
-                   DTYPE: tl.constexpr):  # fmt: skip
+                   BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, DTYPE: tl.constexpr,
+                   EVEN: tl.constexpr):  # fmt: skip
     """One program a segment and key head: the State of segment t is written at t + 1."""
     program = tl.program_id(0).to(tl.int64)
     segment, p = program % (segments - 1), program // (segments - 1)
     start = (segment * length).to(tl.int32)
     stop = tl.minimum(start + length, tokens)
     n, k_mean, v_mean, comoment, _shift = observe_tokens(
-        k, v, mask, p // groups, p % groups, start, stop, 0.0, D, E, BD, BE, T, PHI, True, DTYPE)  # fmt: skip
+        k, v, mask, p // groups, p % groups, start, stop, 0.0, D, E, BD, BE, T, PHI, True, DTYPE,
+        EVEN)  # fmt: skip
     dims, columns = tl.arange(0, BD), tl.arange(0, BE)
     remember(states, p * segments + segment + 1, dims, columns, n.to(tl.int64), k_mean, v_mean, comoment, D, E)
 

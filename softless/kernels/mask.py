@@ -37,15 +37,6 @@ def visible(mask, b, tokens, stop):
 
 
 @triton.jit
-def full_tiles(mask, begin, end, T: tl.constexpr):
-    """Where tiles of T tokens end that are whole and hide nothing: masks are a quarter of a loop's work."""
-    if mask is None:
-        return begin + (end - begin) // T * T
-    else:
-        return begin
-
-
-@triton.jit
 def first_visible(mask, b, start, stop):
     """The first real token from `start` on, `stop` if there is none."""
     if mask is None:

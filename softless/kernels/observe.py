@@ -18,7 +18,7 @@ import triton.language as tl
 from softless.kernels.arithmetic import ONES, column_sums, exponential, factor, product, summed
 from softless.kernels.features import feature
 from softless.kernels.launch import SIZES
-from softless.kernels.mask import full_tiles, visible
+from softless.kernels.mask import visible
 from softless.kernels.record import FLOOR, fill, write_state
 from softless.kernels.reference import typical
 from softless.kernels.rows import keep, load
@@ -26,9 +26,11 @@ from softless.kernels.rows import keep, load
 
 @triton.jit
 def observe_tokens(k, v, mask, b, g, begin, end, t, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
-                   BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, CENTERED: tl.constexpr,
-                   DTYPE: tl.constexpr):  # fmt: skip
-    """The State of tokens begin..end of one key head: (n, k_mean, v_mean, comoment, shift)."""
+                   BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, CENTERED: tl.constexpr, DTYPE: tl.constexpr,
+                   EVEN: tl.constexpr):  # fmt: skip
+    """The State of tokens begin..end of one key head: (n, k_mean, v_mean, comoment, shift). EVEN: tiles are full."""
+    FULL_K: tl.constexpr = EVEN and D == BD
+    FULL_V: tl.constexpr = EVEN and E == BE
     columns, channels = tl.arange(0, BD), tl.arange(0, BE)
     k_ref, v_ref = tl.zeros((BD,), tl.float32), tl.zeros((BE,), tl.float32)
     shift = tl.full((BD,), FLOOR if PHI == "exp" else 0.0, tl.float32)
@@ -41,28 +43,26 @@ def observe_tokens(k, v, mask, b, g, begin, end, t, D: tl.constexpr, E: tl.const
     n = begin * 0.0
     turned = tl.zeros((BE, BD), tl.float32)  # comoment^T: values are read where they lie, keys are stored once
     k_sums, v_sums = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
-    full = full_tiles(mask, begin, end, T)
-    for RAGGED in tl.static_range(2):
-        for start in range(full if RAGGED else begin, end if RAGGED else full, T):
-            tokens = start + tl.arange(0, T)
-            seen = visible(mask, b, tokens, end)
-            of_keys, of_values = seen[:, None] & (columns < D)[None, :], seen[:, None] & (channels < E)[None, :]
-            phi = feature(load(k, b, g, tokens, columns, of_keys, not RAGGED and D == BD), t, D, PHI)
-            values = load(v, b, g, tokens, channels, of_values, not RAGGED and E == BE)
-            if PHI == "exp":
-                phi = keep(phi, seen[:, None], FLOOR, not RAGGED)
-                top = tl.maximum(shift, tl.max(phi, 0))
-                decay = exponential(shift - top)
-                turned, k_sums, k_ref, shift = turned * decay[None, :], k_sums * decay[:, None], k_ref * decay, top
-                phi = exponential(phi - top[None, :])
-            keys = factor(keep(phi - k_ref[None, :], of_keys, 0.0, not RAGGED and D == BD), DTYPE)
-            if DTYPE == tl.float32:
-                values = keep(values - v_ref[None, :], of_values, 0.0, not RAGGED and E == BE)
-            values = factor(values, DTYPE)
-            turned = product(tl.trans(values), keys, turned, DTYPE)
-            if CENTERED:
-                k_sums, v_sums = column_sums(keys, k_sums, DTYPE), column_sums(values, v_sums, DTYPE)
-            n += tl.sum(seen.to(tl.float32)) if RAGGED else 1.0 * T
+    for start in range(begin, end, T):
+        tokens = start + tl.arange(0, T)
+        seen = visible(mask, b, tokens, end)
+        of_keys, of_values = seen[:, None] & (columns < D)[None, :], seen[:, None] & (channels < E)[None, :]
+        phi = feature(load(k, b, g, tokens, columns, of_keys, FULL_K), t, D, PHI)
+        values = load(v, b, g, tokens, channels, of_values, FULL_V)
+        if PHI == "exp":
+            phi = keep(phi, seen[:, None], FLOOR, EVEN)
+            top = tl.maximum(shift, tl.max(phi, 0))
+            decay = exponential(shift - top)
+            turned, k_sums, k_ref, shift = turned * decay[None, :], k_sums * decay[:, None], k_ref * decay, top
+            phi = exponential(phi - top[None, :])
+        keys = factor(keep(phi - k_ref[None, :], of_keys, 0.0, FULL_K), DTYPE)
+        if DTYPE == tl.float32:
+            values = keep(values - v_ref[None, :], of_values, 0.0, FULL_V)
+        values = factor(values, DTYPE)
+        turned = product(tl.trans(values), keys, turned, DTYPE)
+        if CENTERED:
+            k_sums, v_sums = column_sums(keys, k_sums, DTYPE), column_sums(values, v_sums, DTYPE)
+        n += 1.0 * T if EVEN else tl.sum(seen.to(tl.float32))
     k_step, v_step = summed(k_sums) / tl.maximum(n, 1.0), summed(v_sums) / tl.maximum(n, 1.0)
     comoment = tl.trans(turned)
     if CENTERED:
@@ -73,14 +73,14 @@ def observe_tokens(k, v, mask, b, g, begin, end, t, D: tl.constexpr, E: tl.const
 @triton.jit(do_not_specialize=SIZES)
 def observe_kernel(k, v, mask, records, M, G, span, splits, t, NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
                    BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr,
-                   CENTERED: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
+                   CENTERED: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
     """One program a key head and span of tokens."""
     program = tl.program_id(0).to(tl.int64)
     head, split = program // splits, (program % splits).to(tl.int32)
     begin = split * span
     n, k_mean, v_mean, comoment, shift = observe_tokens(
         k, v, mask, head // G, head % G, begin, tl.minimum(begin + span, M), t, D, E, BD, BE, T, PHI, CENTERED,
-        DTYPE)  # fmt: skip
+        DTYPE, EVEN)  # fmt: skip
     write_state(records + program * NUMBERS, n, k_mean, v_mean, comoment, shift, D, E)
 
 

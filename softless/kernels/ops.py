@@ -126,4 +126,4 @@ def readable(x: Tensor) -> Tensor:
 
 
 def _contiguous(taps: Tensor | None) -> Tensor | None:
-    return None if taps is None else taps.contiguous()
+    return taps if taps is None or taps.stride(3) == 1 else taps.contiguous()

@@ -6,7 +6,6 @@ import triton.language as tl
 from softless.kernels.arithmetic import factor, product
 from softless.kernels.launch import SIZES
 from softless.kernels.local import residual
-from softless.kernels.mask import full_tiles
 from softless.kernels.query import answer, contrast, query_features
 from softless.kernels.record import read_state
 from softless.kernels.rows import load, store
@@ -16,32 +15,31 @@ from softless.kernels.rows import load, store
 def read_tokens(q, v, out, taps, mask, b, h, begin, end, n, k_mean, v_mean, comoment, shift, scale, t, picture,
                 D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr,
                 PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr,
-                DTYPE: tl.constexpr):  # fmt: skip
+                DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
     """Answer queries begin..end of one head; `comoment` is a factor."""
     EXP_K: tl.constexpr = PHI_K == "exp"
     columns, channels = tl.arange(0, BD), tl.arange(0, BE)
-    full = full_tiles(None, begin, end, T)
-    for RAGGED in tl.static_range(2):
-        for start in range(full if RAGGED else begin, end if RAGGED else full, T):
-            tokens = start + tl.arange(0, T)
-            here = tokens < end
-            x = load(q, b, h, tokens, columns, here[:, None] & (columns < D)[None, :], not RAGGED and D == BD)
-            phi, units, top = query_features(x, n, k_mean, comoment, shift, t, D, PHI_Q, EXP_K, READER)
-            f = phi * units
-            centered = factor(contrast(f, D, PHI_K, READER != "none"), DTYPE)
-            correlation = product(centered, comoment, tl.zeros((T, BE), tl.float32), DTYPE)
-            o = answer(correlation, factor(f, DTYPE), n, k_mean, v_mean, top, scale, EXP_K or PHI_Q == "exp", READER,
-                       CONSTANT, DTYPE)  # fmt: skip
-            if taps is not None:
-                o += residual(v, taps, mask, b, h, tokens, here, picture[0], picture[1], picture[2], E, BE)
-            store(out, b, h, tokens, channels, here[:, None] & (channels < E)[None, :], o, not RAGGED and E == BE)
+    for start in range(begin, end, T):
+        tokens = start + tl.arange(0, T)
+        here = tokens < end
+        x = load(q, b, h, tokens, columns, here[:, None] & (columns < D)[None, :], EVEN and D == BD)
+        phi, units, top = query_features(x, n, k_mean, comoment, shift, t, D, PHI_Q, EXP_K, READER)
+        f = phi * units
+        correlation = product(
+            factor(contrast(f, D, PHI_K, READER != "none"), DTYPE), comoment, tl.zeros((T, BE), tl.float32), DTYPE
+        )
+        o = answer(correlation, factor(f, DTYPE), n, k_mean, v_mean, top, scale, EXP_K or PHI_Q == "exp", READER,
+                   CONSTANT, DTYPE)  # fmt: skip
+        if taps is not None:
+            o += residual(v, taps, mask, b, h, tokens, here, picture[0], picture[1], picture[2], E, BE)
+        store(out, b, h, tokens, channels, here[:, None] & (channels < E)[None, :], o, EVEN and E == BE)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def read_kernel(q, v, out, taps, mask, records, N, H, span, splits, scale, t, picture, GROUP: tl.constexpr,
                 NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                 T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
-                CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
+                CONSTANT: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
     """One program a query head and span of tokens."""
     program = tl.program_id(0).to(tl.int64)
     head, begin = program // splits, (program % splits).to(tl.int32) * span
@@ -50,4 +48,4 @@ def read_kernel(q, v, out, taps, mask, records, N, H, span, splits, scale, t, pi
     n, k_mean, v_mean, comoment, shift = read_state(record, D, E, BD, BE)
     comoment = factor(comoment, DTYPE)
     read_tokens(q, v, out, taps, mask, b, h, begin, tl.minimum(begin + span, N), n, k_mean, v_mean, comoment, shift,
-                scale, t, picture, D, E, BD, BE, T, PHI_Q, PHI_K, READER, CONSTANT, DTYPE)  # fmt: skip
+                scale, t, picture, D, E, BD, BE, T, PHI_Q, PHI_K, READER, CONSTANT, DTYPE, EVEN)  # fmt: skip

@@ -27,8 +27,9 @@ def typical(x, mask, b, h, begin, end, t, columns, D: tl.constexpr, PHI: tl.cons
     if MONOTONE:
         there = visible(mask, b, first + tl.arange(0, 1), end)[:, None]
         ninther = tl.where(there, feature(ninther, t, D, PHI), 0.0)
-    # Reshaped, not summed: a sum's layout would be forced upon the tiles it is subtracted from.
-    return tl.reshape(ninther, (columns.shape[0],))
+    # A sum's layout is forced upon the tiles it is subtracted from: narrow ones would pay a conversion, and wide ones
+    # would have their features computed twice without.
+    return tl.sum(ninther, 0) if columns.shape[0] > 64 else tl.reshape(ninther, (columns.shape[0],))
 
 
 @triton.jit

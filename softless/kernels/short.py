@@ -13,45 +13,46 @@ they are rounded, unless they are exact as they come.
 import triton
 import triton.language as tl
 
-from softless.kernels.arithmetic import ONES, column_sums, factor, product, summed
+from softless.kernels.arithmetic import ONES, factor, product, summed
 from softless.kernels.features import feature
 from softless.kernels.launch import SIZES
 from softless.kernels.mask import visible
 from softless.kernels.query import TINY, contrast
 from softless.kernels.reference import typical
-from softless.kernels.rows import load, store
+from softless.kernels.rows import keep, load, store
 
 
 @triton.jit(do_not_specialize=SIZES)
 def short_kernel(q, k, v, out, mask, N, M, G, scale, t, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-                 BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr,
-                 READER: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
-    """At most T queries and T keys; no exponential features, which would need a shift."""
+                 BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, KEYS: tl.constexpr, PHI_Q: tl.constexpr,
+                 PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr,
+                 DTYPE: tl.constexpr):  # fmt: skip
+    """At most KEYS keys, T queries at a time; no exponential features, which would need a shift."""
     program = tl.program_id(0).to(tl.int64)
     b, g = program // G, program % G
-    tokens, columns, channels = tl.arange(0, T), tl.arange(0, BD), tl.arange(0, BE)
+    tokens, columns, channels = tl.arange(0, KEYS), tl.arange(0, BD), tl.arange(0, BE)
     seen = visible(mask, b, tokens, M)
-    of_keys, of_values = seen[:, None] & (columns < D)[None, :], seen[:, None] & (channels < E)[None, :]
+    of_keys = seen[:, None] & (columns < D)[None, :]
     keys = feature(load(k, b, g, tokens, columns, of_keys), t, D, PHI_K)
-    values = factor(load(v, b, g, tokens, channels, of_values), DTYPE)
+    values = factor(load(v, b, g, tokens, channels, seen[:, None] & (channels < E)[None, :]), DTYPE)
     if READER == "subtract" and PHI_K != "identity":
         keys -= typical(k, mask, b, g, 0, M, t, columns, D, PHI_K)[None, :]
-    keys = factor(keys, DTYPE)
+    keys = factor(keep(keys, of_keys, 0.0, PHI_K == "identity"), DTYPE)
+    counted = factor(tl.where(seen[:, None], 1.0, tl.zeros((KEYS, ONES), tl.float32)), DTYPE)
     n = tl.maximum(tl.sum(seen.to(tl.float32)), 1.0)
-    ones = factor(tl.full((T, ONES), 1.0, tl.float32), DTYPE)
-    v_mean = summed(column_sums(values, tl.zeros((BE, ONES), tl.float32), DTYPE))[None, :] / n
-    for member in range(GROUP):
-        h = g * GROUP + member
-        here = (tokens < N)[:, None]
-        x = load(q, b, h, tokens, columns, here & (columns < D)[None, :])
-        f = feature(x, t, D, PHI_Q)
-        f = factor(contrast(f, D, PHI_K, READER == "subtract"), DTYPE)
-        weights = product(f, tl.trans(keys), tl.zeros((T, T), tl.float32), DTYPE) + (1.0 if CONSTANT else 0.0)
+    v_mean = summed(product(tl.trans(values), counted, tl.zeros((BE, ONES), tl.float32), DTYPE))[None, :] / n
+    tiles = (N + T - 1) // T
+    for step in range(GROUP * tiles):
+        h, rows = g * GROUP + step // tiles, step % tiles * T + tl.arange(0, T)
+        here = (rows < N)[:, None]
+        x = load(q, b, h, rows, columns, here & (columns < D)[None, :])
+        f = factor(contrast(feature(x, t, D, PHI_Q), D, PHI_K, READER == "subtract"), DTYPE)
+        weights = product(f, tl.trans(keys), tl.zeros((T, KEYS), tl.float32), DTYPE) + (1.0 if CONSTANT else 0.0)
         if READER == "subtract":
-            weights -= tl.sum(tl.where(seen[None, :], weights, 0.0), 1)[:, None] / n
-        weights = factor(tl.where(seen[None, :], weights, 0.0), DTYPE)
+            weights -= tl.sum(weights, 1)[:, None] / n
+        weights = factor(weights, DTYPE)
         o = product(weights, values, tl.zeros((T, BE), tl.float32), DTYPE)
-        total = summed(product(weights, ones, tl.zeros((T, ONES), tl.float32), DTYPE))[:, None]
+        total = summed(product(weights, counted, tl.zeros((T, ONES), tl.float32), DTYPE))[:, None]
         if READER == "divide":
             alive = tl.abs(total) > TINY
             o = tl.where(alive, o * (1.0 / tl.where(alive, total, 1.0)), v_mean)
@@ -59,4 +60,4 @@ def short_kernel(q, k, v, out, mask, N, M, G, scale, t, GROUP: tl.constexpr, D: 
             o = v_mean + (o - total * v_mean) * (scale / n)
         else:
             o *= scale
-        store(out, b, h, tokens, channels, here & (channels < E)[None, :], o)
+        store(out, b, h, rows, channels, here & (channels < E)[None, :], o)

@@ -2,6 +2,7 @@
 
 Regimes, by the longer of queries and keys:
 
+    short    up to 128 keys, heads of 33 to 64 in bf16: one program a key head, its weights in registers (`short`)
     whole    up to 256 tokens, heads up to 64 wide: one program a key head does everything (`whole`)
     spans    beyond: a pass over keys, a pass over queries. Tokens are cut into spans so that PROGRAMS run at once, as
              many as the 132 multiprocessors of an H100 or H200 hold; with many heads there is one span of keys a head,
@@ -12,6 +13,8 @@ Regimes, by the longer of queries and keys:
 from typing import NamedTuple
 
 import torch
+
+from softless.algebra.recipe import Recipe
 
 WHOLE = 256
 PROGRAMS = 264  # two a multiprocessor; never a few more than fit at once, they would run alone at the end
@@ -53,16 +56,16 @@ FP16 = {
     "key": (Tile(64, 8, 2), Tile(32, 8, 2)),
     "local key": (Tile(32, 8, 2), Tile(32, 8, 2)),
 }
-# Up to 32 x 32, and up to 64 x 64: one or two warps. A program waits for its loads most of its time, so many of them
-# must fit. The residual's nine loads want more warps to hold them.
+# Up to 32 x 32, and up to 64 x 64. A program waits for its loads most of its time, so many of them must fit: one or two
+# warps, or four with a tile of one product and at most 128 registers a thread. The residual's loads want more warps.
 WHOLE_HEADS = {
-    "whole": (Tile(32, 1, 2), Tile(32, 2, 2, 168)),  # a few registers less, and six programs fit where four did
-    "whole gradient": (Tile(32, 2, 1, 168), Tile(32, 2, 1)),
-    "whole local": (Tile(32, 4, 1), Tile(32, 4, 1)),
-    "whole local gradient": (Tile(32, 4, 1), Tile(32, 8, 1)),
+    "whole": (Tile(32, 1, 2, 168), Tile(64, 4, 2, 128)),
+    "whole gradient": (Tile(32, 2, 1, 168), Tile(64, 4, 1)),
+    "whole gradient divide": (Tile(32, 2, 1, 168), Tile(32, 2, 1)),  # 64 tokens would spill
+    "whole local": (Tile(32, 2, 1), Tile(32, 4, 1)),
+    "whole local gradient": (Tile(32, 2, 1), Tile(32, 4, 2)),
 }
-
-SHORT = (Tile(64, 4, 1), Tile(128, 8, 1))
+SHORT = {64: Tile(64, 4, 1), 128: Tile(64, 4, 1, 128)}  # by keys that a program holds; four programs a multiprocessor
 
 
 def tile(kind: str, bd: int, be: int, dtype: torch.dtype) -> Tile:
@@ -80,13 +83,15 @@ def slice_width(bd: int, e: int) -> int:
     return min(e, 128 * 128 // max(bd, 128))
 
 
-def is_short(queries: int, keys: int, bd: int, be: int, dtype: torch.dtype) -> bool:
+def is_short(keys: int, recipe: Recipe, bd: int, be: int, dtype: torch.dtype) -> bool:
     """Whether a head's weights fit in registers, with heads wide enough that a State takes more products."""
-    return max(queries, keys) <= SHORT[-1].tokens and bd == be == 64 and dtype == torch.bfloat16
+    exponential = "exp" in (recipe.phi_q, recipe.phi_k)
+    return keys <= max(SHORT) and bd == be == 64 and dtype == torch.bfloat16 and not exponential
 
 
-def short_tile(tokens: int) -> Tile:
-    return next(each for each in SHORT if tokens <= each.tokens)
+def short(keys: int) -> tuple[int, Tile]:
+    """(keys that a program holds, its tile)."""
+    return next((size, cut) for size, cut in SHORT.items() if keys <= size)
 
 
 def is_whole(queries: int, keys: int, bd: int, be: int) -> bool:

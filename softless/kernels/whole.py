@@ -23,11 +23,11 @@ def whole_kernel(q, k, v, out, taps, mask, N, M, G, scale, t, picture, GROUP: tl
     program = tl.program_id(0).to(tl.int64)
     b, g = program // G, program % G
     n, k_mean, v_mean, comoment, shift = observe_tokens(
-        k, v, mask, b, g, 0, M, t, D, E, BD, BE, T, PHI_K, READER != "none", DTYPE)  # fmt: skip
+        k, v, mask, b, g, 0, M, t, D, E, BD, BE, T, PHI_K, READER != "none", DTYPE, False)  # fmt: skip
     comoment = factor(comoment, DTYPE)
     for member in range(GROUP):
         read_tokens(q, v, out, taps, mask, b, g * GROUP + member, 0, N, n, k_mean, v_mean, comoment, shift, scale, t,
-                    picture, D, E, BD, BE, T, PHI_Q, PHI_K, READER, CONSTANT, DTYPE)  # fmt: skip
+                    picture, D, E, BD, BE, T, PHI_Q, PHI_K, READER, CONSTANT, DTYPE, False)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -39,17 +39,17 @@ def whole_gradient_kernel(q, k, v, d_out, taps, mask, d_q, d_k, d_v, d_taps, N, 
     program = tl.program_id(0).to(tl.int64)
     b, g = program // G, program % G
     n, k_mean, v_mean, comoment, shift = observe_tokens(
-        k, v, mask, b, g, 0, M, t, D, E, BD, BE, T, PHI_K, READER != "none", DTYPE)  # fmt: skip
+        k, v, mask, b, g, 0, M, t, D, E, BD, BE, T, PHI_K, READER != "none", DTYPE, False)  # fmt: skip
     comoment = factor(comoment, DTYPE)
     d_k_total, d_v_mean = tl.zeros((BD,), tl.float32), tl.zeros((BE,), tl.float32)
     d_comoment = tl.zeros((BD, BE), tl.float32)
     for member in range(GROUP):
         of_k, of_v, of_comoment = query_gradient_tokens(
             q, d_out, d_q, None, b, g * GROUP + member, 0, N, N, n, k_mean, comoment, shift, scale, t, D, E, BD, BE, T,
-            PHI_Q, PHI_K, READER, CONSTANT, DTYPE, STAGES)  # fmt: skip
+            PHI_Q, PHI_K, READER, CONSTANT, DTYPE, False, STAGES)  # fmt: skip
         d_k_total, d_v_mean, d_comoment = d_k_total + of_k, d_v_mean + of_v, d_comoment + of_comoment
     sums = key_gradient_tokens(
         k, v, d_out, taps, mask, d_k, d_v, b, g, 0, M, n, k_mean, v_mean, shift, d_k_total, d_v_mean,
-        factor(d_comoment, DTYPE), t, picture, D, E, BD, BE, T, PHI_K, DTYPE)  # fmt: skip
+        factor(d_comoment, DTYPE), t, picture, D, E, BD, BE, T, PHI_K, DTYPE, False)  # fmt: skip
     if taps is not None:
         write_taps(d_taps + program * 9 * E, sums, E)

@@ -10,6 +10,7 @@ Shapes: B batch, C = heads * d channels, N = prefix + h * w tokens.
 """
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -37,9 +38,17 @@ class LocalResidual(nn.Sequential):
         self.heads = heads
 
     def taps(self, context: Float[Tensor, "b c"]) -> Float[Tensor, "b heads 9 d"]:
-        """The 3x3 kernel of every channel, row by row; tap 4 is the center."""
-        taps = super().forward(context[..., None])  # [B, 9 C, 1], output 9 c + 3 row + column
-        return taps.squeeze(-1).unflatten(1, (self.heads, -1, 9)).transpose(2, 3)
+        """The 3x3 kernel of every channel, row by row; tap 4 is the center.
+
+        Convolutions of one point in groups are a matrix for each head: two batched products, not a kernel a group.
+        """
+        heads, d = self.heads, context.shape[1] // self.heads
+        weight, bias, last_weight, last_bias = self.parameters()
+        x = context.unflatten(1, (heads, d)).transpose(0, 1)  # [heads, B, d]
+        x = F.gelu(torch.baddbmm(bias.view(heads, 1, d), x, weight.view(heads, d, d).mT))
+        to_taps = last_weight.view(heads, d, 9, d).transpose(1, 2).reshape(heads, 9 * d, d)  # its output is 9 c + tap
+        offset = last_bias.view(heads, d, 9).mT.reshape(heads, 1, 9 * d)
+        return torch.baddbmm(offset, x, to_taps.mT).unflatten(2, (9, d)).transpose(0, 1)
 
     @torch.jit.ignore
     def forward(

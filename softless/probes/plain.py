@@ -10,7 +10,8 @@ The causal form is typed in one of two ways, and N = M in both:
     weights    the N x N scores, masked: tril(phi(q) phi(k)^T) v
     sums       running sums of phi(k) v^T, N x d x e numbers: for lengths whose N x N weights do not fit
 
-InLine's local residual is one convolution with B C groups, as its authors run it.
+InLine's local residual is one convolution with B C groups, its kernels are two with a group a head, as its authors run
+them.
 
 A yardstick of speed, not of precision: raw sums, no care for zeros. softless.algebra is the careful form.
 """
@@ -20,7 +21,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from softless.errors import UnsupportedError
 from softless.mechanisms import Mechanism
@@ -28,6 +29,7 @@ from softless.mechanisms.base import repeat_heads
 from softless.mechanisms.efficient import Efficient
 from softless.mechanisms.linear import FeatureMapped, InLine, Linear
 from softless.mechanisms.taylor import Taylor
+from softless.nn.local_residual import LocalResidual
 
 Features = Float[Tensor, "b h n d"]
 Values = Float[Tensor, "b h n e"]
@@ -79,6 +81,12 @@ def plain_padded(made: Mechanism, key_mask: Bool[Tensor, "b n"]) -> Formula:
         return (s / n) * (a @ (b.mT @ v)) - s * (a @ k_mean.mT) * v_mean + v_mean
 
     return formula
+
+
+def plain_taps(residual: LocalResidual, context: Float[Tensor, "b c"]) -> Float[Tensor, "b h 9 d"]:
+    """The local residual's MLP as two convolutions in groups."""
+    taps = nn.Sequential.forward(residual, context[..., None])
+    return taps.squeeze(-1).unflatten(1, (residual.heads, -1, 9)).transpose(2, 3)
 
 
 def plain_residual(

@@ -1,6 +1,6 @@
 """A model of ours with its linear attention computed in another way: the plain formulas, or a backend by name.
 
-    plain    what its authors run: the formula as typed, and the local residual as one convolution with B C groups
+    plain    what its authors run: the formula as typed, and the local residual as convolutions with many groups
     backend  `attention_qkv(..., backend=...)`, which raises where that backend cannot run
 
 Weights, projections, windows and everything else stay the model's own, and so do its softmax layers.
@@ -14,15 +14,19 @@ from torch import Tensor, nn
 
 from softless.functional import attention_qkv
 from softless.nn.mixing import Asked, Grid, Mixing, as_heads
-from softless.probes.plain import plain, plain_padded, plain_residual
+from softless.probes.plain import plain, plain_padded, plain_residual, plain_taps
 
 Attend = Callable[[Mixing, Asked, Tensor | None, int], Tensor]  # a layer, its tokens, the taps and prefix: [B, H, N, d]
 
 
 def by_plain_formulas(model: nn.Module) -> nn.Module:
     """The model, changed in place; a mechanism without a plain formula raises before anything is."""
-    for layer in linear_layers(model):
+    layers = linear_layers(model)
+    for layer in layers:
         plain(layer.mechanism)
+    for layer in layers:
+        if layer.residual is not None:
+            layer.residual.taps = partial(plain_taps, layer.residual)  # type: ignore[method-assign]
     return remixed(model, _plain)
 
 
