@@ -17,33 +17,41 @@ from softless.kernels.rows import load
 
 @triton.jit
 def typical(x, mask, b, h, begin, end, t, columns, D: tl.constexpr, PHI: tl.constexpr):
-    """The ninther of phi(x) over tokens begin..end, or of its logarithm for exp, [BD]; 0 beyond D."""
+    """The ninther of phi(x) over tokens begin..end, or of its logarithm for exp, [BD]; 0 beyond D.
+
+    Wide ones are loaded as ROWS equal rows and reduced, so that Triton lays them out as the tiles they are subtracted
+    from; narrow ones would wait for that.
+    """
     MONOTONE: tl.constexpr = PHI != "softmax" and PHI != "unit"  # noqa: PLR1714
+    ROWS: tl.constexpr = 16 if columns.shape[0] > 64 else 1
     first = first_visible(mask, b, begin, end)
-    left = of_three(x, mask, b, h, begin, end, first, 0, t, columns, D, "identity" if MONOTONE else PHI)
-    middle = of_three(x, mask, b, h, begin, end, first, 1, t, columns, D, "identity" if MONOTONE else PHI)
-    right = of_three(x, mask, b, h, begin, end, first, 2, t, columns, D, "identity" if MONOTONE else PHI)
+    left = of_three(x, mask, b, h, begin, end, first, 0, t, columns, D, "identity" if MONOTONE else PHI, ROWS)
+    middle = of_three(x, mask, b, h, begin, end, first, 1, t, columns, D, "identity" if MONOTONE else PHI, ROWS)
+    right = of_three(x, mask, b, h, begin, end, first, 2, t, columns, D, "identity" if MONOTONE else PHI, ROWS)
     ninther = median(left, middle, right)
     if MONOTONE:
         there = visible(mask, b, first + tl.arange(0, 1), end)[:, None]
         ninther = tl.where(there, feature(ninther, t, D, PHI), 0.0)
-    # A sum's layout is forced upon the tiles it is subtracted from: narrow ones would pay a conversion, and wide ones
-    # would have their features computed twice without.
-    return tl.sum(ninther, 0) if columns.shape[0] > 64 else tl.reshape(ninther, (columns.shape[0],))
+    if ROWS == 1:
+        return tl.reshape(ninther, (columns.shape[0],))
+    else:
+        return tl.max(ninther, 0)
 
 
 @triton.jit
-def of_three(x, mask, b, h, begin, end, first, index, t, columns, D: tl.constexpr, PHI: tl.constexpr):
-    """The median of sampled tokens `index`, index + 3 and index + 6, [1, BD]."""
-    return median(of_token(x, mask, b, h, begin, end, first, index, t, columns, D, PHI),
-                  of_token(x, mask, b, h, begin, end, first, index + 3, t, columns, D, PHI),
-                  of_token(x, mask, b, h, begin, end, first, index + 6, t, columns, D, PHI))  # fmt: skip
+def of_three(x, mask, b, h, begin, end, first, index, t, columns, D: tl.constexpr, PHI: tl.constexpr,
+             ROWS: tl.constexpr):  # fmt: skip
+    """The median of sampled tokens `index`, index + 3 and index + 6, [ROWS, BD]."""
+    return median(of_token(x, mask, b, h, begin, end, first, index, t, columns, D, PHI, ROWS),
+                  of_token(x, mask, b, h, begin, end, first, index + 3, t, columns, D, PHI, ROWS),
+                  of_token(x, mask, b, h, begin, end, first, index + 6, t, columns, D, PHI, ROWS))  # fmt: skip
 
 
 @triton.jit
-def of_token(x, mask, b, h, begin, end, first, index, t, columns, D: tl.constexpr, PHI: tl.constexpr):
-    """phi of the middle of the index-th ninth of the span, [1, BD]."""
-    token = begin + (end - begin) * (2 * index + 1) // 18 + tl.arange(0, 1)
+def of_token(x, mask, b, h, begin, end, first, index, t, columns, D: tl.constexpr, PHI: tl.constexpr,
+             ROWS: tl.constexpr):  # fmt: skip
+    """phi of the middle of the index-th ninth of the span, [ROWS, BD]."""
+    token = begin + (end - begin) * (2 * index + 1) // 18 + 0 * tl.arange(0, ROWS)
     token = tl.where(visible(mask, b, token, end), token, first)
     within = visible(mask, b, token, end)[:, None] & (columns < D)[None, :]
     return tl.where(within, feature(load(x, b, h, token, columns, within), t, D, PHI), 0.0)

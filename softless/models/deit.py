@@ -11,13 +11,13 @@ Shapes: B batch, N = 1 + h w tokens, C channels.
 from typing import Any
 
 import torch
-from timm.layers import PatchEmbed
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from softless.models.backbone import FORMATS, Backbone, check_format, table
 from softless.models.blocks import Block, Plan, Positions, Stage
 from softless.nn import Attention
+from softless.nn.patches import PatchEmbed
 
 
 class DeiT(Backbone):

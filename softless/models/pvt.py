@@ -16,12 +16,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
 from softless.models.backbone import Pyramid, table
 from softless.models.blocks import Block, Plan, Positions, Stage
 from softless.nn.mixing import Mixing
+from softless.nn.patches import PatchEmbed
 
 
 class ReducedAttention(Mixing):

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
 from softless.models.backbone import Pyramid, table
 from softless.models.blocks import Block, Plan, Stage
 from softless.models.graphs import Whole
 from softless.nn import Attention
+from softless.nn.patches import PatchEmbed
 
 
 class WindowAttention(Attention):
