@@ -56,6 +56,10 @@ FP16 = {
     "key": (Tile(64, 8, 2), Tile(32, 8, 2)),
     "local key": (Tile(32, 8, 2), Tile(32, 8, 2)),
 }
+WHOLE_FP16 = {
+    "whole": (Tile(32, 1, 2, 168), Tile(32, 2, 2, 168)),
+    "whole gradient": (Tile(32, 2, 1, 168), Tile(32, 2, 1)),
+}
 # Up to 32 x 32, and up to 64 x 64. A program waits for its loads most of its time, so many of them must fit: one or two
 # warps, or four with a tile of one product and at most 128 registers a thread. The residual's loads want more warps.
 WHOLE_HEADS = {
@@ -74,7 +78,7 @@ def tile(kind: str, bd: int, be: int, dtype: torch.dtype) -> Tile:
     if dtype == torch.float32:
         return Tile(32, 8 if wide else 4, 1)
     if kind in WHOLE_HEADS:
-        return WHOLE_HEADS[kind][bd * be > 32 * 32]
+        return (WHOLE_HEADS if dtype == torch.bfloat16 else WHOLE_HEADS | WHOLE_FP16)[kind][bd * be > 32 * 32]
     return (BF16 if dtype == torch.bfloat16 else FP16)[kind][wide]
 
 

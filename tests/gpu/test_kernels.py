@@ -14,7 +14,11 @@ from tests.kernels.cases import CASES, SIGN_CHANGING
 from tests.numerics.budget import FORWARD, GRADIENT
 from tests.numerics.eager import visible
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),  # said once in a thread by torch 2.11
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning"),  # its compiler imports it
+]
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 SAMPLES = 50  # of each of ten shapes; five widths, since every one is compiled anew
