@@ -1,0 +1,125 @@
+"""What happens to an image before a model sees it: the paper's recipe, and small ones.
+
+    to train   crop, flip, RandAugment; then, normalized, random erasing
+    to test    squeezed to a square of size / crop_share, whatever its shape, and the middle of that
+
+On the CPU an image at a time, by timm's transforms; on a GPU a batch at a time (`device_augment`). One `Augment` says
+the same to both; they differ in rounding, and in the random numbers they draw.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from softless.errors import ArgumentError, MissingExtraError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+CROPS = ("resized", "padded", "none")
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    """The default is the recipe of the InLine paper, that of DeiT and Swin.
+
+    crop           resized: a part of the image of a share `area` of it, enlarged to the size
+                   padded: `padding` pixels of black around it, and a crop of the size; none: the image, squeezed
+    flip           probability of a flip from left to right
+    operations     how many operations of RandAugment (Cubuk et al. 2020), each with probability 1/2
+    magnitude      of those, from 0 to 10, with a standard deviation of `magnitude_std`
+    erase          probability of filling a random rectangle with noise (Zhong et al. 2020)
+    crop_share     of the squeezed image's side that a test sees
+    mean, std      of the pixels, by channel, 0 to 1
+    """
+
+    crop: str = "resized"
+    area: tuple[float, float] = (0.08, 1.0)
+    padding: int = 4
+    flip: float = 0.5
+    operations: int = 2
+    magnitude: float = 9.0
+    magnitude_std: float = 0.5
+    erase: float = 0.25
+    crop_share: float = 0.875
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        if self.crop not in CROPS:
+            raise ArgumentError(f"crop is {self.crop!r} and must be one of {', '.join(CROPS)}")
+        if not 0 < self.area[0] <= self.area[1] <= 1:
+            raise ArgumentError(f"area is {self.area} and must be two shares of an image, the smaller first")
+        for name in ("flip", "erase"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ArgumentError(f"{name} is {getattr(self, name)} and must be a probability")
+        if not 0 < self.crop_share <= 1:
+            raise ArgumentError(f"crop_share is {self.crop_share} and must be above 0 and at most 1")
+        for name, most in (("padding", 2**10), ("operations", 20), ("magnitude", 10), ("magnitude_std", 10)):
+            if not 0 <= getattr(self, name) <= most:
+                raise ArgumentError(f"{name} is {getattr(self, name)} and must be from 0 to {most}")
+        if min(self.std) <= 0:
+            raise ArgumentError(f"std is {self.std} and must be positive")
+
+
+PAPER = Augment()
+PLAIN = Augment(crop="none", flip=0.0, operations=0, erase=0.0, crop_share=1.0)
+
+
+def transform(augment: Augment, size: int, *, train: bool) -> Callable[["Image"], Tensor | np.ndarray]:
+    """From a picture to uint8 [3, size, size], as timm does it."""
+    try:
+        from timm.data import create_transform
+        from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"images are augmented by timm, and {error.name} is not installed: pip install 'softless[models,train]'"
+        ) from None
+    if not train:
+        return create_transform(
+            size, use_prefetcher=True, interpolation="bicubic", crop_pct=augment.crop_share, crop_mode="squash"
+        )
+    policy = None
+    if augment.operations:
+        policy = f"rand-m{augment.magnitude:g}-n{augment.operations}-mstd{augment.magnitude_std:g}-inc1"
+    made = create_transform(
+        size,
+        is_training=True,
+        use_prefetcher=True,
+        interpolation="bicubic",
+        scale=augment.area,
+        hflip=augment.flip,
+        auto_augment=policy,
+        color_jitter=None,
+        mean=augment.mean,
+        std=augment.std,
+    )
+    for operation in (each for step in made.transforms for each in getattr(step, "ops", ())):
+        if "Posterize" in operation.name:
+            operation.aug_fn = _posterize
+    if augment.crop == "resized":
+        return made
+    first = [Resize((size, size), InterpolationMode.BICUBIC)]
+    if augment.crop == "padded":
+        first.append(RandomCrop(size, padding=augment.padding))
+    return Compose([*first, *made.transforms[1:]])
+
+
+def squeeze(image: "Image", size: int) -> np.ndarray:
+    """The whole picture as uint8 [3, size, size], whatever its shape was."""
+    from PIL.Image import Resampling
+
+    fitting = image if image.size == (size, size) else image.resize((size, size), Resampling.BICUBIC)
+    return np.asarray(fitting).transpose(2, 0, 1).copy()
+
+
+def _posterize(image: "Image", bits: int, **_options: object) -> "Image":
+    """timm asks for 0 bits at magnitude 10, which Pillow refuses since version 13: none is black."""
+    from PIL import ImageOps
+
+    return ImageOps.posterize(image, bits) if bits else image.point(lambda _level: 0)

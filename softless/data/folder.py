@@ -1,0 +1,111 @@
+"""Images in folders: a folder is a class, its name the class's name, and classes are in the order of their names.
+
+    DATA/train/cat/1.jpg    DATA/val/cat/7.jpg        two parts; val/ is taken before test/ where both are there
+    DATA/cat/1.jpg                                    one part
+
+Files are taken by their suffix, at any depth below the class, through symbolic links; names that begin with a dot are
+left out. Names are kept as bytes in one array: a million Python strings would be copied into every worker, page by
+page, as their reference counts change.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from softless.data.images import Sample, Split, check_labels, fingerprint
+from softless.errors import FileError
+from softless.io.pictures import SUFFIXES, decode, read
+
+TRAIN, TESTS = "train", ("val", "test")
+
+
+class FolderImages:
+    """The files below `folder`/CLASS, for each of the classes."""
+
+    def __init__(self, folder: Path, classes: tuple[str, ...]) -> None:
+        self.folder, self.classes = folder, classes
+        found = [
+            (os.fsencode(path.relative_to(folder)), size, label)
+            for label, name in enumerate(classes)
+            for path, size in _images(folder / name)
+        ]
+        names, sizes, labels = zip(*found, strict=True) if found else ((), (), ())
+        self.sizes, self.labels = np.array(sizes, np.int64), np.array(labels, np.int64)
+        self._text, self._ends = b"".join(names), np.cumsum([len(name) for name in names], dtype=np.int64)
+        self.fingerprint = fingerprint(self._text, self._ends, self.sizes, self.labels)
+
+    def names(self, index: int) -> str:
+        start = self._ends[index - 1] if index else 0
+        return str(self.folder / os.fsdecode(self._text[start : self._ends[index]]))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Sample:
+        name = self.names(index)
+        return Sample(decode(read(name, name), name), int(self.labels[index]), name)
+
+
+def open_folder(folder: Path, split: Split) -> FolderImages:
+    """One part of a folder. Its classes are those of the part to train on, and it may lack some if it is to test on."""
+    learned, part = find_part(folder, "train"), find_part(folder, split)
+    classes = _classes(learned)
+    if strangers := [name for name in _classes(part) if name not in classes]:
+        raise FileError(f"{part}: {strangers[0]!r} is not one of the {len(classes)} classes in {learned}")
+    images = FolderImages(part, classes)
+    empty = [name for name in _classes(part) if classes.index(name) not in images.labels]
+    check_labels(str(part), images.labels, classes, empty=empty)
+    return images
+
+
+def find_part(folder: Path, split: Split) -> Path:
+    """The folder whose folders are the classes of this part."""
+    inside = _classes(folder)
+    tests = [name for name in TESTS if name in inside]
+    if TRAIN not in inside or not (tests or len(inside) == 1):
+        return folder
+    if split == "train":
+        return folder / TRAIN
+    if not tests:
+        raise FileError(f"{folder}: it has {TRAIN}/ and no {' or '.join(f'{name}/' for name in TESTS)} beside it")
+    return folder / tests[0]
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    return tuple(entry.name for entry in _entries(folder) if _is_folder(entry))
+
+
+def _images(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[tuple[Path, int]]:
+    """(path, bytes) of the images at any depth; -1 bytes for one that is not there to be read."""
+    if not folder.is_dir():
+        return
+    status = folder.stat()
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        raise FileError(f"{folder}: a symbolic link leads back to a folder above it")
+    for entry in _entries(folder):
+        if _is_folder(entry):
+            yield from _images(folder / entry.name, above | {here})
+        elif entry.name.lower().endswith(SUFFIXES):
+            try:
+                yield folder / entry.name, entry.stat().st_size
+            except OSError:
+                yield folder / entry.name, -1
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What a folder holds, in the order of the names."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    except OSError as error:
+        raise FileError(f"{folder}: the folder cannot be read ({error.strerror})") from error

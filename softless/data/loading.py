@@ -1,0 +1,132 @@
+"""Batches of images: decoded and augmented by worker processes, or once and for all.
+
+    loader   reads as it goes, for sets of any size
+    cached   decodes a set of small images into one tensor, for a device to augment (`device_loading`)
+
+The randomness of a sample is drawn from (seed, epoch, index, repeat) and from nothing else, so neither the number of
+workers nor a resumed run changes a pixel. Pixels are uint8: `device_augment.finish` makes them what a model sees.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from softless.data.augment import Augment, squeeze, transform
+from softless.data.damage import Damage, OnBadImage
+from softless.data.images import Images
+from softless.data.reading import Batch, Draw, Reader, read_all
+from softless.data.sampler import ResumableSampler
+from softless.errors import ArgumentError
+
+MOST_CACHED = 32 * 10**9  # bytes
+AT_ONCE = 64  # images a worker decodes and sends
+
+
+class Loader:
+    """One epoch, or what is left of it, each time it is iterated. `damage` knows what was skipped."""
+
+    def __init__(
+        self, reader: Reader, sampler: ResumableSampler, damage: Damage, *, batch: int, whole: bool, workers: int
+    ) -> None:
+        self.reader, self.sampler, self.damage = reader, sampler, damage
+        self.batch, self.whole, self.workers = batch, whole, workers
+
+    def __len__(self) -> int:
+        """Batches left of this epoch: of whole ones every rank has equally many, and a rest is dropped."""
+        return self.sampler.shared // self.batch if self.whole else -(-len(self.sampler) // self.batch)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The sampler has passed a batch's images when the batch is handed out, however far the workers are."""
+        for found, bad in read_all(self.reader, self._draws(), self.workers):
+            for each in bad:
+                self.damage.met(*each)
+            self.sampler.advance(len(found.ids) + len(bad))
+            if len(found.ids):
+                yield self._filled(found) if self.whole else found
+
+    def _draws(self) -> Iterator[list[Draw]]:
+        sampler = self.sampler
+        order, places, seed, epoch = sampler.order(), sampler.places(), sampler.seed, sampler.epoch
+        for start in range(0, len(self) * self.batch, self.batch):
+            here = places[start : start + self.batch]
+            draws = zip(order[here].tolist(), (here % sampler.repeats).tolist(), strict=True)
+            yield [Draw(index, (seed, epoch, index, repeat)) for index, repeat in draws]
+
+    def _filled(self, found: Batch) -> Batch:
+        """Where images were skipped, the first ones again: a model is compiled for one size of batch."""
+        again = torch.arange(self.batch) % len(found.ids)
+        return found if len(found.ids) == self.batch else Batch(*(part[again] for part in found))
+
+
+def loader(
+    images: Images,
+    *,
+    size: int,
+    batch: int,
+    sampler: ResumableSampler,
+    train_transform: bool,
+    augment: Augment,
+    workers: int,
+    on_bad_image: OnBadImage = "fail",
+) -> Loader:
+    """Batches of `size` x `size` pixels, in the sampler's order.
+
+    >>> from softless.data import open_images
+    >>> from softless.data.augment import PLAIN
+    >>> from softless.data.loading import loader
+    >>> from softless.data.sampler import ResumableSampler
+    >>> images = open_images("digits", "train")
+    >>> sampler = ResumableSampler(len(images), seed=0)
+    >>> batches = loader(
+    ...     images, size=8, batch=100, sampler=sampler, train_transform=True, augment=PLAIN, workers=0
+    ... )
+    >>> len(batches), next(iter(batches)).pixels.shape
+    (14, torch.Size([100, 3, 8, 8]))
+
+    train_transform   True: augmented, and whole batches only, as many for every rank; False: as the paper tests, all
+    on_bad_image      fail | skip (`damage`); in training a skipped image's place is taken by another of its batch
+    """
+    if sampler.length != len(images):
+        raise ArgumentError(f"the sampler is made for {sampler.length} images, and the set has {len(images)}")
+    if batch < 1 or (train_transform and batch * sampler.ranks > sampler.total):
+        raise ArgumentError(
+            f"a batch of {batch} on {sampler.ranks} ranks needs {batch * sampler.ranks} images, and an epoch has "
+            f"{sampler.total}"
+        )
+    if workers < 0:
+        raise ArgumentError(f"workers is {workers} and must be at least 0")
+    reader, damage = Reader(images, transform(augment, size, train=train_transform)), Damage(on_bad_image, len(images))
+    return Loader(reader, sampler, damage, batch=batch, whole=train_transform, workers=workers)
+
+
+def cached(
+    images: Images,
+    *,
+    size: int,
+    workers: int = 0,
+    on_bad_image: OnBadImage = "fail",
+    tick: Callable[[int], None] = lambda _images: None,
+) -> Batch:
+    """The whole set as one batch, squeezed to `size` x `size`; `tick` is told how many more images are done.
+
+    Images that are skipped are not in it: `ids` says which ones are.
+    """
+    needed = len(images) * 3 * size * size
+    if needed > MOST_CACHED:
+        raise ArgumentError(
+            f"{len(images)} images of {size} x {size} pixels take {needed / 1e9:.0f} GB, and at most "
+            f"{MOST_CACHED / 1e9:.0f} GB are decoded at once: read them as you go"
+        )
+    pixels = torch.empty(len(images), 3, size, size, dtype=torch.uint8)
+    sound = torch.zeros(len(images), dtype=torch.bool)
+    damage, every = Damage(on_bad_image, len(images)), range(len(images))
+    draws = ([Draw(index) for index in every[i : i + AT_ONCE]] for i in every[::AT_ONCE])
+    for found, bad in read_all(Reader(images, partial(squeeze, size=size)), draws, workers):
+        for each in bad:
+            damage.met(*each)
+        pixels[found.ids], sound[found.ids] = found.pixels, True
+        tick(len(found.ids) + len(bad))
+    ids = sound.nonzero().flatten()
+    labels = torch.from_numpy(images.labels)
+    return Batch(pixels, labels, ids) if sound.all() else Batch(pixels[ids], labels[ids], ids)

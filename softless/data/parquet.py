@@ -1,0 +1,174 @@
+"""Images in a parquet file: column `image` holds encoded bytes, column `label` whole numbers from 0.
+
+    flowers-train.parquet    flowers-val.parquet       two parts; -val is taken before -test where both are there
+    flowers.parquet                                    one part, or two where a column `split` says train, val or test
+    flowers-classes.json                               the names of the classes: a list, or a dictionary's values
+
+The names may also be those that Hugging Face's datasets writes into the file, and its {bytes, path} pairs are read as
+images. Without names, classes are called by their numbers. The encoded images are held in memory, and processes
+forked from this one share them.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+
+from softless.data.images import Sample, Split, check_labels, fingerprint
+from softless.errors import FileError, MissingExtraError
+from softless.io.pictures import BadImage, decode
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+except ModuleNotFoundError:
+    raise MissingExtraError(
+        "parquet files are read by pyarrow, and it is not installed: pip install 'softless[train]'"
+    ) from None
+
+WORDS: dict[Split, tuple[str, ...]] = {"train": ("train", "trainval"), "test": ("val", "validation", "test")}
+MOST_CLASSES = 1_000_000  # a label beyond is damage, not a class
+
+_HALF = re.compile(rf"(?P<set>.+)-(?P<word>{'|'.join((*WORDS['train'], *WORDS['test']))})")
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, NotImplementedError, MemoryError, pa.ArrowException)
+
+
+class ParquetImages:
+    """Some rows of a file."""
+
+    def __init__(self, path: Path, images: pa.ChunkedArray, labels: np.ndarray, rows: np.ndarray) -> None:
+        self.path, self.images, self.rows, self.labels = path, images, rows, labels[rows]
+        self.classes: tuple[str, ...] = ()
+        sizes = pc.binary_length(images).fill_null(0).to_numpy()
+        self.fingerprint = fingerprint(path.name.encode(), sizes[rows], rows, self.labels)
+
+    def names(self, index: int) -> str:
+        return f"{self.path}[row {self.rows[index]}]"
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Sample:
+        name = self.names(index)
+        data = self.images[int(self.rows[index])].as_py()
+        return Sample(decode(data or b"", name), int(self.labels[index]), name)
+
+
+def open_parquet(path: Path, split: Split) -> ParquetImages:
+    """One part of a file or of a pair of files. Its classes are named, or those of the part to train on."""
+    part = find_file(path, split)
+    if part is None:
+        words = " or ".join(f"-{word}.parquet" for word in WORDS[split] if word != "trainval")
+        raise FileError(f"{path}: there is no {words} beside it to {split} on")
+    file = _open(part)
+    images, labels = _images(part, _column(part, file, "image")), _labels(part, _column(part, file, "label"))
+    made = ParquetImages(part, images, labels, _rows(part, file, split, len(labels)))
+    made.classes = _names(part, file) or tuple(map(str, range(_count(path, labels))))
+    check_labels(str(part), made.labels, made.classes, empty=_unused(made) if split == "train" else [])
+    return made
+
+
+def find_file(path: Path, split: Split) -> Path | None:
+    """The file that holds this part: the one given, or its other half."""
+    half = _HALF.fullmatch(path.stem)
+    if half is None or half["word"] in WORDS[split]:
+        return path
+    others = (path.with_name(f"{half['set']}-{word}{path.suffix}") for word in WORDS[split])
+    return next((other for other in others if other.is_file()), None)
+
+
+def _open(path: Path) -> pq.ParquetFile:
+    try:
+        with path.open("rb") as file:
+            begins = file.read(4)
+        if begins == b"PAR1":
+            return pq.ParquetFile(path)
+    except _DAMAGE as error:
+        raise BadImage(str(path), f"it is no intact parquet file ({_reason(error)})") from error
+    if path.suffix == ".parquet":
+        raise BadImage(str(path), f"it is no intact parquet file (it begins with {begins!r})")
+    raise FileError(f"{path}: it is neither a folder of images nor a parquet file")
+
+
+def _column(path: Path, file: pq.ParquetFile, name: str) -> pa.ChunkedArray:
+    if name not in file.schema_arrow.names:
+        raise FileError(f"{path}: it has columns {', '.join(file.schema_arrow.names)}, and {name} is needed")
+    try:
+        return file.read(columns=[name])[name]
+    except _DAMAGE as error:
+        raise BadImage(str(path), f"its column {name} is damaged ({_reason(error)})") from error
+
+
+def _images(path: Path, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
+        column = pc.struct_field(column, "bytes")
+    if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
+        raise FileError(f"{path}: its column image is {column.type}, and the bytes of pictures are needed")
+    return column
+
+
+def _labels(path: Path, column: pa.ChunkedArray) -> np.ndarray:
+    if not pa.types.is_integer(column.type):
+        raise FileError(f"{path}: its column label is {column.type}, and whole numbers from 0 are needed")
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy())[0])
+        raise FileError(f"{path}: row {row} has no label")
+    return column.to_numpy().astype(np.int64)
+
+
+def _rows(path: Path, file: pq.ParquetFile, split: Split, count: int) -> np.ndarray:
+    """All rows, or those of the first word of this part that column `split` uses."""
+    if "split" not in file.schema_arrow.names:
+        return np.arange(count)
+    said = np.array(_column(path, file, "split").to_pylist(), dtype=object)
+    for word in WORDS[split]:
+        if (said == word).any():
+            return np.flatnonzero(said == word)
+    raise FileError(f"{path}: its column split has none of {', '.join(WORDS[split])} in any row")
+
+
+def _count(path: Path, labels: np.ndarray) -> int:
+    """How many classes there are where nothing names them."""
+    learned = find_file(path, "train")
+    if learned is not None and learned != path:
+        labels = _labels(learned, _column(learned, _open(learned), "label"))
+    return min(int(labels.max(initial=0)) + 1, MOST_CLASSES)
+
+
+def _unused(images: ParquetImages) -> list[str]:
+    used = set(np.unique(images.labels).tolist())
+    return [name for label, name in enumerate(images.classes) if label not in used]
+
+
+def _names(path: Path, file: pq.ParquetFile) -> tuple[str, ...]:
+    """From NAME-classes.json beside it, NAME the longest that the file's name begins with; or from the file itself."""
+    beside = [
+        other
+        for other in path.parent.glob("*-classes.json")
+        if re.match(re.escape(other.name.removesuffix("-classes.json")) + r"(?![a-zA-Z])", path.name)
+    ]
+    if not beside:
+        return _embedded_names(file)
+    source = max(beside, key=lambda other: len(other.name))
+    try:
+        found = json.loads(source.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileError(f"{source}: the names of the classes cannot be read ({_reason(error)})") from error
+    names = list(found.values()) if isinstance(found, dict) else found
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise FileError(f"{source}: a list of the classes' names is needed, or a dictionary that has them as values")
+    return tuple(names)
+
+
+def _embedded_names(file: pq.ParquetFile) -> tuple[str, ...]:
+    try:
+        noted = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", b"null"))
+        return tuple(map(str, noted["info"]["features"]["label"]["names"]))
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return ()
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,102 @@
+"""Pictures from bytes that nobody vouches for: Pillow, six formats, 50 megapixels at most, and one error.
+
+Read before a pixel is decoded: the format, by the bytes and not by the name, and the size. Then
+
+    whole    a file cut short is damaged, even where all its pixels are left
+    upright  turned as its EXIF says
+    RGB      from gray, palette, CMYK and 16 bits, of which the lower eight are dropped; transparency is dropped
+
+An animation is its first picture.
+"""
+
+import os
+import stat
+import struct
+import warnings
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+
+from softless.errors import FileError, MissingExtraError
+
+try:
+    from PIL import Image, ImageOps, UnidentifiedImageError
+except ModuleNotFoundError:
+    raise MissingExtraError(
+        "images are decoded by Pillow, and it is not installed: pip install 'softless[train]'"
+    ) from None
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+
+MOST_PIXELS = 50_000_000
+MOST_BYTES = 8 * MOST_PIXELS  # four channels of 16 bits
+
+_DAMAGE: tuple[type[Exception], ...] = (OSError, SyntaxError, ValueError, EOFError, LookupError, ArithmeticError)
+_DAMAGE += (TypeError, AttributeError, RuntimeError, MemoryError, struct.error, Image.DecompressionBombError)
+
+
+class BadImage(FileError):  # noqa: N818 what it is, as people say it
+    """A picture, or a file of pictures, that cannot be decoded: its name, and why."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name}: {why}")
+        self.name, self.why = name, why
+
+
+def read(path: str | os.PathLike[str], name: str) -> bytes:
+    """The bytes of a file, if it is one and not larger than a picture can be."""
+    try:
+        status = Path(path).stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise BadImage(name, "it is not a file")
+        if status.st_size > MOST_BYTES:
+            raise BadImage(name, f"it has {status.st_size} bytes, more than the {MOST_BYTES} of the largest picture")
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise BadImage(name, f"it cannot be read ({error.strerror})") from error
+
+
+def decode(data: bytes, name: str) -> Image.Image:
+    """The picture in RGB, or `BadImage` with the name and the reason."""
+    if not data:
+        raise BadImage(name, "it is empty")
+    try:
+        with warnings.catch_warnings(action="ignore"):  # the size and the pixels are judged here, and metadata are not
+            return _decode(data)
+    except UnidentifiedImageError as error:
+        raise BadImage(name, f"it is no intact {', '.join(FORMATS[:-1])} or {FORMATS[-1]} picture") from error
+    except FileError as error:
+        raise BadImage(name, str(error)) from None
+    except _DAMAGE as error:
+        raise BadImage(name, f"it is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
+
+
+def _decode(data: bytes) -> Image.Image:
+    with Image.open(BytesIO(data), formats=FORMATS) as image:
+        width, height = image.size
+        if width * height > MOST_PIXELS:
+            raise FileError(f"it has {width} x {height} pixels, and {MOST_PIXELS} in all are the most")
+        image.load()
+        if not _has_its_end(data, image.format):
+            raise FileError("it is cut short: its last bytes are missing")
+        return _to_rgb(ImageOps.exif_transpose(image))
+
+
+def _has_its_end(data: bytes, form: str | None) -> bool:
+    """Pillow notices a cut in all but these two, where it may be content with the pixels."""
+    if form == "PNG":
+        return b"IEND\xae\x42\x60\x82" in data
+    return form != "GIF" or data.rstrip(b"\0").endswith(b";")
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "F":
+        raise FileError("its pixels are floating-point numbers, and which of them is white is not said")
+    if image.mode.startswith("I"):
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() > 65535:
+            raise FileError(f"its pixels run from {values.min()} to {values.max()}, and 16 bits are the most")
+        image = Image.fromarray((values >> 8).astype(np.uint8))
+    return image.convert("RGB")

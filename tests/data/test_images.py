@@ -1,0 +1,247 @@
+"""A set is found, named and numbered as its folders or files say, and what is wrong with it is one sentence (R18)."""
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from softless.data import open_images, open_splits
+from softless.data.digits import DigitImages
+from softless.errors import ArgumentError, FileError
+from softless.io.pictures import BadImage
+from tests.data.pictures import class_names, encoded, folder, parquet, pixels
+
+
+def test_the_embedded_set_is_split_once_and_for_all():
+    train, test = open_splits(None)
+    assert (len(train), len(test)) == (1437, 360)
+    assert set(train.rows) | set(test.rows) == set(range(1797))
+    assert train.fingerprint == "66fefa63a4a42cb9d1c8030a13accd3a5fccd4f0f6a54762669322c80daa043c"
+    assert test.fingerprint == "bc56cfc237e43c5c22b8cf2c1d3d2a5968c9fc964309224a5f550a6a825d812b"
+    shares = np.bincount(test.labels) / np.bincount(np.concatenate([train.labels, test.labels]))
+    assert np.allclose(shares, 360 / 1797, atol=0.005)
+    image, label, name = test[7]
+    assert (image.mode, image.size, label) == ("RGB", (8, 8), test.labels[7])
+    assert name == test.names(7) == f"digits[{test.rows[7]}]"
+    assert test.pixels.max() == 255
+    assert isinstance(train, DigitImages)
+
+
+def test_folders_are_classes_in_the_order_of_their_names(tmp_path):
+    root = folder(tmp_path, {"train": {"dog": 3, "cat": 2}, "val": {"cat": 1, "dog": 1}})
+    train, test = open_splits(root)
+    assert train.classes == test.classes == ("cat", "dog")
+    assert (train.labels.tolist(), test.labels.tolist()) == ([0, 0, 1, 1, 1], [0, 1])
+    assert train.names(2) == str(root / "train/dog/0.png")
+    image, label, name = train[4]
+    assert (label, name) == (1, str(root / "train/dog/2.png"))
+    assert np.array_equal(np.asarray(image), pixels(3))
+
+
+def test_class_folders_alone_are_one_part_and_not_two(tmp_path):
+    root = folder(tmp_path, {"": {"a": 2, "train": 2}})  # a class may be called train
+    assert open_images(root, "train").classes == open_images(root, "test").classes == ("a", "train")
+    with pytest.raises(FileError, match="it has one part, and images to test on are needed"):
+        open_splits(root)
+
+
+def test_val_is_taken_before_test_and_may_lack_a_class(tmp_path):
+    root = folder(tmp_path, {"train": {"a": 1, "b": 1, "c": 1}, "val": {"c": 2}, "test": {"a": 5}})
+    test = open_images(root, "test")
+    assert test.classes == ("a", "b", "c")
+    assert test.labels.tolist() == [2, 2]
+
+
+def test_names_of_any_script_depth_and_suffix(tmp_path):
+    root = folder(tmp_path, {"": {"größe": 1, "猫 и 🐈": 1}}, form="jpeg")
+    deep = root / "größe" / "x" / "y"
+    deep.mkdir(parents=True)
+    (deep / "É.JPG").write_bytes(encoded(1, "jpeg"))
+    (root / "größe" / ".hidden.jpg").write_bytes(b"")
+    (root / "größe" / "notes.txt").write_bytes(b"")
+    (root / ".cache").mkdir()
+    odd = os.fsdecode(b"\xff\xfe.jpg")
+    (root / "größe" / odd).write_bytes(encoded(2, "jpeg"))
+    images = open_images(root, "train")
+    assert images.classes == ("größe", "猫 и 🐈")
+    assert len(images) == 4
+    names = {images[i].name for i in range(4)}
+    assert {str(deep / "É.JPG"), str(root / "größe" / odd)} <= names
+
+
+def test_links_are_followed_and_one_that_is_broken_is_an_image_that_cannot_be_read(tmp_path):
+    root = folder(tmp_path / "set", {"": {"a": 1, "b": 1}})
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "z.png").write_bytes(encoded(9))
+    (root / "a" / "linked").symlink_to(tmp_path / "far")
+    (root / "a" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    images = open_images(root, "train")
+    assert [Path(images.names(i)).name for i in range(4)] == ["0.png", "gone.png", "z.png", "0.png"]
+    with pytest.raises(BadImage, match=r"gone\.png: it cannot be read \(No such file"):
+        images[1]
+
+
+def test_a_fingerprint_knows_names_sizes_and_labels(tmp_path):
+    def of(name: str, change) -> str:
+        root = folder(tmp_path / name, {"": {"a": 2, "b": 2}})
+        change(root)
+        return open_images(root, "train").fingerprint
+
+    same = of("1", Path.exists)
+    assert of("2", Path.exists) == same
+    assert of("3", lambda root: (root / "a/0.png").rename(root / "a/9.png")) != same
+    assert of("4", lambda root: (root / "a/0.png").write_bytes(encoded(1) + b"0")) != same
+    assert of("5", lambda root: (root / "a/0.png").rename(root / "b/2.png")) != same
+
+
+def refusal(source: object, split: str = "train") -> str:
+    with pytest.raises(FileError) as caught:
+        open_images(source, split)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_wrong_with_a_folder_is_one_sentence(tmp_path):
+    root = folder(tmp_path, {"empty/a": {}, "one": {"cat": 2}, "two": {"a": 0, "b": 2, "c": 0}, "half/train": {"a": 1}})
+    folder(tmp_path / "strange", {"train": {"a": 1, "b": 1}, "val": {"z": 1}})
+    folder(tmp_path / "blank", {"train": {"a": 1, "b": 1}, "val": {"a": 0, "b": 1}})
+    assert refusal(root / "none") == f"{root / 'none'}: there is no such folder of images or parquet file"
+    (root / "empty").mkdir(exist_ok=True)
+    assert refusal(root / "empty") == f"{root / 'empty'}: it holds no images"
+    assert refusal(root / "one") == f"{root / 'one'}: it has one class, 'cat', and at least two are needed"
+    assert refusal(root / "two") == f"{root / 'two'}: 2 of its 3 classes without images: 'a', 'c'"
+    assert "it has train/ and no val/ or test/ beside it" in refusal(root / "half", "test")
+    assert refusal(root / "strange", "test").endswith(f"'z' is not one of the 2 classes in {root / 'strange/train'}")
+    assert refusal(root / "blank", "test").endswith("1 of its 2 classes without images: 'a'")
+
+
+def test_a_loop_of_links_is_named_and_ends(tmp_path):
+    root = folder(tmp_path, {"": {"a": 1, "b": 1}})
+    (root / "a" / "up").symlink_to(root)
+    assert refusal(root).endswith("a/up/a: a symbolic link leads back to a folder above it")
+    (root / "a" / "up").unlink()
+    (root / "a" / "self").symlink_to(root / "a" / "self")
+    assert len(open_images(root, "train")) == 2  # a link to itself is no folder
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    root = folder(tmp_path, {"": {"a": 1, "b": 1}})
+    real = os.scandir
+
+    def scandir(path):
+        if Path(path).name == "b":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert refusal(root) == f"{root / 'b'}: the folder cannot be read (Permission denied)"
+
+
+def test_a_parquet_file_finds_its_other_half_and_its_names(tmp_path):
+    parquet(tmp_path / "pets12-webp-train.parquet", [0, 2, 1])
+    parquet(tmp_path / "pets12-webp-test.parquet", [2])
+    class_names(tmp_path / "pets-classes.json", {"n01": "cat", "n02": "dog", "n03": "newt"})
+    class_names(tmp_path / "pet-classes.json", ["of", "another", "set"])
+    for given in ("train", "test"):
+        train, test = open_splits(tmp_path / f"pets12-webp-{given}.parquet")
+        assert train.classes == test.classes == ("cat", "dog", "newt")
+        assert (train.labels.tolist(), test.labels.tolist()) == ([0, 2, 1], [2])
+    image, label, name = train[1]
+    assert (label, name) == (2, f"{tmp_path}/pets12-webp-train.parquet[row 1]")
+    assert np.array_equal(np.asarray(image), pixels(1))
+
+
+def test_classes_without_names_are_numbers_and_those_of_the_training_part(tmp_path):
+    parquet(tmp_path / "a-train.parquet", [0, 1, 2, 3])
+    parquet(tmp_path / "a-val.parquet", [1, 0])
+    assert open_images(tmp_path / "a-val.parquet", "test").classes == ("0", "1", "2", "3")
+    (tmp_path / "a-train.parquet").unlink()
+    assert open_images(tmp_path / "a-val.parquet", "test").classes == ("0", "1")
+
+
+def test_a_column_split_makes_two_parts_of_one_file(tmp_path):
+    path = parquet(tmp_path / "a.parquet", [0, 1, 0, 1], split=["trainval", "test", "test", "trainval"])
+    train, test = open_splits(path)
+    assert (train.names(1), test.names(1)) == (f"{path}[row 3]", f"{path}[row 2]")
+    assert (train.labels.tolist(), test.labels.tolist()) == ([0, 1], [1, 0])
+
+
+def test_the_pairs_and_names_of_hugging_face_are_understood(tmp_path):
+    pairs = [{"bytes": encoded(row), "path": f"{row}.png"} for row in range(2)]
+    noted = b'{"info": {"features": {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}}'
+    table = pa.table({"image": pairs, "label": [1, 0]}).replace_schema_metadata({b"huggingface": noted})
+    pq.write_table(table, tmp_path / "a.parquet")
+    images = open_images(tmp_path / "a.parquet", "train")
+    assert images.classes == ("cat", "dog")
+    assert np.array_equal(np.asarray(images[1].image), pixels(1))
+
+
+def test_what_is_wrong_with_a_parquet_file_is_one_sentence(tmp_path):
+    def file(labels, **columns) -> Path:
+        return parquet(tmp_path / "x.parquet", labels, **columns)
+
+    assert refusal(file([])).endswith("its column label is null, and whole numbers from 0 are needed")
+    assert refusal(file([0, 0])).endswith("it has one class, '0', and at least two are needed")
+    assert refusal(file([0, 2, 3])).endswith("1 of its 4 classes without images: '1'")
+    assert refusal(file([0, -1, 1])).endswith("image 1 has label -1, and the labels of 2 classes run from 0 to 1")
+    assert refusal(file([0, 1, 10**12])).endswith(
+        "image 2 has label 1000000000000, and the labels of 1000000 classes run from 0 to 999999"
+    )
+    assert refusal(file([0, None, 1])).endswith("row 1 has no label")
+    assert refusal(file(["a", "b"])).endswith("its column label is string, and whole numbers from 0 are needed")
+    assert "its column split has none of train" in refusal(file([0, 1], split=["x", "y"]))
+    pq.write_table(pa.table({"picture": [1]}), tmp_path / "x.parquet")
+    assert refusal(tmp_path / "x.parquet").endswith("it has columns picture, and image is needed")
+    pq.write_table(pa.table({"image": [1], "label": [0]}), tmp_path / "x.parquet")
+    assert refusal(tmp_path / "x.parquet").endswith("its column image is int64, and the bytes of pictures are needed")
+    (tmp_path / "x.txt").write_text("hello")
+    assert refusal(tmp_path / "x.txt").endswith("it is neither a folder of images nor a parquet file")
+    parquet(tmp_path / "y-train.parquet", [0, 1])
+    assert "there is no -val.parquet or -validation.parquet or -test.parquet beside it" in refusal(
+        tmp_path / "y-train.parquet", "test"
+    )
+
+
+def test_what_is_wrong_with_the_names_of_classes_is_one_sentence(tmp_path):
+    path = parquet(tmp_path / "x.parquet", [0, 1, 2])
+    names = tmp_path / "x-classes.json"
+    class_names(names, ["a", "b"])
+    assert refusal(path).endswith("image 2 has label 2, and the labels of 2 classes run from 0 to 1")
+    class_names(names, ["a", "b", "c", "d"])
+    assert refusal(path).endswith("1 of its 4 classes without images: 'd'")
+    for text in ("[1, 2]", "[]", '"cat"', "3"):
+        names.write_text(text)
+        assert refusal(path).startswith(f"{names}: a list of the classes' names is needed")
+    for text in ("{", "[" * 100_000, "\udcff"):
+        names.write_bytes(text.encode(errors="surrogateescape"))
+        assert refusal(path).startswith(f"{names}: the names of the classes cannot be read")
+
+
+def test_a_row_without_an_image_is_a_bad_image(tmp_path):
+    path = parquet(tmp_path / "x.parquet", [0, 1], images=[encoded(), None])
+    with pytest.raises(BadImage, match=r"x\.parquet\[row 1\]: it is empty"):
+        open_images(path, "train")[1]
+
+
+def truncations(count: int, seed: int, tmp_path: Path) -> int:
+    """How many of these cuts of a parquet file are reported."""
+    whole = parquet(tmp_path / "cut.parquet", [0, 1, 2] * 10).read_bytes()
+    draw = random.Random(seed)
+    for _ in range(count):
+        (tmp_path / "cut.parquet").write_bytes(whole[: draw.randrange(len(whole))])
+        with pytest.raises(BadImage, match=r"cut\.parquet: it is no intact parquet file"):
+            open_images(tmp_path / "cut.parquet", "train")
+    return count
+
+
+def test_a_truncated_parquet_file_is_found_when_it_is_opened(tmp_path):
+    assert truncations(50, 0, tmp_path) == 50
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ArgumentError, match="split is 'val' and must be 'train' or 'test'"):
+        open_images(None, "val")
