@@ -3,29 +3,36 @@
 Exit status of every verb: 0 ok, 1 a check failed, 2 usage, 3 bad input, 130 interrupted.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from softless.commands import bench, explain, study
+from softless.commands import bench, data_check, explain, study
 from softless.commands import list as list_
 from softless.commands.manners import INTERRUPTED, installed_version
 
 # Plain help: rich would double the time `--help` takes.
+PLAIN: dict[str, Any] = {
+    "epilog": "Exit status: 0 ok, 1 a check failed, 2 usage, 3 bad input.",
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+    "add_completion": False,
+    "no_args_is_help": True,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
 app = typer.Typer(
     name="softless",
     help="Attention without the softmax: what each mechanism is, what it costs, and when it is safe.",
-    epilog="Exit status: 0 ok, 1 a check failed, 2 usage, 3 bad input.",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **PLAIN,
 )
 app.command("list", help=list_.HELP, short_help=list_.SUMMARY)(list_.run)
 app.command("explain", help=explain.HELP, short_help=explain.SUMMARY)(explain.run)
 app.command("bench", help=bench.HELP, short_help=bench.SUMMARY)(bench.run)
 app.command("study", help=study.HELP, short_help=study.SUMMARY)(study.run)
+
+data = typer.Typer(help="Sets of images: folders, parquet files and the embedded digits.", **PLAIN)
+data.command("check", help=data_check.HELP, short_help=data_check.SUMMARY)(data_check.run)
+app.add_typer(data, name="data")
 
 
 def _show_version(asked: bool) -> None:

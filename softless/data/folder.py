@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from softless.data.images import Sample, Split, check_labels, fingerprint
+from softless.data.images import MissingPartError, Sample, Split, check_labels, fingerprint
 from softless.errors import FileError
 from softless.io.pictures import SUFFIXES, decode, read
 
@@ -69,7 +69,9 @@ def find_part(folder: Path, split: Split) -> Path:
     if split == "train":
         return folder / TRAIN
     if not tests:
-        raise FileError(f"{folder}: it has {TRAIN}/ and no {' or '.join(f'{name}/' for name in TESTS)} beside it")
+        raise MissingPartError(
+            f"{folder}: it has {TRAIN}/ and no {' or '.join(f'{name}/' for name in TESTS)} beside it"
+        )
     return folder / tests[0]
 
 

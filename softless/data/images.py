@@ -24,6 +24,10 @@ Split = Literal["train", "test"]
 DIGITS = "digits"
 
 
+class MissingPartError(FileError):
+    """The set is there, and one of its two parts is not."""
+
+
 class Sample(NamedTuple):
     """One picture in RGB, its class, and where it lies."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from softless.data.images import Sample, Split, check_labels, fingerprint
+from softless.data.images import MissingPartError, Sample, Split, check_labels, fingerprint
 from softless.errors import FileError, MissingExtraError
 from softless.io.pictures import BadImage, decode
 
@@ -61,7 +61,7 @@ def open_parquet(path: Path, split: Split) -> ParquetImages:
     part = find_file(path, split)
     if part is None:
         words = " or ".join(f"-{word}.parquet" for word in WORDS[split] if word != "trainval")
-        raise FileError(f"{path}: there is no {words} beside it to {split} on")
+        raise MissingPartError(f"{path}: there is no {words} beside it to {split} on")
     file = _open(part)
     images, labels = _images(part, _column(part, file, "image")), _labels(part, _column(part, file, "label"))
     made = ParquetImages(part, images, labels, _rows(part, file, split, len(labels)))
@@ -126,7 +126,7 @@ def _rows(path: Path, file: pq.ParquetFile, split: Split, count: int) -> np.ndar
     for word in WORDS[split]:
         if (said == word).any():
             return np.flatnonzero(said == word)
-    raise FileError(f"{path}: its column split has none of {', '.join(WORDS[split])} in any row")
+    raise MissingPartError(f"{path}: its column split has none of {', '.join(WORDS[split])} in any row")
 
 
 def _count(path: Path, labels: np.ndarray) -> int:

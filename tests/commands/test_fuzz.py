@@ -4,8 +4,20 @@ import random
 
 import pytest
 
-VERBS = ["list", "explain", "study", "", "Explain", "train", "--", "-", "--help", "--version", "-h"]
-NAMES = ["inline", "linear", "softmax", "general", "hydra", "angular", "taylor", "threshold", "focused", "efficient"]
+VERBS = ["list", "explain", "study", "data", "", "Explain", "train", "--", "-", "--help", "--version", "-h"]
+NAMES = [
+    "check",
+    "inline",
+    "linear",
+    "softmax",
+    "general",
+    "hydra",
+    "angular",
+    "taylor",
+    "threshold",
+    "focused",
+    "efficient",
+]
 OPTIONS = ["--shape", "--keys", "--kv-heads", "--causal", "--dtype", "--device", "--option", "--json", "--out"]
 OPTIONS += [
     "--models",
@@ -15,6 +27,7 @@ OPTIONS += [
     "--seed",
     "--help",
     "--no-such",
+    "--workers",
     "-x",
     "--shape=",
     "--json=1",

@@ -43,6 +43,7 @@ USAGE = [
     ["study", "--tokens", "2097152"],
     ["study", "--seed", "-1"],
     ["study", "--seed", "9" * 40],
+    ["data", "check"],
 ]
 BAD_INPUT = [
     (["explain", "nonsense"], "'nonsense' is not one of softmax"),
@@ -56,6 +57,7 @@ BAD_INPUT = [
     (["explain", "inline", "--kv-heads", "3"], "8 query heads are not a multiple of 3 key heads"),
     (["explain", "angular", "--keys", "7"], "got 4096 and 7"),
     (["explain", "inline", "--shape", "1,8,999999999999,64"], "999999999999"),
+    (["data", "check", "nowhere"], "nowhere: there is no such folder of images or parquet file"),
     (["study", "--out", "/dev/null/report"], "cannot write in the folder '/dev/null/report'"),
 ]
 

@@ -1,0 +1,167 @@
+"""softless data check: decode every image of a set, and name each one that is damaged.
+
+Exit status 1 if there is damage. What is wrong with the set as a whole, such as a class without images or a label
+without a class, is an error of its own.
+
+JSON (schema softless.data-check/1); sizes are null where no image could be decoded:
+
+    {"schema", "source", "images", "ok", "skippable",
+     "parts": [{"part", "images", "fingerprint", "smallest": [height, width], "largest": [height, width],
+                "classes": [{"name", "images"}],
+                "damaged": [{"name", "why"}]}]}
+
+`ok` says that nothing is damaged, `skippable` that `--on-bad-image skip` would go on: at most 0.1% of a part.
+"""
+
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from softless.commands.manners import CHECK_FAILED, console, emit_json, polite, whole_number
+
+if TYPE_CHECKING:
+    from softless.data.check import Part
+
+SCHEMA = "softless.data-check/1"
+SUMMARY = "Decode every image of a set; name what is damaged."
+HELP = """Decode every image of a set, and name each one that is damaged and why.
+
+PATH is a folder of class folders, one with train/ and val/ or test/, a parquet file with columns image and label, or
+digits, the embedded set.
+
+\b
+$ softless data check flowers
+$ softless data check flowers-train.parquet --json
+"""
+MOST_WORKERS = 256
+
+
+def _workers(text: str) -> int:
+    number = whole_number(text, least=0)
+    if number > MOST_WORKERS:
+        raise typer.BadParameter(f"{number} is more than {MOST_WORKERS} processes")
+    return number
+
+
+@polite
+def run(
+    source: Annotated[str, typer.Argument(metavar="PATH", help="The set.", show_default=False)],
+    workers: Annotated[
+        Any,
+        typer.Option(
+            parser=_workers, metavar="NUMBER", help="Processes that decode; as many as cores.", show_default=False
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Open, decode, show."""
+    parts = _check(source, workers, show_progress=not json)
+    if json:
+        emit_json(_document(source, parts))
+    else:
+        _show(source, parts)
+    if any(part.damaged for part in parts):
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _check(source: str, workers: int | None, *, show_progress: bool) -> "list[Part]":
+    from softless.commands.progress import progress
+    from softless.data.check import check_part, open_parts
+    from softless.io.pictures import BadImage
+
+    with progress(1, show_progress) as advance:
+        advance(f"looking for images in {source}", 0)
+        opened = open_parts(source)
+    total = sum(0 if isinstance(part, BadImage) else len(part) for part in opened.values())
+    with progress(total, show_progress) as advance:
+        return [
+            check_part(name, part, workers=workers, tick=partial(advance, f"decoding {name}"))
+            for name, part in opened.items()
+        ]
+
+
+def _skippable(part: "Part") -> bool:
+    from softless.data.damage import LIMIT
+
+    return len(part.damaged) <= LIMIT * part.images
+
+
+def _document(source: str, parts: "list[Part]") -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "source": source,
+        "images": sum(part.images for part in parts),
+        "ok": not any(part.damaged for part in parts),
+        "skippable": all(map(_skippable, parts)),
+        "parts": [
+            {
+                "part": part.name,
+                "images": part.images,
+                "fingerprint": part.fingerprint,
+                "smallest": part.smallest and list(part.smallest),
+                "largest": part.largest and list(part.largest),
+                "classes": [{"name": name, "images": images} for name, images in part.classes],
+                "damaged": [bad._asdict() for bad in part.damaged],
+            }
+            for part in parts
+        ],
+    }
+
+
+def _show(source: str, parts: "list[Part]") -> None:
+    from rich.text import Text
+
+    from softless.commands.layout import plain_table
+
+    out = console()
+    table = plain_table("part", "images", "classes", "a class", "smallest", "largest", "damaged")
+    for part in parts:
+        table.add_row(
+            part.name,
+            f"{part.images:,}",
+            f"{len(part.classes):,}",
+            _range(part),
+            _picture(part.smallest),
+            _picture(part.largest),
+            f"{len(part.damaged):,}",
+        )
+    out.print(Text(plain(source), style="bold"))
+    out.print(table)
+    out.print()
+    for bad in (bad for part in parts for bad in part.damaged):
+        out.print(Text(plain(f"{bad.name}: {bad.why}")), soft_wrap=True)
+    out.print(Text(_verdict(parts), style="bold"))
+
+
+def _verdict(parts: "list[Part]") -> str:
+    images, damaged = sum(part.images for part in parts), sum(len(part.damaged) for part in parts)
+    if not damaged:
+        return f"All {images:,} images decode."
+    if not images:
+        return "Nothing could be read."
+    share = f"{damaged:,} damaged among {images:,} images."
+    if all(map(_skippable, parts)):
+        return f"{share} --on-bad-image skip leaves them out."
+    return f"{share} That is more than the 0.1% that --on-bad-image skip leaves out."
+
+
+def _range(part: "Part") -> str:
+    counts = [images for _, images in part.classes]
+    if not counts:
+        return "-"
+    return f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
+
+
+def _picture(size: tuple[int, int] | None) -> str:
+    from softless.commands import units
+
+    return units.picture(size) if size else "-"
+
+
+def plain(name: str) -> str:
+    """A file's name as this terminal can show it: no control characters, nothing it has no letters for."""
+    name = name if name.isprintable() else ascii(name)[1:-1]
+    encoding = sys.stdout.encoding or "ascii"
+    return name.encode(encoding, "backslashreplace").decode(encoding)

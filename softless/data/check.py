@@ -1,0 +1,81 @@
+"""Every image of a set decoded once, and what cannot be."""
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from softless.data.images import Images, MissingPartError, Split, open_images
+from softless.data.reading import Bad, Draw, Reader, read_all
+from softless.io.pictures import BadImage
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+AT_ONCE = 32  # images a worker decodes before it answers
+FEW = 500  # images: starting workers takes longer
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a set, after every image was decoded.
+
+    name         train, test, or whole: a set of one part
+    classes      (name, images) of each, damaged ones included
+    smallest     (height, width) of the image with the fewest pixels, and `largest` of that with the most
+    damaged      the name of each damaged image, or of the parquet file itself, and why
+    """
+
+    name: str
+    images: int
+    classes: tuple[tuple[str, int], ...]
+    fingerprint: str | None
+    smallest: tuple[int, int] | None
+    largest: tuple[int, int] | None
+    damaged: tuple[Bad, ...]
+
+
+def open_parts(source: str | Path | None) -> dict[str, Images | BadImage]:
+    """The parts of a set that are there; a file that is itself damaged stands for its part."""
+    parts: dict[str, Images | BadImage] = {}
+    missing = []
+    splits: tuple[Split, Split] = ("train", "test")
+    for split in splits:
+        try:
+            parts[split] = open_images(source, split)
+        except BadImage as error:
+            parts[split] = error
+        except MissingPartError as error:
+            missing.append(error)
+    if not parts:
+        raise missing[0]
+    alike = {str(part) if isinstance(part, BadImage) else part.fingerprint for part in parts.values()}
+    return {"whole": parts["train"]} if len(parts) == 2 and len(alike) == 1 else parts
+
+
+def check_part(name: str, part: Images | BadImage, *, workers: int | None, tick: Callable[[int], None]) -> Part:
+    """Decode every image; `tick` is told how many more are done. `workers=None` uses the cores there are."""
+    if isinstance(part, BadImage):
+        return Part(name, 0, (), None, None, None, (Bad(part.name, part.why),))
+    if workers is None:
+        workers = 0 if len(part) < FEW else min(os.cpu_count() or 1, 8)
+    every = range(len(part))
+    draws = ([Draw(image) for image in every[start : start + AT_ONCE]] for start in every[::AT_ONCE])
+    sizes: list[tuple[int, int]] = []
+    damaged: list[Bad] = []
+    for found, bad in read_all(Reader(part, _size), draws, workers):
+        damaged += bad
+        sizes += [(height, width) for height, width in found.pixels.tolist()] if len(found.ids) else []
+        tick(len(found.ids) + len(bad))
+    smallest, largest = (pick(sizes, key=math.prod, default=None) for pick in (min, max))
+    counts = np.bincount(part.labels, minlength=len(part.classes)).tolist()
+    classes = tuple(zip(part.classes, counts, strict=True))
+    return Part(name, len(part), classes, part.fingerprint, smallest, largest, tuple(damaged))
+
+
+def _size(image: "Image") -> np.ndarray:
+    return np.array([image.height, image.width])
