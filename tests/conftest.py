@@ -17,7 +17,9 @@ CHECK_TYPES = os.environ.get("SOFTLESS_TYPECHECK", "1") != "0" and find_spec("be
 if CHECK_TYPES:
     from jaxtyping import install_import_hook
 
-    install_import_hook(["softless.algebra", "softless.nn", "softless.probes"], "beartype.beartype")
+    CHECKED = ["softless.algebra", "softless.nn", "softless.probes"]
+    CHECKED += ["softless.data.device_augment", "softless.data.device_color", "softless.data.device_shape"]
+    install_import_hook(CHECKED, "beartype.beartype")
 
 # too_slow measures the machine, not the test.
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

@@ -33,8 +33,8 @@ class Loader:
         self.batch, self.whole, self.workers = batch, whole, workers
 
     def __len__(self) -> int:
-        """Batches left of this epoch: of whole ones every rank has equally many, and a rest is dropped."""
-        return self.sampler.shared // self.batch if self.whole else -(-len(self.sampler) // self.batch)
+        """Batches left of this epoch."""
+        return self.sampler.batches(self.batch, whole=self.whole)
 
     def __iter__(self) -> Iterator[Batch]:
         """The sampler has passed a batch's images when the batch is handed out, however far the workers are."""
@@ -87,13 +87,7 @@ def loader(
     train_transform   True: augmented, and whole batches only, as many for every rank; False: as the paper tests, all
     on_bad_image      fail | skip (`damage`); in training a skipped image's place is taken by another of its batch
     """
-    if sampler.length != len(images):
-        raise ArgumentError(f"the sampler is made for {sampler.length} images, and the set has {len(images)}")
-    if batch < 1 or (train_transform and batch * sampler.ranks > sampler.total):
-        raise ArgumentError(
-            f"a batch of {batch} on {sampler.ranks} ranks needs {batch * sampler.ranks} images, and an epoch has "
-            f"{sampler.total}"
-        )
+    sampler.check(len(images), batch, whole=train_transform)
     if workers < 0:
         raise ArgumentError(f"workers is {workers} and must be at least 0")
     reader, damage = Reader(images, transform(augment, size, train=train_transform)), Damage(on_bad_image, len(images))

@@ -74,6 +74,20 @@ class ResumableSampler(torch.utils.data.Sampler[int]):
     def __len__(self) -> int:
         return len(self.places())
 
+    def batches(self, batch: int, *, whole: bool) -> int:
+        """How many are left: every rank has as many whole ones, and a rest is dropped."""
+        return self.shared // batch if whole else -(-len(self) // batch)
+
+    def check(self, images: int, batch: int, *, whole: bool) -> None:
+        """Refuse a set of another size, and a batch that no epoch fills."""
+        if self.length != images:
+            raise ArgumentError(f"the sampler is made for {self.length} images, and the set has {images}")
+        if batch < 1 or (whole and batch * self.ranks > self.total):
+            needed = batch * self.ranks
+            raise ArgumentError(
+                f"a batch of {batch} on {self.ranks} ranks needs {needed} images, and an epoch has {self.total}"
+            )
+
     def advance(self, count: int) -> None:
         """Each rank has used `count` more."""
         self.position = min(self.position + count * self.ranks, self.total)
