@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from softless import errors, nn
+    from softless import errors, nn, parallel
     from softless.algebra.state import State
     from softless.functional import attention, attention_weights, attention_with_state
     from softless.io import WeightsReport, load_weights
@@ -53,6 +53,7 @@ __all__ = [
     "load_weights",
     "mechanism",
     "nn",
+    "parallel",
     "threshold_report",
 ]
 
@@ -60,7 +61,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = getattr(import_module(_HOMES[name]), name)
-    elif name in ("nn", "errors"):
+    elif name in ("nn", "errors", "parallel"):
         return import_module(f"softless.{name}")
     elif name == "__version__":
         from importlib.metadata import PackageNotFoundError, version

@@ -66,6 +66,9 @@ class Angular(Kernelized):
         out, state = super().attend_with_state(q, k, v, state, call)
         return unit(self._own(q, v) + out), state
 
+    def attend_to_state(self, q: Tensor, k: Tensor, v: Tensor, state: State, call: Call) -> Tensor:
+        return unit(self._own(q, v) + super().attend_to_state(q, k, v, state, call))
+
     def _own(self, q: Tensor, v: Tensor) -> Tensor | float:
         """1/2 v_i for the queries' own tokens: the last ones, if there are more keys than queries."""
         if self.exact:

@@ -54,6 +54,9 @@ class Hydra(Kernelized):
         out, state = super().attend_with_state(*_spread(q, k, v), state, call)
         return _gather(out, q.shape[1]), state
 
+    def attend_to_state(self, q: Tensor, k: Tensor, v: Tensor, state: State, call: Call) -> Tensor:
+        return _gather(super().attend_to_state(*_spread(q, k, v), state, call), q.shape[1])
+
 
 def _spread(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Unit q and k, and v, each as H d heads of width one."""

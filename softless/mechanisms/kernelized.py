@@ -62,8 +62,12 @@ class Kernelized(Mechanism):
         if q.shape[2] == 0:
             return q.new_zeros(*q.shape[:3], v.shape[3]), after
         if q.shape[2] == k.shape[2] == 1:
-            return _ungroup(algebra.read(self._queries(q, v, call), after, self.reader, call.scale)), after
+            return Kernelized.attend_to_state(self, q, k, v, after, call), after
         return self._causal(q, k, v, state, call), after
+
+    def attend_to_state(self, q: Tensor, k: Tensor, v: Tensor, state: State, call: Call) -> Tensor:
+        """The output where every query sees all tokens of a state; k and v are those of the queries."""
+        return _ungroup(algebra.read(self._queries(q, v, call), state, self.reader, call.scale))
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call) -> Tensor:
         """The last query is aligned with the last key: earlier keys are past, missing ones are masked."""

@@ -1,0 +1,148 @@
+"""The same call with the tokens of a sequence spread over ranks: each observes its own, and the states are merged.
+
+    not causal   every rank reads the state of all tokens
+                 k_mean = sum_r (n_r/n) k_r        comoment = sum_r comoment_r + n_r (k_r - k_mean)(v_r - v_mean)^T
+    causal       a rank reads the state of the ranks before it, and its own tokens as it goes
+
+So what travels is the size of a state, d x e a head, and not of the sequence: one sum over ranks where nothing is
+causal, and a state from each rank where something is. Tokens may be cut unevenly, and a rank may have none.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from softless import functional
+from softless.algebra.state import State, merge, rescale
+from softless.errors import ArgumentError, UnsupportedError
+from softless.mechanisms import Mechanism
+from softless.mechanisms.kernelized import Kernelized
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mechanism: str | Mechanism = "inline",
+    *,
+    group: "ProcessGroup | None" = None,
+    is_causal: bool = False,
+    key_mask: Tensor | None = None,
+    scale: float | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
+) -> Tensor:
+    """`softless.attention` of a sequence of which each rank of a process group holds a part, in the order of ranks.
+
+        out = softless.parallel.attention(q, k, v, "inline")        # q, k, v: this rank's tokens, [B, H, N, d]
+
+    Returns the output of this rank's queries, as the whole sequence would give it on one device. Gradients flow through
+    the exchange to the keys and values of every rank: so every rank must run backward if one does, and all must agree
+    on mechanism, batch, heads, dims, and on whether k and v need gradients. Numbers of tokens may differ. With
+    `is_causal`, a rank's queries are those of its keys' tokens. Kernelized mechanisms only: others keep no state.
+
+    group     a process group; None is all ranks
+    key_mask  bool [B, M] of this rank's keys, True for a real token
+    """
+    group = _group(group)
+    q, k, v = functional.autocast(q, k, v)
+    made, call = functional.prepare(q, k, v, mechanism, is_causal, key_mask, None, scale, inputs, None, "auto")
+    if not isinstance(made, Kernelized):
+        raise UnsupportedError(
+            f"mechanism '{made.name}' keeps no state that ranks could merge: its queries need every key of every rank"
+        )
+    if is_causal and q.shape[2] != k.shape[2]:
+        raise ArgumentError(
+            f"{q.shape[2]} queries and {k.shape[2]} keys on rank {dist.get_rank(group)}: causal attention over ranks "
+            "needs a key for every query, and a query for every key"
+        )
+    options: dict[str, Any] = {"key_mask": key_mask, "scale": scale, "inputs": inputs}
+    _, own = functional.attention_with_state(q[:, :, :0], k, v, made, backend="torch", **options)
+    own = own._replace(n=own.n.expand(own.v_mean.shape[:-1]))  # with or without a mask
+    if is_causal:
+        before = merged_before(own, group)
+        out, _ = functional.attention_with_state(q, k, v, made, before, **options)
+        return out if q.shape[2] else out + before.v_mean.sum().to(out.dtype)  # no token, and yet part of the graph
+    wide_q, wide_k, wide_v = (functional.widen(x) for x in (q, *(functional.hide(x, key_mask) for x in (k, v))))
+    with functional.full_precision(q):
+        return made.attend_to_state(wide_q, wide_k, wide_v, merged(own, group), call).to(q.dtype)
+
+
+def merged(state: State, group: "ProcessGroup") -> State:
+    """The state of all ranks' tokens, on every rank."""
+    n, shift = state.n.clone(), state.shift.clone()
+    dist.all_reduce(n, group=group)
+    dist.all_reduce(shift, dist.ReduceOp.MAX, group=group)
+    units = rescale(state.shift, shift)
+    share = (state.n / n.clamp(min=1).to(shift.dtype))[..., None]
+    k, v = state.k_mean * units, state.v_mean
+    k_mean, v_mean = total((share * k, share * v), group)
+    between = (state.n[..., None] * (k - k_mean))[..., :, None] * (v - v_mean)[..., None, :]
+    (comoment,) = total((state.comoment * units[..., None] + between,), group)
+    return State(n, k_mean, v_mean, comoment, shift)
+
+
+def merged_before(state: State, group: "ProcessGroup") -> State:
+    """The state of the tokens of all ranks before this one: of none, on the first.
+
+    The other ranks are merged as well, as states of no tokens. So the graph is the same on every rank, and all of them
+    meet in the backward pass.
+    """
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    mine = torch.arange(ranks, device=state.n.device) == rank
+
+    def spread(part: Tensor) -> Tensor:
+        """[ranks, ...], zero but for this rank's: their sum holds every rank's."""
+        return torch.where(mine.view(-1, *(1,) * part.ndim), part, 0)
+
+    (n,), (shift,) = (total((spread(part),), group) for part in (state.n, state.shift))
+    k_mean, v_mean, comoment = total([spread(part) for part in state[1:4]], group)
+    every = State(n, k_mean, v_mean, comoment, shift)
+    states = [State(*(part[other] for part in every)) for other in range(ranks)]
+    nothing = torch.zeros((), dtype=torch.bool, device=n.device)
+    for other in range(rank, ranks):
+        empty = State(*(torch.where(nothing, part, 0) for part in states[other]))
+        states[other] = empty._replace(shift=torch.full_like(empty.shift, -torch.inf))
+    return reduce(merge, states)
+
+
+def total(parts: Sequence[Tensor], group: "ProcessGroup") -> list[Tensor]:
+    """The sums over ranks, in one exchange."""
+    flat = Total.apply(torch.cat([part.flatten() for part in parts]), group)
+    return [x.view_as(part) for x, part in zip(flat.split([part.numel() for part in parts]), parts, strict=True)]
+
+
+class Total(torch.autograd.Function):
+    """The sum over ranks. A rank's part reaches every rank's sum, so its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: "ProcessGroup") -> Tensor:
+        ctx.group = group
+        total = part.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+def _group(group: "ProcessGroup | None") -> "ProcessGroup":
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ArgumentError(
+            "no process group: call torch.distributed.init_process_group first, as torchrun's programs do"
+        )
+    group = dist.group.WORLD if group is None else group
+    if group is None or dist.get_rank(group) < 0:
+        raise ArgumentError(f"rank {dist.get_rank()} is not in the group that was given")
+    return group
