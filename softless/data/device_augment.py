@@ -65,7 +65,7 @@ def change(pixels: Pixels, augment: Augment, generator: torch.Generator) -> Pixe
 
 def finish(pixels: Pixels, augment: Augment, generator: torch.Generator | None = None) -> Float[Tensor, "b 3 h w"]:
     """What a model sees: normalized and, with a generator, erased in places."""
-    mean, std = (pixels.new_tensor(value, dtype=torch.float32)[:, None, None] for value in (augment.mean, augment.std))
+    mean, std = (_constants(values, pixels.device)[:, None, None] for values in (augment.mean, augment.std))
     seen = (pixels / 255 - mean) / std
     if generator is None or not augment.erase:
         return seen
@@ -82,13 +82,12 @@ def rand_augment(pixels: Pixels, augment: Augment, generator: torch.Generator) -
     count, device, kinds = len(pixels), pixels.device, len(COLORS) + len(SHAPES)
     each = -(-count // (2 * kinds))  # slots of an operation; as many slots in all leave an image as it is
     used = each * kinds
-    slot = torch.randperm(2 * used, generator=generator, device=device)[:count]  # of each image
+    slot = torch.rand(2 * used, generator=generator, device=device).argsort()[:count]  # of each image
     image = torch.zeros(2 * used, dtype=torch.int64, device=device).scatter(0, slot, torch.arange(count, device=device))
     normal = torch.randn(used, generator=generator, device=device)
     level = ((augment.magnitude + augment.magnitude_std * normal) / 10).clamp(0, 1)
     sign = torch.randint(0, 2, (used,), generator=generator, device=device).mul(2).sub(1).float()
-    fill = torch.tensor(augment.mean, device=device).mul(255).round()
-    done = operate(pixels[image[:used]], level, sign, fill)
+    done = operate(pixels[image[:used]], level, sign, _constants(augment.mean, device).mul(255).round())
     return torch.where((slot < used)[:, None, None, None], done[slot.clamp(max=used - 1)], pixels)
 
 
@@ -106,6 +105,11 @@ def _resized(pixels: Pixels, area: tuple[float, float], generator: torch.Generat
     place = torch.stack([_uniform(pixels, generator) for _ in range(2)], -1)
     maps = shape.crops(share, aspect, place, _size(pixels))
     return shape.warp(pixels, maps, torch.zeros(3, device=pixels.device), mode="bicubic")
+
+
+def _constants(values: tuple[float, ...], device: torch.device) -> Float[Tensor, "c"]:
+    """Written by the device: a copy from the host would wait for it."""
+    return torch.stack([torch.full((), value, device=device) for value in values])
 
 
 def _uniform(pixels: Tensor, generator: torch.Generator, low: float = 0.0, high: float = 1.0) -> Draws:
