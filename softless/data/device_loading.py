@@ -23,7 +23,7 @@ class DeviceLoader:
     """One epoch, or what is left of it, each time it is iterated: float32 pixels, normalized, on the device.
 
     data      the whole set, as `cached` gives it, on the device
-    train     True: augmented, and whole batches only, as many for every rank; False: normalized, all of them
+    train     True: augmented, and whole batches only, as many for every rank; False: normalized, whole, all of them
     """
 
     def __init__(self, data: Batch, *, batch: int, sampler: ResumableSampler, train: bool, augment: Augment) -> None:

@@ -1,4 +1,4 @@
-"""One rank of several: `python -m tests.parallel.ranks JOB RANK RANKS FOLDER FIRST COUNT` writes FOLDER/RANK.json.
+"""One rank of several: `python -m tests.parallel.ranks RANK RANKS FOLDER FIRST COUNT` writes FOLDER/RANK.json.
 
 Every rank makes the same whole sequence, takes its own tokens, and compares what it gets with what the whole gives
 alone, in float64.
@@ -100,7 +100,7 @@ def equal(seed: int, rank: int, ranks: int) -> dict[str, object]:
 def refusals(rank: int) -> dict[str, str]:
     """What a call that cannot be says."""
     x = torch.randn(1, 2, 3, 4)
-    other = dist.new_group([1 - rank])  # a group of the other rank alone
+    other = [dist.new_group([each]) for each in range(2)][1 - rank]  # of the other rank alone
     calls = {
         "scored": lambda: softless.parallel.attention(x, x, x, "softmax"),
         "uneven": lambda: softless.parallel.attention(x[:, :, :2], x, x, "inline", is_causal=True),
@@ -117,17 +117,14 @@ def refusals(rank: int) -> dict[str, str]:
 
 
 def main() -> None:
-    job, rank, ranks, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    (rank, ranks), folder, (first, count) = map(int, sys.argv[1:3]), Path(sys.argv[3]), map(int, sys.argv[4:])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=100))
-    if job == "equal":
-        first, count = map(int, sys.argv[5:])
-        done: object = [equal(seed, rank, ranks) for seed in range(first, first + count)]
-    else:
-        done = refusals(rank)
-    (folder / f"{rank}.json").write_text(json.dumps(done))
+    said = refusals(rank) if ranks == 2 else {}
+    cases = [equal(seed, rank, ranks) for seed in range(first, first + count)]
+    (folder / f"{rank}.json").write_text(json.dumps({"said": said, "cases": cases}))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -19,15 +19,16 @@ from tests.parallel.ranks import CASES, cut
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = 1e-12
+FIRST = 264  # from there, affine_relu, whose keys differ by query head, meets grouped heads both ways
 
 
-def run(folder: Path, job: str, ranks: int, *words: int) -> list:
+def run(folder: Path, ranks: int, first: int, count: int) -> list[dict]:
     """What each rank wrote, from processes of their own."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "tests.parallel.ranks", job]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    words = [str(ranks), str(folder), str(first), str(count)]
     started = [
         subprocess.Popen(
-            [*command, str(rank), str(ranks), str(folder), *map(str, words)],
+            [sys.executable, "-m", "tests.parallel.ranks", str(rank), *words],
             cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(ranks)
@@ -42,26 +43,29 @@ def run(folder: Path, job: str, ranks: int, *words: int) -> list:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def assert_equal(folder: Path, ranks: int, first: int, count: int) -> None:
-    parts = run(folder, "equal", ranks, first, count)
-    assert all(len(part) == count for part in parts)
-    wrong = [case for part in parts for case in part if not case["error"] <= TOLERANCE]
-    assert wrong == []
+def assert_equal(parts: list[dict], count: int) -> None:
+    assert all(len(part["cases"]) == count for part in parts)
+    assert [case for part in parts for case in part["cases"] if not case["error"] <= TOLERANCE] == []
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_together_are_one_device(tmp_path, ranks):
-    """Each mechanism and option once: causal or not, masked or not, unevenly cut, with grouped heads.
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("two"), 2, FIRST, len(CASES))
 
-    From question 264 on: there affine_relu, whose keys differ by query head, meets grouped heads both ways.
-    """
-    assert_equal(tmp_path, ranks, 264, len(CASES))
+
+def test_two_ranks_together_are_one_device(two):
+    """Each mechanism and option once: causal or not, masked or not, unevenly cut, with grouped heads."""
+    assert_equal(two, len(CASES))
+
+
+def test_three_ranks_together_are_one_device(tmp_path):
+    assert_equal(run(tmp_path, 3, FIRST, len(CASES)), len(CASES))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "count"), [(2, 200), (3, 200), (4, 200)])
-def test_200_questions_to_ranks_together(tmp_path, ranks, count):
-    assert_equal(tmp_path, ranks, 1000, count)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_200_questions_to_ranks_together(tmp_path, ranks):
+    assert_equal(run(tmp_path, ranks, 1000, 200), 200)
 
 
 def test_every_mechanism_with_a_state_is_asked_and_cuts_leave_some_rank_with_nothing():
@@ -70,9 +74,9 @@ def test_every_mechanism_with_a_state_is_asked_and_cuts_leave_some_rank_with_not
     assert any(len(set(places)) < len(places) for places in cuts)
 
 
-def test_what_ranks_cannot_do_is_one_sentence_and_nobody_waits(tmp_path):
-    for rank, said in enumerate(run(tmp_path, "refusals", 2)):
-        assert said == {
+def test_what_ranks_cannot_do_is_one_sentence_and_nobody_waits(two):
+    for rank, part in enumerate(two):
+        assert part["said"] == {
             "scored": "UnsupportedError: mechanism 'softmax' keeps no state that ranks could merge: its queries need "
             "every key of every rank",
             "uneven": f"ArgumentError: 2 queries and 3 keys on rank {rank}: causal attention over ranks needs a key "
