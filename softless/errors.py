@@ -26,3 +26,7 @@ class FileError(SoftlessError, ValueError):
 
 class MissingExtraError(SoftlessError, ImportError):
     """An optional dependency is not installed; the text names its pip command."""
+
+
+class NonFiniteError(SoftlessError, ArithmeticError):
+    """A loss or a gradient is NaN or infinite, and the update was not made."""

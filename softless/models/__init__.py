@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from softless.errors import ArgumentError, MissingExtraError, UnsupportedError
 from softless.mechanisms import Mechanism, resolve
+from softless.models.shape import reshaped
 from softless.models.table import CONFIGS, Config
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ def create_model(
     pattern: str | Sequence[str | int] | None = None,
     num_classes: int = 1000,
     img_size: int | tuple[int, int] | None = None,
+    patch_size: int | None = None,
+    dims: int | Sequence[int] | None = None,
+    depths: int | Sequence[int] | None = None,
+    heads: int | Sequence[int] | None = None,
     device: Any = None,
     dtype: Any = None,
     **options: Any,
@@ -60,9 +65,12 @@ def create_model(
     window       they see windows this wide (stripes, in CSwin) in place of the whole picture; one a stage, or one
     pattern      which blocks those are, a letter a stage: I all, S none, or how many of the first: "IIIS", "II2S"
     img_size     (height, width) the position tables are made for; other sizes are resampled
+    patch_size, dims, depths, heads   other sizes than the name stands for, one a stage; patch_size is the first stage's
     options      in_chans, global_pool, drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate
     """
-    config = customize(name, mechanism, local, window, pattern, img_size)
+    config = customize(
+        name, mechanism, local, window, pattern, img_size, patch_size=patch_size, dims=dims, depths=depths, heads=heads
+    )
     import torch
 
     module, cls = CLASSES[config.family]
@@ -89,11 +97,12 @@ def customize(
     window: object = None,
     pattern: object = None,
     img_size: object = None,
+    **sizes: object,
 ) -> Config:
     """The named configuration with these changes; what would have no effect raises."""
     if not isinstance(name, str) or name not in CONFIGS:
         raise ArgumentError(f"model {name!r} is not one of {', '.join(CONFIGS)}")
-    config = CONFIGS[name]
+    config = reshaped(CONFIGS[name], **sizes)
     mixed = config.mixed if pattern is None else _mixed(pattern, config.depths)
     given = [
         word for word, value in (("mechanism", mechanism), ("local", local), ("window", window)) if value is not None

@@ -27,7 +27,6 @@ class Backbone(CallsBack):
     """A family's blocks with timm's contract around them. Make one with `softless.create_model`."""
 
     pools: tuple[str, ...] = ("avg", "")
-    patch = 4
 
     def __init__(
         self,
@@ -52,6 +51,7 @@ class Backbone(CallsBack):
         self.num_features = self.head_hidden_size = self.embed_dim = config.dims[-1]
         self.rates = rates
         self.global_pool = self._pool(global_pool)
+        self.patch = config.patch
         self.checked = Checked(in_chans, self.patch)
         self.head_drop = nn.Dropout(drop_rate)
         self.feature_info: list[dict[str, Any]] = []
@@ -159,7 +159,7 @@ class Pyramid(Backbone):
 
     def describe(self, names: list[str]) -> None:
         self.feature_info = [
-            {"num_chs": dim, "reduction": 4 * 2**stage, "module": name}
+            {"num_chs": dim, "reduction": self.patch * 2**stage, "module": name}
             for stage, (dim, name) in enumerate(zip(self.config.dims, names, strict=True))
         ]
 

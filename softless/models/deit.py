@@ -24,7 +24,6 @@ class DeiT(Backbone):
     """A plain vision transformer with a class token."""
 
     pools = ("token", "avg", "")
-    patch = 16
     num_prefix_tokens = 1
 
     def build(self) -> None:

@@ -79,8 +79,8 @@ class PVT(Pyramid):
         self.depth = len(dims)
         self.positions = nn.ModuleList()
         for stage, dim in enumerate(dims):
-            patch, before = (4, self.in_chans) if stage == 0 else (2, dims[stage - 1])
-            native = [-(-side // (4 * 2**stage)) for side in self.config.img_size]
+            patch, before = (self.patch, self.in_chans) if stage == 0 else (2, dims[stage - 1])
+            native = [-(-side // (self.patch * 2**stage)) for side in self.config.img_size]
             self.positions.append(Positions(native, "bilinear"))
             embed = PatchEmbed(
                 None, patch, before, dim, nn.LayerNorm, output_fmt="NHWC", strict_img_size=False, dynamic_img_pad=True

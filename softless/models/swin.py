@@ -92,7 +92,7 @@ class Swin(Pyramid):
         dims = self.config.dims
         self.patch_embed = PatchEmbed(
             None,
-            4,
+            self.patch,
             self.in_chans,
             dims[0],
             nn.LayerNorm,

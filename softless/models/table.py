@@ -24,6 +24,7 @@ class Config:
     heads: tuple[int, ...]
     mixed: tuple[int, ...]
     img_size: tuple[int, int] = (224, 224)
+    patch: int = 4  # pixels a side, of the first stage
     mlp_ratios: tuple[int, ...] = (4, 4, 4, 4)
     reach: tuple[int, ...] = ()
     mechanism: "str | Mechanism" = "inline"
@@ -32,7 +33,9 @@ class Config:
 
 
 def _deit(dim: int, heads: int, side: int) -> Config:
-    return Config(family="deit", dims=(dim,), depths=(12,), heads=(heads,), mixed=(12,), img_size=(side, side))
+    return Config(
+        family="deit", dims=(dim,), depths=(12,), heads=(heads,), mixed=(12,), img_size=(side, side), patch=16
+    )  # fmt: skip
 
 
 def _pvt(*depths: int) -> Config:

@@ -220,9 +220,8 @@ def check_memory(name: str, options: Mapping[str, Any], setting: Setting, *, tra
 def _blocks(name: str, options: Mapping[str, Any], setting: Setting) -> Iterator[int]:
     """Bytes of the tokens of every block."""
     config = customize(name, **options)
-    patch = 16 if config.family == "deit" else 4
     for stage, (dim, depth) in enumerate(zip(config.dims, config.depths, strict=True)):
-        height, width = (-(-side // (patch * 2**stage)) for side in setting.image_size)
+        height, width = (-(-side // (config.patch * 2**stage)) for side in setting.image_size)
         yield from [setting.batch * height * width * dim * max(4, setting.dtype.itemsize)] * depth
 
 

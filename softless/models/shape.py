@@ -1,0 +1,55 @@
+"""A model of another size: the same family with other patches, widths, depths or heads.
+
+    >>> from softless.models.shape import reshaped
+    >>> from softless.models.table import CONFIGS
+    >>> small = reshaped(CONFIGS["inline_deit_tiny"], patch_size=2, dims=64, depths=4, heads=2)
+    >>> small.patch, small.dims, small.depths, small.mixed
+    (2, (64,), (4,), (4,))
+"""
+
+from dataclasses import replace
+
+from softless.errors import ArgumentError
+from softless.models.table import Config
+
+DOUBLING = ("swin", "cswin")  # patch merging makes two channels of four
+
+
+def reshaped(
+    config: Config, patch_size: object = None, dims: object = None, depths: object = None, heads: object = None
+) -> Config:
+    """The configuration with these sizes; None keeps its own, and a number stands for a family of one stage."""
+    stages = {
+        "dims": config.dims if dims is None else _stages("dims", dims, config),
+        "depths": config.depths if depths is None else _stages("depths", depths, config),
+        "heads": config.heads if heads is None else _stages("heads", heads, config),
+    }
+    for dim, count in zip(stages["dims"], stages["heads"], strict=True):
+        if dim % count:
+            raise ArgumentError(f"dims {list(stages['dims'])} are not multiples of heads {list(stages['heads'])}")
+    if config.family in DOUBLING and any(b != 2 * a for a, b in zip(stages["dims"], stages["dims"][1:], strict=False)):
+        raise ArgumentError(f"dims {list(stages['dims'])} must double from stage to stage in {config.family}")
+    mixed = [
+        new if some == old else min(some, new)
+        for some, old, new in zip(config.mixed, config.depths, stages["depths"], strict=True)
+    ]
+    return replace(config, patch=_patch(patch_size, config), mixed=tuple(mixed), **stages)
+
+
+def _patch(patch_size: object, config: Config) -> int:
+    if patch_size is None:
+        return config.patch
+    if type(patch_size) is not int or patch_size < 1:
+        raise ArgumentError(f"patch_size {patch_size!r} must be a whole number, at least 1")
+    if config.family == "cswin" and patch_size != config.patch:
+        raise ArgumentError(f"patch_size {patch_size} cannot be made: CSwin's first convolution has a stride of 4")
+    return patch_size
+
+
+def _stages(name: str, given: object, config: Config) -> tuple[int, ...]:
+    numbers = tuple(given) if isinstance(given, list | tuple) else (given,)
+    count = len(config.depths)
+    if len(numbers) != count or not all(type(number) is int and number > 0 for number in numbers):
+        needed = "a positive number" if count == 1 else f"{count} positive numbers, one a stage"
+        raise ArgumentError(f"{name} {given!r} must be {needed}, for {config.family}")
+    return numbers

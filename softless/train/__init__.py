@@ -1,0 +1,1 @@
+"""Training that survives: recipes, a loop that resumes exactly, evaluation, one device or many."""

@@ -1,0 +1,133 @@
+"""One update at a time, and none with a number that is not finite.
+
+    loss, gradients -> norm -> finite? -> AdamW -> averaged weights
+
+Whether loss and gradient are finite is known on the device only, and asking would make the host wait at every update.
+So the answer stays there: it is handed to the fused AdamW as `found_inf`, the flag by which gradient scaling makes it
+leave parameters, moments and counters as they are. The flag sticks. Every later update is left out too, so that the
+weights remain those of the last good update until the loop reads the flag (`failure`), at the latest before it logs,
+evaluates or saves. Averaged weights move in between, and are never saved.
+
+In fp16 a gradient that overflows is ordinary: the scaler skips that update and lowers the scale. There only the loss
+must be finite, and once it was not, every later loss is made NaN, which the scaler skips too.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softless.train.devices import Devices
+from softless.train.objective import Objective
+from softless.train.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first update whose loss or gradient was not finite."""
+
+    step: int
+    loss: float
+    gradient_norm: float
+
+
+class Engine:
+    """A model, its optimizer, schedule and averaged weights."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe, devices: Devices, objective: Objective, per_epoch: int):
+        from timm.optim import create_optimizer_v2
+        from timm.scheduler import CosineLRScheduler
+        from timm.utils import ModelEmaV3
+
+        self.recipe, self.devices, self.objective, self.step = recipe, devices, objective, 0
+        self.plain = model.to(devices.device)
+        if recipe.channels_last:
+            self.plain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.ema = ModelEmaV3(self.plain, recipe.ema, use_warmup=recipe.ema_warmup) if recipe.ema else None
+        if recipe.compile:
+            self.plain.compile()
+        self.model = devices.share(self.plain, *([self.ema.module] if self.ema else []))
+        if objective.teacher is not None:
+            objective.teacher.to(devices.device)
+        self.optimizer = create_optimizer_v2(
+            self.plain, opt="adamw", lr=recipe.lr, weight_decay=recipe.weight_decay,
+            betas=(recipe.beta1, recipe.beta2), fused=True,
+        )  # fmt: skip
+        self.schedule = CosineLRScheduler(
+            self.optimizer, t_initial=recipe.epochs * per_epoch, lr_min=recipe.min_lr, t_in_epochs=False,
+            warmup_t=recipe.warmup_epochs * per_epoch, warmup_lr_init=recipe.warmup_lr,
+        )  # fmt: skip
+        self.losses: list[Tensor] = []
+        self.norms: list[Tensor] = []
+        self.verdict = torch.zeros(4, dtype=torch.float64, device=devices.device)  # failed, step, loss, norm
+
+    @property
+    def best_model(self) -> nn.Module:
+        """The weights to evaluate: the averaged ones where there are any."""
+        return self.plain if self.ema is None else self.ema.module
+
+    @property
+    def lr(self) -> float:
+        return self.optimizer.param_groups[-1]["lr"]
+
+    def update(self, pixels: Tensor, labels: Tensor) -> None:
+        """Pixels [B, 3, H, W] as the model sees them, labels [B]."""
+        self.schedule.step_update(self.step)
+        loss = self._backward(pixels, labels)
+        if self.devices.scaler is not None:
+            self.devices.scaler.unscale_(self.optimizer)
+        norm = _whole(nn.utils.clip_grad_norm_(self.plain.parameters(), self.recipe.clip or torch.inf))
+        self._judge(loss, norm)
+        self._apply()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.ema is not None:
+            self.ema.update(self.plain, self.step + 1 if self.recipe.ema_warmup else None)
+        self.losses.append(loss)
+        self.norms.append(norm)
+        self.step += 1
+
+    def failure(self) -> Failure | None:
+        """Wait for the device, and say whether an update was left out."""
+        failed, step, loss, norm = self.verdict.tolist()
+        return Failure(int(step), loss, norm) if failed else None
+
+    def _backward(self, pixels: Tensor, labels: Tensor) -> Tensor:
+        parts = self.recipe.accumulate
+        total = torch.zeros((), device=self.devices.device)
+        if self.recipe.channels_last:
+            pixels = pixels.contiguous(memory_format=torch.channels_last)
+        for index, (some, theirs) in enumerate(zip(pixels.chunk(parts), labels.chunk(parts), strict=True)):
+            with self.devices.part(self.model, last=index == parts - 1):
+                with self.devices.autocast():
+                    loss = self.objective(self.model, some, theirs) / parts
+                if self.devices.scaler is None:
+                    loss.backward()
+                else:
+                    self.devices.scaler.scale(torch.where(self.verdict[0] > 0, torch.nan, loss)).backward()
+            total = total + loss.detach()
+        self.devices.add_up([total])
+        return total / self.devices.ranks
+
+    def _judge(self, loss: Tensor, norm: Tensor) -> None:
+        """Keep the first update that is not finite. Both numbers are those of all ranks, and so is the verdict."""
+        bad = ~torch.isfinite(loss)
+        if self.devices.scaler is None:
+            bad = bad | ~torch.isfinite(norm)
+        now = torch.stack([torch.ones_like(loss), torch.full_like(loss, self.step), loss, norm]).double()
+        self.verdict = torch.where((self.verdict[0] == 0) & bad, now, self.verdict)
+
+    def _apply(self) -> None:
+        if self.devices.scaler is not None:
+            self.devices.scaler.step(self.optimizer)
+            self.devices.scaler.update()
+            return
+        fused: Any = self.optimizer
+        fused.found_inf = self.verdict[0].float()
+        fused.step()
+        del fused.found_inf
+
+
+def _whole(norm: Tensor) -> Tensor:
+    """The norm of all slices, where parameters are sharded."""
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

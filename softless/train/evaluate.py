@@ -1,0 +1,21 @@
+"""Answers to images that were not trained on, counted; every rank counts its share."""
+
+import torch
+from torch import nn
+
+from softless.train.devices import Devices
+from softless.train.feed import Feed
+from softless.train.metrics import Scores, Tally
+
+
+def evaluate(model: nn.Module, feed: Feed, devices: Devices) -> Scores:
+    """The scores of a model on all images of a feed, each seen once, as the paper tests."""
+    model.eval()
+    tally = Tally(feed.classes, devices.device)
+    feed.begin(0)
+    with torch.no_grad(), devices.autocast():
+        for batch in feed:
+            pixels, labels = feed.finish(batch)
+            tally.add(model(pixels), labels)
+    devices.add_up(tally.tensors())
+    return tally.scores()

@@ -1,0 +1,41 @@
+"""Batches on their way to a device: read as they are needed, or cached there."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from softless.data.augment import Augment
+from softless.data.images import Images
+from softless.data.loading import Loader
+from softless.data.reading import Batch
+from softless.data.sampler import ResumableSampler
+
+
+class Feed:
+    """The images of one part of a set, an epoch at a time."""
+
+    def __init__(self, images: Images, batches: Loader, augment: Augment, device: torch.device, *, train: bool):
+        self.images, self.batches, self.augment, self.device, self.train = images, batches, augment, device, train
+        self.classes = len(images.classes)
+        self.per_epoch = len(batches)
+        self.mean, self.std = (torch.tensor(values, device=device)[:, None, None] for values in (augment.mean, augment.std))
+
+    @property
+    def sampler(self) -> ResumableSampler:
+        return self.batches.sampler
+
+    def begin(self, epoch: int) -> None:
+        """To train, an epoch that was begun goes on where it is; to test, all images come again."""
+        if self.train:
+            self.sampler.set_epoch(epoch)
+        else:
+            self.sampler.load_state_dict({"epoch": 0, "position": 0})
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.batches)
+
+    def finish(self, batch: Batch, number: int = 0) -> tuple[Tensor, Tensor]:
+        """Pixels as a model sees them, and labels, on the device; what is random follows from the number."""
+        pixels = batch.pixels.to(self.device, non_blocking=True)
+        return (pixels / 255 - self.mean) / self.std, batch.labels.to(self.device, non_blocking=True)

@@ -1,0 +1,238 @@
+"""The loop: batches in, updates, a log, evaluations and checkpoints out; it can be killed at any moment.
+
+    for each batch   seed by (seed, update, rank) -> augment -> update
+    every log_every  read losses back from the device, write a line of log
+    every epoch      evaluate, keep the best weights, save
+
+A run that was interrupted goes on from its newest whole checkpoint, and ends bitwise as if it had not been: weights,
+optimizer, averaged weights and log. What it lost is the time since that checkpoint.
+"""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from softless.errors import ArgumentError, NonFiniteError
+from softless.io import checkpoint
+from softless.io.journal import Journal
+from softless.train import state
+from softless.train.board import Board
+from softless.train.devices import Devices
+from softless.train.engine import Engine
+from softless.train.evaluate import evaluate
+from softless.train.feed import Feed
+from softless.train.metrics import Scores
+from softless.train.objective import Objective
+from softless.train.randomness import seed_all
+from softless.train.recipe import Recipe
+from softless.train.run import Run, write_json
+from softless.train.stop import Interrupted, Stop
+
+
+class Watcher(Protocol):
+    """Who looks on while it trains."""
+
+    def tick(self, step: int) -> None:
+        """An update is on its way."""
+
+    def told(self, step: int, numbers: Mapping[str, float]) -> None:
+        """loss, gradient_norm, lr, images_per_second; and after an evaluation top1, top5, ece, test_loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All that a training is made of. `about` goes into the checkpoints, to find the model again."""
+
+    model: nn.Module
+    train: Feed
+    test: Feed
+    recipe: Recipe
+    folder: Path
+    devices: Devices
+    watch: Watcher
+    about: Mapping[str, Any]
+    seed: int = 0
+    resume: bool = False
+    teacher: nn.Module | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished training leaves: the best evaluation, the last one, and what it took."""
+
+    steps: int
+    best_step: int
+    best_top1: float
+    last: dict[str, float]
+    seconds: float
+
+
+def fit(job: Job) -> Outcome:
+    """Train to the end of the recipe, from the beginning or from where the run was."""
+    loop = Loop(job)
+    try:
+        with Stop() as stop:
+            loop.run_on(stop)
+    finally:
+        loop.close()
+    return loop.outcome()
+
+
+class Loop:
+    """A training between two updates."""
+
+    def __init__(self, job: Job):
+        self.job, self.recipe, self.devices, self.run = job, job.recipe, job.devices, Run(job.folder)
+        self.per_epoch = job.train.per_epoch
+        self.total = self.per_epoch * job.recipe.all_epochs
+        seed_all(job.seed, -1, 0)
+        objective = Objective(job.recipe, job.train.classes, job.teacher)
+        self.engine = Engine(job.model, job.recipe, job.devices, objective, self.per_epoch)
+        self.best: dict[str, float] = {}
+        self.scores: dict[str, float] = {}
+        self.seconds, self.saved = 0.0, -1
+        self.recent: deque[tuple[int, Tensor]] = deque(maxlen=job.recipe.log_every + 1)
+        length = self._go_back() if job.resume else 0
+        self.journal = Journal(self.run.log, length) if self.devices.main else None
+        self.board = Board(self.run.board, self.engine.step) if self.devices.main else None
+        self.clock, self.counted = time.monotonic(), self.engine.step
+
+    def run_on(self, stop: Stop) -> None:
+        """Until the last update; an interruption is saved first."""
+        while self.engine.step < self.total:
+            self.engine.plain.train()
+            self.job.train.begin(self.engine.step // self.per_epoch)
+            for batch in self.job.train:
+                number = seed_all(self.job.seed, self.engine.step, self.devices.rank)
+                self.recent.append((self.engine.step, batch.ids))
+                self.engine.update(*self.job.train.finish(batch, number))
+                self.job.watch.tick(self.engine.step)
+                self._after_update()
+                if stop.agreed(self.devices, self.engine.step, self.recipe.log_every):
+                    self._save()
+                    raise Interrupted(self.engine.step, self.total)
+                if self.engine.step % self.per_epoch == 0:
+                    break
+        if self.devices.main:
+            write_json(self.run.result, asdict(self.outcome()))
+
+    def outcome(self) -> Outcome:
+        return Outcome(
+            self.engine.step, int(self.best["step"]), self.best["top1"], self.scores, round(self.seconds, 3)
+        )
+
+    def close(self) -> None:
+        if self.journal is not None:
+            self.journal.close()
+        if self.board is not None:
+            self.board.close()
+
+    def _after_update(self) -> None:
+        step, every = self.engine.step, self.recipe.checkpoint_every
+        epoch, within = divmod(step, self.per_epoch)
+        ends = within == 0
+        if step % self.recipe.log_every == 0:
+            self._log()
+        elif self.devices.device.type == "cpu":
+            self._check()
+        if ends and (epoch % self.recipe.evaluate_every == 0 or step == self.total):
+            self._evaluate(epoch)
+        if step == self.total or (step % every == 0 if every else ends):
+            self._save()
+
+    def _log(self) -> None:
+        self._check()
+        losses, norms = ([value.item() for value in values] for values in (self.engine.losses, self.engine.norms))
+        self.engine.losses, self.engine.norms = [], []
+        numbers = {
+            "loss": sum(losses) / len(losses),
+            "gradient_norm": sum(norms) / len(norms),
+            "lr": self.engine.lr,
+        }
+        now = time.monotonic()
+        rate = (self.engine.step - self.counted) * self.recipe.batch / max(now - self.clock, 1e-9)
+        self.seconds += now - self.clock
+        self.clock, self.counted = now, self.engine.step
+        self._tell("train", numbers, {"images_per_second": rate})
+
+    def _evaluate(self, epoch: int) -> None:
+        self._check()
+        scores = evaluate(self.engine.best_model, self.job.test, self.devices)
+        self.engine.plain.train()
+        self.scores = _numbers(scores)
+        self._tell("test", {"epoch": epoch, **self.scores})
+        if scores.top1 > self.best.get("top1", -1.0):
+            self.best = {"step": self.engine.step, "top1": scores.top1}
+            weights = state.weights(self.engine.best_model)
+            about = {"about": dict(self.job.about), "scores": asdict(scores)}
+            if self.devices.main:
+                checkpoint.save(self.run.best, self.engine.step, {"model": weights}, about, keep=1)
+
+    def _save(self) -> None:
+        self._check()
+        if self.saved == self.engine.step:
+            return
+        parts, numbers = state.pack(self.engine)
+        now = time.monotonic()
+        self.seconds, self.clock = self.seconds + now - self.clock, now
+        if self.devices.main:
+            assert self.journal is not None
+            record = {
+                "engine": numbers,
+                "sampler": self.job.train.sampler.state_dict(),
+                "rng": {"seed": self.job.seed, "step": self.engine.step},
+                "best": self.best,
+                "scores": self.scores,
+                "seconds": self.seconds,
+                "log_bytes": self.journal.sync(),
+            }
+            checkpoint.save(self.run.last, self.engine.step, parts, record)
+        self.saved = self.engine.step
+
+    def _go_back(self) -> int:
+        """Take up the newest whole checkpoint; returns how long the log was. Without one the run begins anew."""
+        found = checkpoint.newest(self.run.last)
+        if found is None:
+            return 0
+        if found.state["rng"]["seed"] != self.job.seed:
+            raise ArgumentError(f"the run has seed {found.state['rng']['seed']}, and seed {self.job.seed} was given")
+        state.unpack(self.engine, found)
+        self.job.train.sampler.load_state_dict(found.state["sampler"])
+        self.best, self.scores, self.seconds = found.state["best"], found.state["scores"], found.state["seconds"]
+        self.saved = self.engine.step
+        return found.state["log_bytes"]
+
+    def _check(self) -> None:
+        """Stop if an update was left out, and write down which images it was about."""
+        failure = self.engine.failure()
+        if failure is None:
+            return
+        ids = dict(self.recent).get(failure.step)
+        indices = [] if ids is None else ids.tolist()
+        report = self.run.folder / f"nonfinite-rank{self.devices.rank}.json"
+        numbers = {"loss": str(failure.loss), "gradient_norm": str(failure.gradient_norm)}
+        names = [self.job.train.images.names(index) for index in indices]
+        write_json(report, {"step": failure.step, **numbers, "ids": indices, "names": names})
+        raise NonFiniteError(
+            f"update {failure.step} was not made: its loss is {failure.loss} and its gradient's norm "
+            f"{failure.gradient_norm}; the images are listed in {report}, and {self._kept()}"
+        )
+
+    def _kept(self) -> str:
+        return "no checkpoint had been saved" if self.saved < 0 else f"the checkpoint of update {self.saved} is kept"
+
+    def _tell(self, group: str, numbers: Mapping[str, float], more: Mapping[str, float] | None = None) -> None:
+        step, more = self.engine.step, more or {}
+        if self.journal is not None and self.board is not None:
+            self.journal.add({"step": step, **numbers})
+            self.board.add(group, {**numbers, **more}, step)
+        self.job.watch.told(step, {**numbers, **more})
+
+
+def _numbers(scores: Scores) -> dict[str, float]:
+    return {"top1": scores.top1, "top5": scores.top5, "ece": scores.ece, "test_loss": scores.loss}

@@ -1,0 +1,92 @@
+"""Recipes from small TOML files, by path or by the name of one that comes with softless."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+import softless
+from softless.data.augment import Augment
+from softless.errors import ArgumentError, FileError
+from softless.train.recipe import Architecture, Recipe
+
+DEFAULT = "digits"
+LARGEST = 2**16  # bytes
+TABLES: dict[str, type] = {"model": Architecture, "augment": Augment}
+
+T = TypeVar("T")
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes that come with softless: inside the package once installed, beside it in a checkout."""
+    package = Path(str(softless.__file__)).parent
+    folder = next((place for place in (package / "recipes", package.parent / "recipes") if place.is_dir()), package)
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def read_recipe(name: str = DEFAULT, changes: Iterable[tuple[str, str]] = ()) -> Recipe:
+    """The recipe of this file or name, with changes such as ("epochs", "3") or ("model.local", "false").
+
+    >>> from softless.train.recipe_file import read_recipe
+    >>> recipe = read_recipe("digits", [("epochs", "3"), ("model.mechanism", "softmax")])
+    >>> recipe.epochs, recipe.model.mechanism
+    (3, 'softmax')
+    """
+    document = _document(name)
+    for key, text in changes:
+        table, _, inner = key.rpartition(".")
+        target = document.setdefault(table, {}) if table in TABLES else document
+        if table and table not in TABLES:
+            raise ArgumentError(f"{key!r} is not a key of a recipe: its tables are {' and '.join(TABLES)}")
+        target[inner] = _value(text)
+    return from_document(document)
+
+
+def from_document(document: Mapping[str, Any]) -> Recipe:
+    """A recipe from its keys; one that means nothing is named."""
+    plain = {key: value for key, value in document.items() if key not in TABLES}
+    tables = {key: _made(cls, document.get(key, {}), f"[{key}]") for key, cls in TABLES.items()}
+    return _made(Recipe, plain | tables, "a recipe")
+
+
+def to_document(recipe: Recipe) -> dict[str, Any]:
+    """Plain values, as JSON and TOML have them."""
+    return asdict(recipe)
+
+
+def _document(name: str) -> dict[str, Any]:
+    path, known = Path(name), shipped()
+    if path.suffix != ".toml" and name in known:
+        path = known[name]
+    try:
+        if not path.is_file():
+            raise FileError(f"recipe {name!r} is neither a file nor one of {', '.join(known)}")
+        if path.stat().st_size > LARGEST:
+            raise FileError(f"{path}: it is larger than a recipe can be, {LARGEST} bytes")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"{path}: it cannot be read ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FileError(f"{path}: it is no TOML ({error})") from error
+
+
+def _value(text: str) -> Any:
+    """A number, a switch, a list or a table as TOML writes it; anything else is text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+
+
+def _made(cls: type[T], given: Any, what: str) -> T:
+    if not isinstance(given, dict):
+        raise ArgumentError(f"{what} is {given!r} and must be a table of keys")
+    known = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+    for key in given:
+        if key not in known:
+            close = get_close_matches(key, known, 1)
+            hint = f"; did you mean {close[0]}?" if close else f": it has {', '.join(known)}"
+            raise ArgumentError(f"{key!r} is not a key of {what}{hint}")
+    return cls(**given)

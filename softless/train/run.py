@@ -1,0 +1,80 @@
+"""A run's folder: what was asked for, the log, and two shelves of checkpoints.
+
+    RUN/
+      run.json       model, recipe, data, seed: all that --resume needs
+      log.jsonl      one line every few updates and one for each evaluation; the same bytes however often it was resumed
+      last/          the newest checkpoints, to go on from
+      best/          the weights that did best on the test images
+      tensorboard/
+      result.json    at the end
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from softless.errors import ArgumentError, FileError
+from softless.io import durable
+
+SCHEMA = "softless.run/1"
+
+
+class Run:
+    """Places in the folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.about, self.log, self.result = folder / "run.json", folder / "log.jsonl", folder / "result.json"
+        self.last, self.best, self.board = folder / "last", folder / "best", folder / "tensorboard"
+
+    def begin(self, about: Mapping[str, Any]) -> None:
+        """A new run; a folder that holds one already is left alone."""
+        if self.about.exists():
+            raise ArgumentError(
+                f"{self.folder} holds a run already: go on with it with --resume, or give another folder with --out"
+            )
+        write_json(self.about, {"schema": SCHEMA, **about})
+
+    def read(self) -> dict[str, Any]:
+        """What the run was begun with."""
+        try:
+            document = json.loads(self.about.read_bytes())
+            if document["schema"] != SCHEMA:
+                raise FileError(f"{self.about} has schema {document['schema']!r}, and {SCHEMA!r} is read here")
+        except FileNotFoundError:
+            raise FileError(f"{self.folder} holds no run: there is no {self.about.name} in it") from None
+        except OSError as error:
+            raise FileError(f"{self.about} cannot be read: {error.strerror}") from error
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            if isinstance(error, FileError):
+                raise
+            raise FileError(f"{self.about} is damaged ({error})") from error
+        return document
+
+
+def must_agree(before: Mapping[str, Any], now: Mapping[str, Any], what: str, where: str = "") -> None:
+    """A run goes on as it began, or not at all: the first difference is named."""
+    for key in sorted({*before, *now}):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            must_agree(old, new, what, f"{where}{key}.")
+        elif old != new:
+            raise ArgumentError(f"{what} was begun with {where}{key} {old!r}, and it is {new!r} now")
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """There whole or not at all."""
+    data = json.dumps(document, indent=2, allow_nan=False).encode() + b"\n"
+    with durable.written_or_explained(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mktemp(dir=path.parent, prefix=f".{path.name}."))  # noqa: S306, made exclusively below
+        try:
+            durable.write(partial, data)
+            os.replace(partial, path)  # noqa: PTH105
+            durable.sync_folder(path.parent)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise

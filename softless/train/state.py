@@ -1,0 +1,104 @@
+"""A training's state as tensors and numbers, the same however many ranks hold it.
+
+    model, ema     by parameter name
+    optimizer      NAME/exp_avg, NAME/exp_avg_sq, NAME/step
+    progress       losses and norms that no log line has told of yet
+
+The schedule and all randomness follow from the update's number and the seed, which are among the numbers.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from softless.errors import FileError
+from softless.io.checkpoint import Checkpoint
+from softless.train.engine import Engine
+
+Parts = dict[str, dict[str, Tensor]]
+GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
+SHARED_OUT = StateDictOptions(full_state_dict=True)
+
+
+def pack(engine: Engine) -> tuple[Parts, dict[str, Any]]:
+    """Every rank calls this; rank 0 has all of it."""
+    parts = {"model": weights(engine.plain), "optimizer": _optimizer(engine)}
+    if engine.ema is not None:
+        parts["ema"] = weights(engine.ema.module)
+    empty = torch.zeros(0)
+    parts["progress"] = {
+        "losses": torch.stack(engine.losses).cpu() if engine.losses else empty,
+        "norms": torch.stack(engine.norms).cpu() if engine.norms else empty,
+    }
+    scaler = engine.devices.scaler
+    return parts, {"step": engine.step, "scaler": None if scaler is None else scaler.state_dict()}
+
+
+def unpack(engine: Engine, saved: Checkpoint) -> None:
+    """Put a checkpoint's state in its place; what does not fit is named, before anything is changed."""
+    wanted = {"model", "optimizer", "progress"} | ({"ema"} if engine.ema is not None else set())
+    if saved.parts.keys() != wanted:
+        raise FileError(
+            f"the checkpoint {saved.path} holds {', '.join(sorted(saved.parts))}, and {', '.join(sorted(wanted))} are needed"
+        )
+    names = {name: tensor for name, tensor in engine.plain.named_parameters() if tensor.requires_grad}
+    moments = {f"{n}/{kind}": p for n, p in names.items() for kind in ("exp_avg", "exp_avg_sq")}
+    moments |= {f"{n}/step": torch.zeros(()) for n in names}
+    _must_fit(saved, "model", engine.plain.state_dict())
+    _must_fit(saved, "optimizer", moments)
+    if engine.ema is not None:
+        _must_fit(saved, "ema", engine.ema.module.state_dict())
+        set_model_state_dict(engine.ema.module, dict(saved.parts["ema"]), options=SHARED_OUT)
+    set_model_state_dict(engine.plain, dict(saved.parts["model"]), options=SHARED_OUT)
+    _set_optimizer(engine, saved.parts["optimizer"])
+    device = engine.devices.device
+    engine.losses = list(saved.parts["progress"]["losses"].to(device))
+    engine.norms = list(saved.parts["progress"]["norms"].to(device))
+    engine.step = saved.step
+    if engine.devices.scaler is not None and saved.state["engine"]["scaler"] is not None:
+        engine.devices.scaler.load_state_dict(saved.state["engine"]["scaler"])
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """All of a model's tensors, on the CPU, by the names it has without wrappers."""
+    return dict(get_model_state_dict(model, options=GATHERED))
+
+
+def _optimizer(engine: Engine) -> dict[str, Tensor]:
+    gathered: Any = get_optimizer_state_dict(engine.plain, engine.optimizer, options=GATHERED)
+    return {f"{name}/{kind}": value for name, kinds in gathered["state"].items() for kind, value in kinds.items()}
+
+
+def _set_optimizer(engine: Engine, flat: Mapping[str, Tensor]) -> None:
+    state: dict[str, dict[str, Tensor]] = {}
+    for key, value in flat.items():
+        name, _, kind = key.rpartition("/")
+        state.setdefault(name, {})[kind] = value
+    own: Any = get_optimizer_state_dict(engine.plain, engine.optimizer, options=GATHERED)
+    both: Any = {"state": state, "param_groups": own["param_groups"]}
+    set_optimizer_state_dict(engine.plain, engine.optimizer, both, options=SHARED_OUT)
+
+
+def _must_fit(saved: Checkpoint, part: str, own: Mapping[str, Tensor]) -> None:
+    given = saved.parts[part]
+    problems = {
+        "missing": [name for name in own if name not in given],
+        "unexpected": [name for name in given if name not in own],
+        "mis-shaped": [
+            f"{name} (saved {list(given[name].shape)}, model {list(own[name].shape)})"
+            for name in given
+            if name in own and given[name].shape != own[name].shape
+        ],
+    }
+    said = [f"{kind} {', '.join(names)}" for kind, names in problems.items() if names]
+    if said:
+        raise FileError(f"the checkpoint {saved.path} does not fit this model: in {part}, {'; '.join(said)}")
