@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from softless.commands import bench, data_check, explain, study
+from softless.commands import bench, data_check, evaluate, explain, study, train
 from softless.commands import list as list_
 from softless.commands.manners import INTERRUPTED, installed_version
 
@@ -28,6 +28,8 @@ app = typer.Typer(
 app.command("list", help=list_.HELP, short_help=list_.SUMMARY)(list_.run)
 app.command("explain", help=explain.HELP, short_help=explain.SUMMARY)(explain.run)
 app.command("bench", help=bench.HELP, short_help=bench.SUMMARY)(bench.run)
+app.command("train", help=train.HELP, short_help=train.SUMMARY)(train.run)
+app.command("evaluate", help=evaluate.HELP, short_help=evaluate.SUMMARY)(evaluate.run)
 app.command("study", help=study.HELP, short_help=study.SUMMARY)(study.run)
 
 data = typer.Typer(help="Sets of images: folders, parquet files and the embedded digits.", **PLAIN)

@@ -1,10 +1,10 @@
 """A model of another size: the same family with other patches, widths, depths or heads.
 
-    >>> from softless.models.shape import reshaped
-    >>> from softless.models.table import CONFIGS
-    >>> small = reshaped(CONFIGS["inline_deit_tiny"], patch_size=2, dims=64, depths=4, heads=2)
-    >>> small.patch, small.dims, small.depths, small.mixed
-    (2, (64,), (4,), (4,))
+>>> from softless.models.shape import reshaped
+>>> from softless.models.table import CONFIGS
+>>> small = reshaped(CONFIGS["inline_deit_tiny"], patch_size=2, dims=64, depths=4, heads=2)
+>>> small.patch, small.dims, small.depths, small.mixed
+(2, (64,), (4,), (4,))
 """
 
 from dataclasses import replace
@@ -33,7 +33,7 @@ def reshaped(
         new if some == old else min(some, new)
         for some, old, new in zip(config.mixed, config.depths, stages["depths"], strict=True)
     ]
-    return replace(config, patch=_patch(patch_size, config), mixed=tuple(mixed), **stages)
+    return replace(config, patch=_patch(patch_size, config), mixed=tuple(mixed), **stages)  # type: ignore[arg-type]
 
 
 def _patch(patch_size: object, config: Config) -> int:

@@ -30,6 +30,7 @@ class Devices:
     def __init__(self, where: str = "auto", precision: Precision = "fp32", sharing: Sharing = "ddp"):
         try:
             from accelerate import Accelerator, InitProcessGroupKwargs
+            from accelerate.state import AcceleratorState
         except ModuleNotFoundError:
             raise MissingExtraError(
                 "training uses accelerate, and it is not installed: pip install 'softless[models,train]'"
@@ -39,6 +40,7 @@ class Devices:
         on_cpu = where == "cpu" or not torch.cuda.is_available()
         if on_cpu and precision == "fp16":
             raise ArgumentError("precision 'fp16' needs a CUDA device: bf16 and fp32 run on a CPU")
+        AcceleratorState._reset_state()  # a process may train twice, and in another precision
         self.accelerator = Accelerator(
             cpu=on_cpu,
             mixed_precision="no" if precision == "fp32" else precision,

@@ -43,7 +43,7 @@ class Engine:
         self.recipe, self.devices, self.objective, self.step = recipe, devices, objective, 0
         self.plain = model.to(devices.device)
         if recipe.channels_last:
-            self.plain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.plain.to(memory_format=torch.channels_last)
         self.ema = ModelEmaV3(self.plain, recipe.ema, use_warmup=recipe.ema_warmup) if recipe.ema else None
         if recipe.compile:
             self.plain.compile()

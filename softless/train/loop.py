@@ -37,6 +37,9 @@ from softless.train.stop import Interrupted, Stop
 class Watcher(Protocol):
     """Who looks on while it trains."""
 
+    def begin(self, job: "Job", parameters: int) -> None:
+        """The model is made, and training begins."""
+
     def tick(self, step: int) -> None:
         """An update is on its way."""
 
@@ -122,9 +125,7 @@ class Loop:
             write_json(self.run.result, asdict(self.outcome()))
 
     def outcome(self) -> Outcome:
-        return Outcome(
-            self.engine.step, int(self.best["step"]), self.best["top1"], self.scores, round(self.seconds, 3)
-        )
+        return Outcome(self.engine.step, int(self.best["step"]), self.best["top1"], self.scores, round(self.seconds, 3))
 
     def close(self) -> None:
         if self.journal is not None:

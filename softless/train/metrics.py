@@ -56,7 +56,7 @@ class Tally:
         count, right = self.classes.tolist()
         images = int(sum(count))
         loss, top1, top5 = (self.loss / max(images, 1)).tolist()
-        amount, correct, confidence = self.bins.cpu()
+        _, correct, confidence = self.bins.cpu()
         gap = (correct - confidence).abs().sum().item() / max(images, 1)
         by_class = tuple(r / n if n else None for n, r in zip(count, right, strict=True))
         return Scores(images, loss, top1, top5, gap, by_class)

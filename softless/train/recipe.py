@@ -3,9 +3,9 @@
 `batch` is the number of images of one update, over all devices and all parts of an accumulated one, so a recipe
 means the same on one device and on eight. Rates are what the optimizer is given, and are not scaled by anything.
 
-    lr(n) = warmup_lr + (lr - warmup_lr) n / W          update n < W = warmup_epochs
-    lr(n) = min_lr + (lr - min_lr)(1 + cos(pi n / T))/2      until T = epochs, warm-up included, as the InLine authors do
-    lr(n) = min_lr                                      for cooldown_epochs more
+    lr(n) = warmup_lr + (lr - warmup_lr) n / W               while n < W, the updates of warmup_epochs
+    lr(n) = min_lr + (lr - min_lr)(1 + cos(pi n / T)) / 2    until T, those of epochs: warm-up is not subtracted
+    lr(n) = min_lr                                           for cooldown_epochs more
 
 A recipe file is TOML with these keys, `[model]` and `[augment]` as tables; see recipes/.
 """

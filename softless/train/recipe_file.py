@@ -34,21 +34,28 @@ def read_recipe(name: str = DEFAULT, changes: Iterable[tuple[str, str]] = ()) ->
     >>> recipe.epochs, recipe.model.mechanism
     (3, 'softmax')
     """
-    document = _document(name)
+    return changed(document_of(name), changes)
+
+
+def changed(document: Mapping[str, Any], changes: Iterable[tuple[str, str]]) -> Recipe:
+    """A recipe's keys with some changed, as text from a command line."""
+    plain = {**document}
+    tables: dict[str, Any] = {key: dict(document[key]) for key in TABLES if isinstance(document.get(key), dict)}
     for key, text in changes:
-        table, _, inner = key.rpartition(".")
-        target = document.setdefault(table, {}) if table in TABLES else document
-        if table and table not in TABLES:
+        table, dot, inner = key.rpartition(".")
+        if not dot:
+            plain[key] = _value(text)
+        elif table in TABLES:
+            tables.setdefault(table, {})[inner] = _value(text)
+        else:
             raise ArgumentError(f"{key!r} is not a key of a recipe: its tables are {' and '.join(TABLES)}")
-        target[inner] = _value(text)
-    return from_document(document)
+    return from_document(plain | tables)
 
 
 def from_document(document: Mapping[str, Any]) -> Recipe:
     """A recipe from its keys; one that means nothing is named."""
-    plain = {key: value for key, value in document.items() if key not in TABLES}
-    tables = {key: _made(cls, document.get(key, {}), f"[{key}]") for key, cls in TABLES.items()}
-    return _made(Recipe, plain | tables, "a recipe")
+    tables: dict[str, Any] = {key: _made(cls, document.get(key, {}), f"[{key}]") for key, cls in TABLES.items()}
+    return _made(Recipe, {**document, **tables}, "a recipe")
 
 
 def to_document(recipe: Recipe) -> dict[str, Any]:
@@ -56,7 +63,8 @@ def to_document(recipe: Recipe) -> dict[str, Any]:
     return asdict(recipe)
 
 
-def _document(name: str) -> dict[str, Any]:
+def document_of(name: str) -> dict[str, Any]:
+    """The keys in the file, as they are."""
     path, known = Path(name), shipped()
     if path.suffix != ".toml" and name in known:
         path = known[name]
@@ -89,4 +97,6 @@ def _made(cls: type[T], given: Any, what: str) -> T:
             close = get_close_matches(key, known, 1)
             hint = f"; did you mean {close[0]}?" if close else f": it has {', '.join(known)}"
             raise ArgumentError(f"{key!r} is not a key of {what}{hint}")
-    return cls(**given)
+    return cls(
+        **{key: tuple(value) if cls is Augment and isinstance(value, list) else value for key, value in given.items()}
+    )

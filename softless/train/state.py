@@ -47,11 +47,10 @@ def unpack(engine: Engine, saved: Checkpoint) -> None:
     """Put a checkpoint's state in its place; what does not fit is named, before anything is changed."""
     wanted = {"model", "optimizer", "progress"} | ({"ema"} if engine.ema is not None else set())
     if saved.parts.keys() != wanted:
-        raise FileError(
-            f"the checkpoint {saved.path} holds {', '.join(sorted(saved.parts))}, and {', '.join(sorted(wanted))} are needed"
-        )
+        held, needed = (", ".join(sorted(names)) for names in (saved.parts, wanted))
+        raise FileError(f"the checkpoint {saved.path} holds {held}, and {needed} are needed")
     names = {name: tensor for name, tensor in engine.plain.named_parameters() if tensor.requires_grad}
-    moments = {f"{n}/{kind}": p for n, p in names.items() for kind in ("exp_avg", "exp_avg_sq")}
+    moments: dict[str, Tensor] = {f"{n}/{kind}": p for n, p in names.items() for kind in ("exp_avg", "exp_avg_sq")}
     moments |= {f"{n}/step": torch.zeros(()) for n in names}
     _must_fit(saved, "model", engine.plain.state_dict())
     _must_fit(saved, "optimizer", moments)
@@ -70,7 +69,8 @@ def unpack(engine: Engine, saved: Checkpoint) -> None:
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """All of a model's tensors, on the CPU, by the names it has without wrappers."""
-    return dict(get_model_state_dict(model, options=GATHERED))
+    gathered: Any = get_model_state_dict(model, options=GATHERED)
+    return dict(gathered)
 
 
 def _optimizer(engine: Engine) -> dict[str, Tensor]:

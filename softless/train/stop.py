@@ -3,6 +3,7 @@
 import signal
 import threading
 from types import FrameType, TracebackType
+from typing import Self
 
 import torch
 
@@ -24,12 +25,14 @@ class Stop:
         self.asked = False
         self.before: object = None
 
-    def __enter__(self) -> "Stop":
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self.before = signal.signal(signal.SIGINT, self._note)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
         if self.before is not None:
             signal.signal(signal.SIGINT, self.before)  # type: ignore[arg-type]
 

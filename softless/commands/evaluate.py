@@ -1,0 +1,147 @@
+"""softless evaluate: how good a trained model is, by class and in its confidence.
+
+TARGET is a run of `softless train`, whose best weights, images and preparation are used, or the name of a model with
+`--weights`. Images are prepared as the paper does: squeezed to a square of size / 0.875, then the middle of that.
+
+JSON (schema softless.evaluate/1); accuracies are shares, null for a class without images:
+
+    {"schema", "target", "data", "device", "images", "top1", "top5", "ece", "loss", "images_per_second",
+     "by_class": {class: accuracy}}
+
+images_per_second is of the whole pass, decoding included.
+"""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from softless.commands.manners import console, emit_json, polite, refuse, whole_number
+from softless.commands.train import OnBad, Where
+from softless.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from softless.data.images import Images
+    from softless.train.recipe import Recipe
+
+SCHEMA = "softless.evaluate/1"
+SUMMARY = "Top-1, top-5, by class, calibration and speed of a trained model."
+HELP = """Evaluate a trained model: top-1, top-5, accuracy by class, calibration, images a second.
+
+\b
+$ softless evaluate runs/a
+$ softless evaluate inline_swin_tiny --weights inline_swin_t.pth --data imagenet/
+"""
+WORST = 5
+WHOLE = ("inline_swin_base_384",)  # resized to its size and not cropped, says the authors' code
+
+
+def _count(text: str) -> int:
+    return whole_number(text, least=1)
+
+
+def _from_zero(text: str) -> int:
+    return whole_number(text, least=0)
+
+
+@polite
+def run(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A run's folder, or the name of a model.")],
+    data: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Other images than the run's.", show_default=False)
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of a model given by its name.", show_default=False)
+    ] = None,
+    batch: Annotated[Any, typer.Option(parser=_count, metavar="NUMBER", help="Images at a time.")] = "128",
+    device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,
+    workers: Annotated[Any, typer.Option(parser=_from_zero, metavar="NUMBER", help="Processes that decode.")] = "0",
+    on_bad_image: Annotated[OnBad, typer.Option(help="skip stops above 0.1 %.")] = OnBad.fail,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Load, look at every image once, tell."""
+    from softless.train.assemble import Means, feed
+    from softless.train.devices import Devices
+    from softless.train.evaluate import evaluate
+
+    model, recipe, images, source = _loaded(target, weights, data)
+    devices = Devices(device.value, recipe.precision)
+    means = Means(device=device.value, workers=int(workers), on_bad_image=on_bad_image.value)
+    feeding = feed(images, replace(recipe, batch=int(batch), accumulate=1), 0, devices, means, train=False)
+    start = time.monotonic()
+    scores = evaluate(model.to(devices.device), feeding, devices)
+    rate = scores.images / max(time.monotonic() - start, 1e-9)
+    document = {
+        "schema": SCHEMA,
+        "target": target,
+        "data": source,
+        "device": str(devices.device),
+        "images": scores.images,
+        "top1": scores.top1,
+        "top5": scores.top5,
+        "ece": scores.ece,
+        "loss": scores.loss,
+        "images_per_second": rate,
+        "by_class": dict(zip(images.classes, scores.by_class, strict=True)),
+    }
+    if not devices.main:
+        return
+    if json:
+        emit_json(document)
+    else:
+        _show(document)
+
+
+def _loaded(target: str, weights: Path | None, data: str | None) -> "tuple[nn.Module, Recipe, Images, str]":
+    """The model, how its images are prepared, the images and where they lie."""
+    from softless.data import open_images
+    from softless.data.augment import Augment
+    from softless.io import load_weights
+    from softless.models.table import CONFIGS
+    from softless.train.assemble import build, trained
+    from softless.train.recipe import Architecture, Recipe
+    from softless.train.recipe_file import from_document
+
+    if target in CONFIGS and not Path(target).is_dir():
+        if weights is None:
+            raise ArgumentError(f"{target} is a model without weights: give --weights FILE, or the folder of a run")
+        images, side = open_images(data, "test"), CONFIGS[target].img_size[0]
+        model = build(Architecture(name=target), side, len(images.classes))
+        load_weights(model, weights)
+        augment = Augment(crop_share=1.0 if target in WHOLE else Augment().crop_share)
+        return (
+            model,
+            Recipe(model=Architecture(name=target), image_size=side, augment=augment),
+            images,
+            data or "digits",
+        )
+    refuse({"--weights": weights}, f"{target} is a run, which has its own")
+    if not Path(target).is_dir():
+        raise ArgumentError(f"{target!r} is neither the folder of a run nor one of {', '.join(CONFIGS)}")
+    model, about = trained(Path(target))
+    source = about["data"] if data is None else data
+    images = open_images(source, "test")
+    if list(images.classes) != about["classes"]:
+        raise ArgumentError(
+            f"{target} knows {len(about['classes'])} classes ({', '.join(about['classes'][:3])}, ...), and the images "
+            f"of {source} have {len(images.classes)} ({', '.join(images.classes[:3])}, ...)"
+        )
+    return model, from_document(about["recipe"]), images, source or "digits"
+
+
+def _show(document: dict[str, Any]) -> None:
+    from softless.commands import units
+
+    out = console()
+    out.print(f"{document['images']:,} images of {document['data']}, {document['device']}", soft_wrap=True)
+    out.print(f"top-1  {document['top1']:.2%}")
+    out.print(f"top-5  {document['top5']:.2%}")
+    out.print(f"ECE    {document['ece']:.3f}   how far confidence is from accuracy")
+    out.print(f"speed  {units.short(document['images_per_second'])} images/s, decoding included")
+    known = [(share, name) for name, share in document["by_class"].items() if share is not None]
+    worst = ", ".join(f"{name} {share:.1%}" for share, name in sorted(known)[:WORST])
+    out.print(f"worst  {worst}", soft_wrap=True)

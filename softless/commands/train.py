@@ -1,0 +1,141 @@
+"""softless train: train a backbone on images, so that it can be killed at any moment and go on.
+
+A recipe (recipes/*.toml) says how; `--set` changes any of its keys. The folder RUN gets run.json, log.jsonl, the newest
+checkpoints in last/, the best weights in best/, tensorboard/ and, at the end, result.json (softless/train/run.py).
+
+JSON (schema softless.train/1):
+
+    {"schema", "out", "model", "parameters", "steps", "best_step", "best_top1",
+     "last": {"top1", "top5", "ece", "test_loss"}, "seconds"}
+
+Exit status: 0 trained, 1 a loss or gradient was not finite, 2 usage, 3 bad input, 130 interrupted and saved.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from softless.commands.manners import CHECK_FAILED, complain, emit_json, polite, prepare_folder, whole_number
+from softless.commands.words import key_value
+
+if TYPE_CHECKING:
+    from softless.train.recipe import Recipe
+
+SCHEMA = "softless.train/1"
+SUMMARY = "Train a backbone on images, resumable, on one device or many."
+HELP = """Train a backbone on images: from a recipe, with a log, checkpoints and TensorBoard.
+
+\b
+$ softless train                                   # the embedded digits
+$ softless train --recipe cifar10 --data cifar10-train.parquet --out runs/a
+$ softless train inline_swin_tiny --recipe imagenette --data imagenette/
+$ softless train --set model.mechanism=softmax --set model.local=false
+$ softless train --out runs/a --resume             # after Ctrl-C or a crash
+$ torchrun --nproc-per-node 8 -m softless train --recipe inline_deit_tiny ...
+"""
+
+
+class Where(StrEnum):
+    """Devices to train on."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Share(StrEnum):
+    """How several devices share a model."""
+
+    ddp = "ddp"
+    fsdp = "fsdp"
+
+
+class OnBad(StrEnum):
+    """What to do about an image that cannot be decoded."""
+
+    fail = "fail"
+    skip = "skip"
+
+
+def _from_zero(text: str) -> int:
+    return whole_number(text, least=0)
+
+
+@polite
+def run(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="In place of the recipe's.", show_default=False)
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Folder or parquet file; digits if absent.", show_default=False)
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A recipe, or its file; default digits.", show_default=False)
+    ] = None,
+    changes: Annotated[
+        list[Any] | None,
+        typer.Option("--set", parser=key_value, metavar="KEY=VALUE", help="Change the recipe.", show_default=False),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run; made if missing.")] = Path("run"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in RUN.")] = False,
+    seed: Annotated[
+        Any, typer.Option(parser=_from_zero, metavar="NUMBER", help="Default 0.", show_default=False)
+    ] = None,
+    teacher: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Learn from this run's answers too.", show_default=False)
+    ] = None,
+    device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,
+    sharing: Annotated[Share, typer.Option(help="How several devices share a model.")] = Share.ddp,
+    workers: Annotated[Any, typer.Option(parser=_from_zero, metavar="NUMBER", help="Processes that decode.")] = "0",
+    on_bad_image: Annotated[OnBad, typer.Option(help="skip stops above 0.1 %.")] = OnBad.fail,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Read the recipe, train, tell."""
+    from softless.commands.train_show import Showing
+    from softless.errors import NonFiniteError
+    from softless.train.assemble import Means, train
+    from softless.train.stop import Interrupted
+
+    asked = {"data": data, "seed": seed, "teacher": teacher}
+    settled, asked = settle(out, recipe, model, list(changes or []), asked, resume)
+    prepare_folder(out)
+    means = Means(device=device.value, sharing=sharing.value, workers=int(workers), on_bad_image=on_bad_image.value)
+    with Showing(wanted=not json) as showing:
+        try:
+            outcome = train(out, settled, watch=showing, means=means, resume=resume, **asked)
+        except Interrupted as stopped:
+            showing.say_how_to_resume(f"{stopped}; to go on: softless train --out {out} --resume")
+            raise
+        except NonFiniteError as error:
+            complain(str(error))
+            raise typer.Exit(CHECK_FAILED) from None
+    if json:
+        from dataclasses import asdict
+
+        facts = {"out": str(out), "model": settled.model.name, "parameters": showing.parameters}
+        emit_json({"schema": SCHEMA, **facts, **asdict(outcome)})
+    else:
+        showing.conclude(outcome, out)
+
+
+def settle(
+    out: Path,
+    name: str | None,
+    model: str | None,
+    changes: list[tuple[str, str]],
+    asked: dict[str, Any],
+    resume: bool,
+) -> "tuple[Recipe, dict[str, Any]]":
+    """The recipe, and data, seed and teacher; what is not given is that of the run to go on with."""
+    from softless.train.recipe_file import DEFAULT, changed, document_of
+    from softless.train.run import Run
+
+    before = Run(out).read() if resume else {}
+    document = before["recipe"] if resume and name is None else document_of(DEFAULT if name is None else name)
+    changes = [*changes, *([("model.name", f'"{model}"')] if model else [])]
+    asked = {key: before.get(key) if value is None else value for key, value in asked.items()}
+    asked["seed"] = asked["seed"] or 0
+    asked["teacher"] = None if asked["teacher"] is None else Path(asked["teacher"])
+    return changed(document, changes), asked

@@ -1,0 +1,168 @@
+"""From names to a training: a recipe, a set of images and a folder become a `Job`."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from softless.data import open_splits
+from softless.data.damage import OnBadImage
+from softless.data.images import Images
+from softless.data.loading import cached, loader
+from softless.data.sampler import ResumableSampler
+from softless.errors import ArgumentError, FileError
+from softless.io import checkpoint
+from softless.mechanisms import mechanism
+from softless.models import create_model
+from softless.train.devices import Devices, Sharing
+from softless.train.feed import Batches, Cached, Feed
+from softless.train.loop import Job, Outcome, Watcher, fit
+from softless.train.randomness import seed_all
+from softless.train.recipe import Architecture, Recipe
+from softless.train.recipe_file import from_document, to_document
+from softless.train.run import Run, must_agree
+
+PROSE = ("command", "cost", "expected")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """What a training is done with; none of it changes what it learns, but for rounding."""
+
+    device: str = "auto"
+    sharing: Sharing = "ddp"
+    workers: int = 0
+    on_bad_image: OnBadImage = "fail"
+
+
+def train(
+    folder: Path,
+    recipe: Recipe,
+    data: str | None,
+    watch: Watcher,
+    *,
+    means: Means,
+    seed: int = 0,
+    resume: bool = False,
+    teacher: Path | None = None,
+) -> Outcome:
+    """Train in this folder, from the beginning or, with `resume`, from where its run was."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if recipe.batch % (ranks * recipe.accumulate):
+        parts = f"{ranks} ranks times accumulate {recipe.accumulate}"
+        raise ArgumentError(f"recipe: batch {recipe.batch} is not a multiple of {parts}")
+    images, test = open_splits(data)
+    run, about = Run(folder), describe(recipe, data, images, test, seed, teacher)
+    if resume:
+        agree(run.read(), about, f"the run in {folder}")
+    devices = Devices(means.device, recipe.precision, means.sharing)
+    feeds = [feed(part, recipe, seed, devices, means, train=part is images) for part in (images, test)]
+    if devices.main and not resume:
+        run.begin(about)
+    devices.wait()
+    seed_all(seed, -1, 0)
+    job = Job(
+        model=build(recipe.model, recipe.image_size, len(images.classes)),
+        train=feeds[0],
+        test=feeds[1],
+        recipe=recipe,
+        folder=folder,
+        devices=devices,
+        watch=watch,
+        about=about,
+        seed=seed,
+        resume=resume,
+        teacher=None if teacher is None else trained(teacher, images.classes)[0],
+    )
+    watch.begin(job, sum(parameter.numel() for parameter in job.model.parameters()))
+    return fit(job)
+
+
+def describe(
+    recipe: Recipe, data: str | None, images: Images, test: Images, seed: int, teacher: Path | None
+) -> dict[str, Any]:
+    """What run.json holds: all that decides what is learned."""
+    return {
+        "recipe": to_document(recipe),
+        "data": data,
+        "images": {"train": len(images), "test": len(test)},
+        "fingerprint": {"train": images.fingerprint, "test": test.fingerprint},
+        "classes": list(images.classes),
+        "seed": seed,
+        "teacher": None if teacher is None else str(teacher),
+    }
+
+
+def agree(before: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
+    """The set may have moved and the prose may have changed; nothing else may."""
+
+    def matters(about: Mapping[str, Any]) -> dict[str, Any]:
+        recipe = {key: value for key, value in about["recipe"].items() if key not in PROSE}
+        return {key: about[key] for key in ("fingerprint", "classes", "seed", "teacher")} | {"recipe": recipe}
+
+    try:
+        old, new = (matters(_plain(about)) for about in (before, now))
+    except (LookupError, AttributeError, TypeError) as error:
+        raise FileError(f"{what}: its run.json lacks {error}") from None
+    must_agree(old, new, what)
+
+
+def build(model: Architecture, image_size: int, classes: int) -> nn.Module:
+    """The model a recipe asks for."""
+    given = {key: value for key, value in vars(model).items() if value is not None and key != "name"}
+    if isinstance(model.mechanism, dict):
+        options = dict(model.mechanism)
+        if not isinstance(options.get("name"), str):
+            raise ArgumentError(f"recipe: model.mechanism is {model.mechanism!r} and must have a name")
+        given["mechanism"] = mechanism(options.pop("name"), **options)
+    return create_model(model.name, num_classes=classes, img_size=image_size, **given)
+
+
+def feed(
+    images: Images, recipe: Recipe, seed: int, devices: Devices, means: Means, *, train: bool,
+    tick: Callable[[int], None] = lambda _images: None,
+) -> Feed:  # fmt: skip
+    """One part of a set on its way to the devices."""
+    size, batch = recipe.image_size, recipe.batch // devices.ranks
+    sampler = ResumableSampler(len(images), seed=seed, shuffle=train, rank=devices.rank, ranks=devices.ranks)
+    batches: Batches
+    if recipe.cache:
+        kept = cached(images, size=size, workers=means.workers, on_bad_image=means.on_bad_image, tick=tick)
+        if len(kept.ids) != len(images):
+            sampler = ResumableSampler(len(kept.ids), seed=seed, shuffle=train, rank=devices.rank, ranks=devices.ranks)
+        batches = Cached(kept, sampler, devices.device, batch=batch, whole=train)
+    else:
+        batches = loader(
+            images, size=size, batch=batch, sampler=sampler, train_transform=train, augment=recipe.augment,
+            workers=means.workers, on_bad_image=means.on_bad_image,
+        )  # fmt: skip
+    return Feed(images, batches, recipe.augment, devices.device, train=train)
+
+
+def trained(folder: Path, classes: tuple[str, ...] | None = None) -> tuple[nn.Module, dict[str, Any]]:
+    """The best model of a run, and what the run was; it must know these classes."""
+    found = checkpoint.newest(Run(folder).best)
+    if found is None:
+        raise FileError(f"{folder} holds no trained model: there is no checkpoint in {Run(folder).best}")
+    about = found.state["about"]
+    recipe = from_document(about["recipe"])
+    if classes is not None and tuple(about["classes"]) != classes:
+        raise ArgumentError(
+            f"{folder} was trained on {len(about['classes'])} classes ({', '.join(about['classes'][:3])}, ...), and "
+            f"the images have {len(classes)} ({', '.join(classes[:3])}, ...)"
+        )
+    model = build(recipe.model, recipe.image_size, len(about["classes"]))
+    try:
+        model.load_state_dict(found.parts["model"])
+    except (RuntimeError, LookupError) as error:
+        raise FileError(f"{found.path} does not fit the model of its run ({error})") from error
+    return model, about
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back: tuples are lists."""
+    return json.loads(json.dumps(value))
