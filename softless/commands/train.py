@@ -86,6 +86,9 @@ def run(
     teacher: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Learn from this run's answers too.", show_default=False)
     ] = None,
+    init: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Begin with these weights, or a run's.", show_default=False)
+    ] = None,
     device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,
     sharing: Annotated[Share, typer.Option(help="How several devices share a model.")] = Share.ddp,
     workers: Annotated[Any, typer.Option(parser=_from_zero, metavar="NUMBER", help="Processes that decode.")] = "0",
@@ -104,7 +107,7 @@ def run(
     means = Means(device=device.value, sharing=sharing.value, workers=int(workers), on_bad_image=on_bad_image.value)
     with Showing(wanted=not json) as showing:
         try:
-            outcome = train(out, settled, watch=showing, means=means, resume=resume, **asked)
+            outcome = train(out, settled, watch=showing, means=means, resume=resume, init=init, **asked)
         except Interrupted as stopped:
             showing.say_how_to_resume(f"{stopped}; to go on: softless train --out {out} --resume")
             raise

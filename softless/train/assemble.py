@@ -15,7 +15,7 @@ from softless.data.images import Images
 from softless.data.loading import cached, loader
 from softless.data.sampler import ResumableSampler
 from softless.errors import ArgumentError, FileError
-from softless.io import checkpoint
+from softless.io import checkpoint, load_weights
 from softless.mechanisms import mechanism
 from softless.models import create_model
 from softless.train.devices import Devices, Sharing
@@ -49,6 +49,7 @@ def train(
     seed: int = 0,
     resume: bool = False,
     teacher: Path | None = None,
+    init: Path | None = None,
 ) -> Outcome:
     """Train in this folder, from the beginning or, with `resume`, from where its run was."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -65,8 +66,11 @@ def train(
         run.begin(about)
     devices.wait()
     seed_all(seed, -1, 0)
+    model = build(recipe.model, recipe.image_size, len(images.classes))
+    if init is not None and not resume:
+        start_from(model, init)
     job = Job(
-        model=build(recipe.model, recipe.image_size, len(images.classes)),
+        model=model,
         train=feeds[0],
         test=feeds[1],
         recipe=recipe,
@@ -120,6 +124,26 @@ def build(model: Architecture, image_size: int, classes: int) -> nn.Module:
             raise ArgumentError(f"recipe: model.mechanism is {model.mechanism!r} and must have a name")
         given["mechanism"] = mechanism(options.pop("name"), **options)
     return create_model(model.name, num_classes=classes, img_size=image_size, **given)
+
+
+def start_from(model: nn.Module, place: Path) -> None:
+    """Weights of a file, which must fit, or of a run's best model.
+
+    Of a run, tables of positions are resampled to the model's size, and a head for another number of classes is left.
+    """
+    if not place.is_dir():
+        load_weights(model, place)
+        return
+    from softless.timm import fit_tables
+
+    own, weights = model.state_dict(), fit_tables(trained(place)[0].state_dict(), model)
+    if weights["head.bias"].shape != own["head.bias"].shape:
+        weights |= {name: own[name] for name in own if name.startswith("head.")}
+    names = [name for name in {**own, **weights} if name not in own or name not in weights]
+    names += [name for name in own if name in weights and own[name].shape != weights[name].shape]
+    if names:
+        raise FileError(f"the model of {place} does not fit this one: {', '.join(names)}")
+    model.load_state_dict(weights)
 
 
 def feed(

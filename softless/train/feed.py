@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from softless.data.augment import Augment
+from softless.data.device_augment import change, finish
 from softless.data.images import Images
 from softless.data.reading import Batch
 from softless.data.sampler import ResumableSampler
@@ -57,9 +58,6 @@ class Feed:
         self.images, self.batches, self.augment, self.device, self.train = images, batches, augment, device, train
         self.classes = len(images.classes)
         self.per_epoch = len(batches)
-        self.mean, self.std = (
-            torch.tensor(values, device=device)[:, None, None] for values in (augment.mean, augment.std)
-        )
 
     @property
     def sampler(self) -> ResumableSampler:
@@ -77,5 +75,10 @@ class Feed:
 
     def finish(self, batch: Batch, number: int = 0) -> tuple[Tensor, Tensor]:
         """Pixels as a model sees them, and labels, on the device; what is random follows from the number."""
-        pixels = batch.pixels.to(self.device, non_blocking=True)
-        return (pixels / 255 - self.mean) / self.std, batch.labels.to(self.device, non_blocking=True)
+        pixels, labels = (part.to(self.device, non_blocking=True) for part in (batch.pixels, batch.labels))
+        if not self.train:
+            return finish(pixels, self.augment), labels
+        generator = torch.Generator(self.device).manual_seed(number)
+        if isinstance(self.batches, Cached):
+            pixels = change(pixels, self.augment, generator)
+        return finish(pixels, self.augment, generator), labels

@@ -26,6 +26,7 @@ from softless.train.engine import Engine
 
 Parts = dict[str, dict[str, Tensor]]
 GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
+MOMENTS = ("exp_avg", "exp_avg_sq")
 SHARED_OUT = StateDictOptions(full_state_dict=True)
 
 
@@ -50,7 +51,7 @@ def unpack(engine: Engine, saved: Checkpoint) -> None:
         held, needed = (", ".join(sorted(names)) for names in (saved.parts, wanted))
         raise FileError(f"the checkpoint {saved.path} holds {held}, and {needed} are needed")
     names = {name: tensor for name, tensor in engine.plain.named_parameters() if tensor.requires_grad}
-    moments: dict[str, Tensor] = {f"{n}/{kind}": p for n, p in names.items() for kind in ("exp_avg", "exp_avg_sq")}
+    moments: dict[str, Tensor] = {f"{n}/{kind}": p for n, p in names.items() for kind in MOMENTS}
     moments |= {f"{n}/step": torch.zeros(()) for n in names}
     _must_fit(saved, "model", engine.plain.state_dict())
     _must_fit(saved, "optimizer", moments)
@@ -86,6 +87,9 @@ def _set_optimizer(engine: Engine, flat: Mapping[str, Tensor]) -> None:
     own: Any = get_optimizer_state_dict(engine.plain, engine.optimizer, options=GATHERED)
     both: Any = {"state": state, "param_groups": own["param_groups"]}
     set_optimizer_state_dict(engine.plain, engine.optimizer, both, options=SHARED_OUT)
+    for parameter, moments in engine.optimizer.state.items():
+        for kind in MOMENTS:  # the fused AdamW pairs numbers by their place in memory, also in channels-last weights
+            moments[kind] = torch.empty_like(parameter).copy_(moments[kind])
 
 
 def _must_fit(saved: Checkpoint, part: str, own: Mapping[str, Tensor]) -> None:

@@ -43,6 +43,11 @@ def train(folder: Path, at: int | None = None, resume: bool = False) -> None:
     (folder / "calls").write_text(json.dumps(counted.names))
 
 
+def tell(document: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(document) + "\n")
+    sys.stdout.flush()
+
+
 def forked(act: Callable[[], None]) -> int:
     """The child's process number."""
     PROGRESS[:8] = bytes(8)
@@ -79,7 +84,7 @@ def reference(folder: Path) -> tuple[str, list[str]]:
 
 
 def sample(names: list[str]) -> list[int]:
-    """Five calls: a torn file, just before and just after a checkpoint is in place, half of an old one removed, a log."""
+    """Five calls: a torn file, before and after a checkpoint is in place, half of an old one removed, a log."""
     at = {name: [index for index, each in enumerate(names) if each == name] for name in set(names)}
     replaced, removed = at["replace"][1], at["unlink"][-3]
     torn = max(index for index in at["write"] if index < replaced)
@@ -89,18 +94,18 @@ def sample(names: list[str]) -> list[int]:
 def points(folder: Path, wanted: str) -> None:
     """Killed at five calls, or at every one."""
     expected, names = reference(folder / "reference")
-    print(json.dumps({"digest": expected, "calls": names}), flush=True)
+    tell({"digest": expected, "calls": names})
     for at in range(len(names)) if wanted == "all" else sample(names):
         place = folder / str(at)
         place.mkdir()
         killed = ended(forked(lambda at=at, place=place: train(place, at)))
-        print(json.dumps({"at": at, "call": names[at], "killed": killed, **finish(place)}), flush=True)
+        tell({"at": at, "call": names[at], "killed": killed, **finish(place)})
 
 
 def kills(folder: Path, count: int, seed: int) -> None:
     """Killed at random moments, some before the first save and some while resuming."""
     expected, _ = reference(folder / "reference")
-    print(json.dumps({"digest": expected}), flush=True)
+    tell({"digest": expected})
     rng, place, landed, turn = random.Random(seed), folder / "0", 0, 0
     place.mkdir()
     while landed < count:
@@ -114,7 +119,7 @@ def kills(folder: Path, count: int, seed: int) -> None:
             place.mkdir()
             continue
         if turn == 3 or landed == count:
-            print(json.dumps({"kills": turn, **finish(place)}), flush=True)
+            tell({"kills": turn, **finish(place)})
             place, turn = folder / f"{landed}-next", 0
             place.mkdir()
 
