@@ -45,6 +45,7 @@ def changed(document: Mapping[str, Any], changes: Iterable[tuple[str, str]]) -> 
         table, dot, inner = key.rpartition(".")
         if not dot:
             plain[key] = _value(text)
+            tables.pop(key, None)
         elif table in TABLES:
             tables.setdefault(table, {})[inner] = _value(text)
         else:

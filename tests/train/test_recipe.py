@@ -1,0 +1,151 @@
+"""Recipes: plain files that refuse what they do not understand, and the paper's fifteen, number by number."""
+
+import math
+import re
+import tomllib
+from dataclasses import fields
+
+import pytest
+import torch
+
+from softless.errors import ArgumentError, FileError
+from softless.models.table import CONFIGS
+from softless.train.assemble import build
+from softless.train.recipe import LIMITS, Architecture, Recipe
+from softless.train.recipe_file import changed, document_of, from_document, read_recipe, shipped, to_document
+
+# images a GPU, peak lr, warm-up lr, min lr, weight decay, epochs, cooldown, warm-up, drop path, clip; 8 GPUs
+PAPER = {
+    "inline_deit_tiny": (512, 4e-3, 4e-6, 4e-5, 0.05, 300, 0, 20, 0.1, 5.0),
+    "inline_deit_small": (128, 1e-3, 1e-6, 1e-5, 0.05, 300, 0, 20, 0.1, 5.0),
+    "inline_deit_base": (64, 5e-4, 5e-7, 5e-6, 0.05, 300, 0, 20, 0.1, 5.0),
+    "inline_pvt_tiny": (128, 1e-3, 2e-6, 2e-5, 0.05, 300, 10, 5, 0.1, 0),
+    "inline_pvt_small": (128, 1e-3, 2e-6, 2e-5, 0.05, 300, 10, 5, 0.1, 0),
+    "inline_pvt_medium": (128, 1e-3, 2e-6, 2e-5, 0.05, 300, 10, 5, 0.3, 1.0),
+    "inline_pvt_large": (64, 5e-4, 1e-6, 1e-5, 0.05, 300, 10, 5, 0.3, 1.0),
+    "inline_swin_tiny": (128, 1e-3, 1e-6, 1e-5, 0.05, 300, 0, 20, 0.2, 5.0),
+    "inline_swin_small": (128, 1e-3, 1e-6, 1e-5, 0.05, 300, 0, 20, 0.3, 5.0),
+    "inline_swin_base": (64, 5e-4, 5e-7, 5e-6, 0.05, 300, 0, 20, 0.5, 5.0),
+    "inline_swin_base_384": (32, 1e-5, 1e-8, 1e-7, 1e-8, 30, 0, 5, 0.5, 5.0),
+    "inline_cswin_tiny": (128, 1e-3, 2e-6, 2e-5, 0.05, 300, 10, 20, 0.2, 0),
+    "inline_cswin_small": (128, 1e-3, 2e-6, 2e-5, 0.05, 300, 10, 20, 0.4, 0),
+    "inline_cswin_base": (64, 5e-4, 1e-6, 1e-5, 0.1, 300, 10, 20, 0.5, 0),
+    "inline_cswin_base_384": (32, 2.5e-6, 2.5e-6, 2.5e-7, 1e-8, 20, 10, 0, 0.7, 0),
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_recipes_are_the_authors_numbers(name):
+    r = read_recipe(name)
+    each = (r.batch // 8, r.lr, r.warmup_lr, r.min_lr, r.weight_decay, r.epochs, r.cooldown_epochs, r.warmup_epochs)
+    assert (*each, r.model.drop_path_rate, r.clip) == PAPER[name]
+    assert r.model.name == name
+    assert (r.image_size, r.image_size) == CONFIGS[name].img_size
+    assert (r.mixup, r.cutmix, r.mix_prob, r.mix_switch, r.label_smoothing) == (0.8, 1.0, 1.0, 0.5, 0.1)
+    assert (r.beta1, r.beta2, r.precision) == (0.9, 0.999, "fp16")
+    a = r.augment
+    assert (a.crop, a.flip, a.operations, a.magnitude, a.magnitude_std, a.erase) == ("resized", 0.5, 2, 9.0, 0.5, 0.25)
+    assert a.crop_share == (1.0 if name == "inline_swin_base_384" else 0.875)
+    expected = 0.9996 ** (r.batch / 4096) if "cswin" in name else 0.0
+    assert math.isclose(r.ema, expected, abs_tol=5e-7)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_recipe_states_its_command_cost_and_result_and_makes_its_model(name):
+    recipe = read_recipe(name)
+    assert re.search(rf"softless train --recipe {name} ", recipe.command)
+    assert recipe.cost
+    assert recipe.expected
+    with torch.device("meta"):
+        model = build(recipe.model, recipe.image_size, 10)
+    assert sum(parameter.numel() for parameter in model.parameters()) > 0
+    assert recipe.batch % (8 if name in PAPER else 1) == 0
+
+
+def test_the_small_recipes_make_models_for_small_images():
+    with torch.device("meta"):
+        sizes = {
+            name: sum(p.numel() for p in build(read_recipe(name).model, read_recipe(name).image_size, 10).parameters())
+            for name in ("digits", "cifar10")
+        }
+    assert sizes["digits"] < 100_000
+    assert sizes["cifar10"] <= 10_000_000
+
+
+def test_what_is_written_is_read_back():
+    recipe = read_recipe("cifar10", [("model.mechanism", '{name = "linear", phi = "relu"}')])
+    assert from_document(to_document(recipe)) == recipe
+    assert recipe.model.mechanism == {"name": "linear", "phi": "relu"}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("learning_rate", "1"), "'learning_rate' is not a key of a recipe"),
+        (("epoch", "1"), "'epoch' is not a key of a recipe; did you mean epochs?"),
+        (("model.dim", "1"), r"'dim' is not a key of \[model\]; did you mean dims?"),
+        (("augment.zoom", "1"), r"'zoom' is not a key of \[augment\]: it has crop, area"),
+        (("optimizer.lr", "1"), "'optimizer.lr' is not a key of a recipe: its tables are model and augment"),
+        (("lr", "fast"), "lr is 'fast' and must be a number"),
+        (("lr", "nan"), "lr is nan and must be at least 0"),
+        (("lr", "-1"), "lr is -1 and must be at least 0"),
+        (("epochs", "1.5"), "epochs is 1.5 and must be a whole number"),
+        (("epochs", "true"), "epochs is True and must be a whole number"),
+        (("compile", "1"), "compile is 1 and must be true or false"),
+        (("precision", "fp8"), "precision is 'fp8' and must be one of fp32, bf16, fp16"),
+        (("beta2", "1.5"), "beta2 is 1.5 and must be from 0 to 1"),
+        (("accumulate", "3"), "batch 64 is not a multiple of accumulate 3"),
+        (("warmup_epochs", "11"), "warmup_epochs 11 are more than epochs 10"),
+        (("augment.crop", "round"), "crop is 'round' and must be one of"),
+        (("augment.crop_share", "0.5"), "cache keeps whole images, so augment.crop_share is 1 and cannot be 0.5"),
+        (("model", "3"), r"\[model\] is 3 and must be a table of keys"),
+        (("command", "3"), "command is 3 and must be text"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
+)
+def test_a_wrong_key_or_value_is_refused_by_name(change, says):
+    with pytest.raises(ArgumentError, match=says):
+        read_recipe("digits", [change])
+
+
+def test_odd_parts_cannot_be_mixed_in_pairs():
+    with pytest.raises(ArgumentError, match="mixup and cutmix mix pairs, and batch 63 has an odd part"):
+        Recipe(batch=63, mixup=0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("lr = ", "it is no TOML"), ("\xff", "it is no TOML"), ("a" * 70_000, "larger than a recipe can be")],
+)
+def test_a_file_that_is_no_recipe_is_one_sentence(tmp_path, text, says):
+    path = tmp_path / "a.toml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(FileError, match=says):
+        read_recipe(str(path))
+
+
+def test_an_unknown_recipe_is_answered_with_those_there_are(tmp_path):
+    with pytest.raises(FileError, match="recipe 'nonsense' is neither a file nor one of cifar10, digits, imagenette"):
+        read_recipe("nonsense")
+    with pytest.raises(FileError, match="is neither a file nor one of"):
+        read_recipe(str(tmp_path / "none.toml"))
+
+
+def test_a_file_of_ones_own_is_read_by_its_path(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('epochs = 3\nwarmup_epochs = 0\n[model]\nname = "swin_tiny"\n')
+    assert read_recipe(str(path)).model == Architecture(name="swin_tiny")
+    assert changed(document_of(str(path)), [("model.local", "false")]).model.local is False
+    assert tomllib.loads(path.read_text())["epochs"] == 3
+
+
+def test_every_number_of_a_recipe_has_limits():
+    numbers = {each.name for each in fields(Recipe) if each.type in (int, float)}
+    assert {name for name, _, _ in LIMITS} == numbers
+
+
+def test_a_mechanism_with_options_reaches_the_model():
+    model = build(Architecture(mechanism={"name": "linear", "phi": "relu"}, local=False, depths=1), 32, 3)
+    assert model.blocks[0].attn.mechanism.phi == "relu"
+    with pytest.raises(ArgumentError, match="model.mechanism is {'phi': 'relu'} and must have a name"):
+        build(Architecture(mechanism={"phi": "relu"}), 32, 3)
