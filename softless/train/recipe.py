@@ -10,6 +10,7 @@ means the same on one device and on eight. Rates are what the optimizer is given
 A recipe file is TOML with these keys, `[model]` and `[augment]` as tables; see recipes/.
 """
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
@@ -34,6 +35,10 @@ class Architecture:
     heads: int | list[Any] | None = None
     global_pool: str | None = None
     drop_path_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.local is None or isinstance(self.local, bool)):
+            raise ArgumentError(f"recipe: model.local is {self.local!r} and must be true or false")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +98,7 @@ class Recipe:
             _check_type(each.name, getattr(self, each.name), each.type)
         for name, least, most in LIMITS:
             value = getattr(self, name)
-            if not (least <= value and (most is None or value <= most)):
+            if not (least <= value < math.inf and (most is None or value <= most)):
                 bound = f"at least {least}" if most is None else f"from {least} to {most}"
                 raise ArgumentError(f"recipe: {name} is {value} and must be {bound}")
         if self.batch % self.accumulate:

@@ -98,6 +98,10 @@ def _made(cls: type[T], given: Any, what: str) -> T:
             close = get_close_matches(key, known, 1)
             hint = f"; did you mean {close[0]}?" if close else f": it has {', '.join(known)}"
             raise ArgumentError(f"{key!r} is not a key of {what}{hint}")
-    return cls(
-        **{key: tuple(value) if cls is Augment and isinstance(value, list) else value for key, value in given.items()}
-    )
+    values = {
+        key: tuple(value) if isinstance(value, list) and cls is Augment else value for key, value in given.items()
+    }
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ArgumentError(f"{what} has a value of the wrong kind: {error}") from None

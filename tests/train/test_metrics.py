@@ -57,9 +57,8 @@ def test_the_sums_of_ranks_are_the_whole():
     whole.add(logits, labels)
     for rank, tally in enumerate(ranks):
         tally.add(logits[rank::3], labels[rank::3])
-    for tensor, *others in zip(*(tally.tensors() for tally in ranks), strict=True):
-        for other in others:
-            tensor += other
+    for tensors in zip(*(tally.tensors() for tally in ranks), strict=True):
+        tensors[0].copy_(sum(tensors))
     ours, theirs = ranks[0].scores(), whole.scores()
     assert (ours.images, ours.top1, ours.top5, ours.by_class) == (101, theirs.top1, theirs.top5, theirs.by_class)
     assert math.isclose(ours.ece, theirs.ece, rel_tol=1e-12)

@@ -89,6 +89,9 @@ def test_what_is_written_is_read_back():
         (("lr", "fast"), "lr is 'fast' and must be a number"),
         (("lr", "nan"), "lr is nan and must be at least 0"),
         (("lr", "-1"), "lr is -1 and must be at least 0"),
+        (("lr", "inf"), "lr is inf and must be at least 0"),
+        (("model.local", "False"), "model.local is 'False' and must be true or false"),
+        (("augment.flip", "often"), r"\[augment\] has a value of the wrong kind"),
         (("epochs", "1.5"), "epochs is 1.5 and must be a whole number"),
         (("epochs", "true"), "epochs is True and must be a whole number"),
         (("compile", "1"), "compile is 1 and must be true or false"),
@@ -147,5 +150,5 @@ def test_every_number_of_a_recipe_has_limits():
 def test_a_mechanism_with_options_reaches_the_model():
     model = build(Architecture(mechanism={"name": "linear", "phi": "relu"}, local=False, depths=1), 32, 3)
     assert model.blocks[0].attn.mechanism.phi == "relu"
-    with pytest.raises(ArgumentError, match="model.mechanism is {'phi': 'relu'} and must have a name"):
+    with pytest.raises(ArgumentError, match=r"model.mechanism is {'phi': 'relu'} and must have a name"):
         build(Architecture(mechanism={"phi": "relu"}), 32, 3)
