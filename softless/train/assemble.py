@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,17 @@ from torch import nn
 
 from softless.data import open_splits
 from softless.data.damage import OnBadImage
+from softless.data.device_loading import DeviceLoader
 from softless.data.images import Images
 from softless.data.loading import cached, loader
+from softless.data.reading import Batch
 from softless.data.sampler import ResumableSampler
 from softless.errors import ArgumentError, FileError
 from softless.io import checkpoint, load_weights
 from softless.mechanisms import mechanism
 from softless.models import create_model
 from softless.train.devices import Devices, Sharing
-from softless.train.feed import Batches, Cached, Feed
+from softless.train.feed import Feed
 from softless.train.loop import Job, Outcome, Watcher, fit
 from softless.train.randomness import seed_all
 from softless.train.recipe import Architecture, Recipe
@@ -146,25 +148,32 @@ def start_from(model: nn.Module, place: Path) -> None:
     model.load_state_dict(weights)
 
 
-def feed(
-    images: Images, recipe: Recipe, seed: int, devices: Devices, means: Means, *, train: bool,
-    tick: Callable[[int], None] = lambda _images: None,
-) -> Feed:  # fmt: skip
+def feed(images: Images, recipe: Recipe, seed: int, devices: Devices, means: Means, *, train: bool) -> Feed:
     """One part of a set on its way to the devices."""
     size, batch = recipe.image_size, recipe.batch // devices.ranks
-    sampler = ResumableSampler(len(images), seed=seed, shuffle=train, rank=devices.rank, ranks=devices.ranks)
-    batches: Batches
+    place = {"rank": devices.rank, "ranks": devices.ranks}
     if recipe.cache:
-        kept = cached(images, size=size, workers=means.workers, on_bad_image=means.on_bad_image, tick=tick)
-        if len(kept.ids) != len(images):
-            sampler = ResumableSampler(len(kept.ids), seed=seed, shuffle=train, rank=devices.rank, ranks=devices.ranks)
-        batches = Cached(kept, sampler, devices.device, batch=batch, whole=train)
-    else:
-        batches = loader(
-            images, size=size, batch=batch, sampler=sampler, train_transform=train, augment=recipe.augment,
-            workers=means.workers, on_bad_image=means.on_bad_image,
-        )  # fmt: skip
-    return Feed(images, batches, recipe.augment, devices.device, train=train)
+        kept = cached(images, size=size, workers=means.workers, on_bad_image=means.on_bad_image)
+        there = Batch(*(part.to(devices.device) for part in kept))
+        sampler = ResumableSampler(len(there.ids), seed=seed, shuffle=train, **place)
+        return Feed(
+            images,
+            DeviceLoader(there, batch=batch, sampler=sampler, train=train, augment=recipe.augment),
+            recipe.augment,
+            devices.device,
+            train=train,
+        )
+    reading = loader(
+        images,
+        size=size,
+        batch=batch,
+        sampler=ResumableSampler(len(images), seed=seed, shuffle=train, **place),
+        train_transform=train,
+        augment=recipe.augment,
+        workers=means.workers,
+        on_bad_image=means.on_bad_image,
+    )
+    return Feed(images, reading, recipe.augment, devices.device, train=train)
 
 
 def trained(folder: Path, classes: tuple[str, ...] | None = None) -> tuple[nn.Module, dict[str, Any]]:

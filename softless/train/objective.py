@@ -30,13 +30,13 @@ class Objective:
             )  # fmt: skip
 
     def __call__(self, model: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
-        if self.mixup is None:
-            logits = model(pixels)
-            loss = F.cross_entropy(logits.float(), labels, label_smoothing=self.smoothing)
-        else:
+        targets, smoothing = labels, self.smoothing
+        if self.mixup is not None:
             pixels, targets = self.mixup(pixels.clone(), labels)
-            logits = model(pixels)
-            loss = F.cross_entropy(logits.float(), targets.float())
+            smoothing = 0.0  # it is in the targets
+        logits = _whole(model(pixels))
+        targets = targets.to(logits.dtype) if targets.is_floating_point() else targets
+        loss = F.cross_entropy(logits, targets, label_smoothing=smoothing)
         if self.teacher is None:
             return loss
         return (1 - self.weight) * loss + self.weight * self._distance(logits, pixels)
@@ -44,6 +44,11 @@ class Objective:
     def _distance(self, logits: Tensor, pixels: Tensor) -> Tensor:
         assert self.teacher is not None
         with torch.no_grad():
-            wanted = F.log_softmax(self.teacher(pixels).float() / self.temperature, 1)
-        found = F.log_softmax(logits.float() / self.temperature, 1)
+            wanted = F.log_softmax(_whole(self.teacher(pixels)) / self.temperature, 1)
+        found = F.log_softmax(logits / self.temperature, 1)
         return self.temperature**2 * F.kl_div(found, wanted, reduction="batchmean", log_target=True)
+
+
+def _whole(logits: Tensor) -> Tensor:
+    """In single precision at least."""
+    return logits if logits.dtype == torch.float64 else logits.float()

@@ -76,7 +76,8 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 def _optimizer(engine: Engine) -> dict[str, Tensor]:
     gathered: Any = get_optimizer_state_dict(engine.plain, engine.optimizer, options=GATHERED)
-    return {f"{name}/{kind}": value for name, kinds in gathered["state"].items() for kind, value in kinds.items()}
+    state = gathered.get("state", {})  # empty on all ranks but the first
+    return {f"{name}/{kind}": value for name, kinds in state.items() for kind, value in kinds.items()}
 
 
 def _set_optimizer(engine: Engine, flat: Mapping[str, Tensor]) -> None:
@@ -84,8 +85,11 @@ def _set_optimizer(engine: Engine, flat: Mapping[str, Tensor]) -> None:
     for key, value in flat.items():
         name, _, kind = key.rpartition("/")
         state.setdefault(name, {})[kind] = value
-    own: Any = get_optimizer_state_dict(engine.plain, engine.optimizer, options=GATHERED)
-    both: Any = {"state": state, "param_groups": own["param_groups"]}
+    names = {id(parameter): name for name, parameter in engine.plain.named_parameters()}
+    groups = [
+        {**group, "params": [names[id(each)] for each in group["params"]]} for group in engine.optimizer.param_groups
+    ]
+    both: Any = {"state": state, "param_groups": groups}
     set_optimizer_state_dict(engine.plain, engine.optimizer, both, options=SHARED_OUT)
     for parameter, moments in engine.optimizer.state.items():
         for kind in MOMENTS:  # the fused AdamW pairs numbers by their place in memory, also in channels-last weights

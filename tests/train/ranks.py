@@ -1,0 +1,118 @@
+"""What every rank of a group runs (R20); started once a rank, with RANK and WORLD_SIZE in the environment.
+
+    python tests/train/ranks.py FOLDER compare COUNT    updates of this group against updates of one process
+    python tests/train/ranks.py FOLDER train            whole trainings, in FOLDER/ddp and FOLDER/fsdp
+    python tests/train/ranks.py FOLDER resume           go on with those
+    python tests/train/ranks.py FOLDER die              rank 1 is killed during a training
+
+Several words make several acts. Each act of rank 0 writes FOLDER/ACT.json.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch
+from torch import nn
+
+from softless.train import state
+from softless.train.devices import Devices
+from softless.train.engine import Engine
+from softless.train.loop import fit
+from softless.train.objective import Objective
+from softless.train.recipe import Recipe
+from tests.train.jobs import Quiet, job
+
+EXACT = {"mixup": 0.0, "cutmix": 0.0, "checkpoint_every": 5}
+WAYS = ("ddp", "fsdp")
+
+
+class Blocks(nn.Module):
+    """In float64, with blocks to shard."""
+
+    def __init__(self, width: int = 8, depth: int = 2, seed: int = 5):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.stem = nn.Linear(48, width)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(depth))
+        self.head = nn.Linear(width, 3)
+        self.double()
+
+    def forward(self, x):
+        x = self.stem(x.flatten(1).double())
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def update(model, devices, images, labels, **changes):
+    """Two updates on this rank's share; the weights and the norm of the last gradient."""
+    recipe = Recipe(batch=len(labels), warmup_epochs=0, lr=1e-2, ema=0.5, clip=0.1, **changes)
+    engine = Engine(model, recipe, devices, Objective(recipe, 3), 5)
+    for _ in range(2):
+        engine.update(images[devices.rank :: devices.ranks], labels[devices.rank :: devices.ranks])
+    parts, _ = state.pack(engine)
+    return parts, engine.norms[-1].item(), engine.losses[-1].item()
+
+
+def compare(devices, alone, count):
+    """The largest difference between a group's weights, moments and averages and one process's, over many cases."""
+    worst = 0.0
+    for case in range(count):
+        torch.manual_seed(case)
+        width, depth, each = (int(torch.randint(low, high, ())) for low, high in ((1, 9), (0, 4), (1, 5)))
+        parts = 1 + case % 2
+        images = torch.randn(each * parts * devices.ranks, 3, 4, 4)
+        labels = torch.randint(0, 3, (len(images),))
+        ours, *numbers = update(Blocks(width, depth, case), devices, images, labels, accumulate=parts)
+        theirs, *expected = update(Blocks(width, depth, case), alone, images, labels)
+        gaps = [abs(a - b) for a, b in zip(numbers, expected, strict=True)]
+        if devices.main:
+            gaps += [
+                (ours[part][name] - tensor).abs().max().item()
+                for part in ("model", "optimizer", "ema")
+                for name, tensor in theirs[part].items()
+            ]
+        worst = max(worst, *gaps)
+    return worst
+
+
+def one_process(devices):
+    """The same machine as a group of one: ranks do not wait for each other in it."""
+    alone = object.__new__(Devices)
+    vars(alone).update(vars(devices) | {"rank": 0, "ranks": 1, "sharing": None})
+    return alone
+
+
+class Doomed(Quiet):
+    """Kills its own process after a few updates."""
+
+    def tick(self, step):
+        super().tick(step)
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(folder, acts):
+    for act, *words in acts:
+        found = {}
+        for way in WAYS if act != "die" else WAYS[:1]:
+            devices = Devices("cpu", sharing=way)
+            if act == "compare":
+                found[way] = compare(devices, one_process(devices), int(words[0]))
+                continue
+            doomed = act == "die" and devices.rank == 1
+            place = folder / (way if act != "die" else "dead")
+            work = job(place, model=Blocks(), devices=devices, resume=act == "resume", **EXACT)
+            object.__setattr__(work, "watch", Doomed() if doomed else Quiet())
+            found[way] = fit(work).last
+        if int(os.environ["RANK"]) == 0:
+            (folder / f"{act}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [word.split(":") for word in sys.argv[2:]])

@@ -1,0 +1,135 @@
+"""Many devices are one (R20): DDP and FSDP2 on gloo, checkpoints for any number of ranks, no rank left waiting."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from softless.io import checkpoint
+from softless.train.loop import fit
+from softless.train.run import Run
+from tests.train.jobs import job
+from tests.train.ranks import EXACT, Blocks
+
+ROOT = Path(__file__).parents[2]
+EXACTLY = 1e-12
+ENDS_WITHIN = 60  # seconds after one rank was killed
+
+
+def start(folder, ranks, *acts):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, ROOT / "tests/train/ranks.py", folder, *acts]
+    return [
+        subprocess.Popen(
+            command, env=shared | {"RANK": str(r), "LOCAL_RANK": str(r)}, stderr=subprocess.PIPE, text=True
+        )
+        for r in range(ranks)
+    ]
+
+
+def finish(processes):
+    errors = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), errors
+    return errors
+
+
+def gap(folder, expected):
+    """Between the newest checkpoints of two runs."""
+    ours, theirs = (checkpoint.newest(Run(place).last) for place in (folder, expected))
+    assert ours.step == theirs.step == 10
+    return max(
+        (ours.parts[part][name] - tensor).abs().max().item()
+        for part in ("model", "optimizer", "ema")
+        for name, tensor in theirs.parts[part].items()
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The training of one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    fit(job(folder, model=Blocks(), **EXACT))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Two ranks: a few cases compared, two trainings, and then one of them is killed. One start pays for all."""
+    folder = tmp_path_factory.mktemp("pair")
+    for name in ("ddp", "fsdp", "dead"):
+        (folder / name).mkdir()
+    processes = start(folder, 2, "compare:10", "train", "die")
+    processes[1].communicate()
+    killed = time.monotonic()
+    _, said = processes[0].communicate()
+    return folder, processes, time.monotonic() - killed, said
+
+
+def middle(folder, place):
+    """A copy of a run as it was in the middle."""
+    shutil.copytree(folder, place)
+    shutil.rmtree(place / "last/step-00000010")
+    return place
+
+
+def test_two_ranks_make_the_update_of_one(pair):
+    folder, _, _, said = pair
+    assert (folder / "compare.json").exists(), said
+    found = json.loads((folder / "compare.json").read_text())
+    assert max(found.values()) <= EXACTLY
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_a_training_of_two_ranks_is_that_of_one(pair, alone, way):
+    folder, *_ = pair
+    assert gap(folder / way, alone) <= EXACTLY
+    logs = [
+        [json.loads(line) for line in (place / "log.jsonl").read_text().splitlines()] for place in (folder / way, alone)
+    ]
+    for ours, theirs in zip(*logs, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(abs(ours[key] - theirs[key]) <= 1e-6 for key in ours)  # scores are counted in single precision
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_what_two_ranks_saved_one_goes_on_with(pair, alone, way, tmp_path):
+    folder, *_ = pair
+    place = middle(folder / way, tmp_path / "one")
+    fit(job(place, model=Blocks(), resume=True, **EXACT))
+    assert gap(place, alone) <= EXACTLY
+
+
+def test_a_killed_rank_ends_the_others(pair):
+    folder, processes, seconds, said = pair
+    assert processes[1].returncode == -signal.SIGKILL
+    assert processes[0].returncode not in (0, None), said
+    assert seconds <= ENDS_WITHIN
+    assert checkpoint.newest(Run(folder / "dead").last) is None  # killed before the first save
+
+
+@pytest.mark.slow
+def test_what_two_ranks_saved_three_go_on_with(pair, alone, tmp_path):
+    folder, *_ = pair
+    for way in ("ddp", "fsdp"):
+        middle(folder / way, tmp_path / way)
+    finish(start(tmp_path, 3, "resume"))
+    for way in ("ddp", "fsdp"):
+        assert gap(tmp_path / way, alone) <= EXACTLY
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_hundred_updates_of_a_group_are_those_of_one(tmp_path, ranks):
+    finish(start(tmp_path, ranks, "compare:100"))
+    assert max(json.loads((tmp_path / "compare.json").read_text()).values()) <= EXACTLY
