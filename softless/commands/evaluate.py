@@ -34,7 +34,7 @@ HELP = """Evaluate a trained model: top-1, top-5, accuracy by class, calibration
 
 \b
 $ softless evaluate runs/a
-$ softless evaluate inline_swin_tiny --weights inline_swin_t.pth --data imagenet/
+$ softless evaluate inline_swin_tiny --weights swin_t.pth --data imagenet
 """
 WORST = 5
 WHOLE = ("inline_swin_base_384",)  # resized to its size and not cropped, says the authors' code

@@ -96,7 +96,7 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Read the recipe, train, tell."""
-    from softless.commands.train_show import Showing
+    from softless.commands.train_show import Showing, warnings_in_one_line
     from softless.errors import NonFiniteError
     from softless.train.assemble import Means, train
     from softless.train.stop import Interrupted
@@ -105,7 +105,7 @@ def run(
     settled, asked = settle(out, recipe, model, list(changes or []), asked, resume)
     prepare_folder(out)
     means = Means(device=device.value, sharing=sharing.value, workers=int(workers), on_bad_image=on_bad_image.value)
-    with Showing(wanted=not json) as showing:
+    with warnings_in_one_line(), Showing(wanted=not json) as showing:
         try:
             outcome = train(out, settled, watch=showing, means=means, resume=resume, init=init, **asked)
         except Interrupted as stopped:

@@ -114,7 +114,8 @@ class Engine:
         bad = ~torch.isfinite(loss)
         if self.devices.scaler is None:
             bad = bad | ~torch.isfinite(norm)
-        now = torch.stack([torch.ones_like(loss), torch.full_like(loss, self.step), loss, norm]).double()
+        loss, norm = loss.double(), norm.double()
+        now = torch.stack([torch.ones_like(loss), torch.full_like(loss, self.step), loss, norm])
         self.verdict = torch.where((self.verdict[0] == 0) & bad, now, self.verdict)
 
     def _apply(self) -> None:

@@ -9,11 +9,14 @@ from softless.train.metrics import Scores, Tally
 
 
 def evaluate(model: nn.Module, feed: Feed, devices: Devices) -> Scores:
-    """The scores of a model on all images of a feed, each seen once, as the paper tests."""
+    """The scores of a model on all images of a feed, each seen once, as the paper tests.
+
+    A compiled model runs uncompiled here: the last batch is smaller, and each size would be compiled anew.
+    """
     model.eval()
     tally = Tally(feed.classes, devices.device)
     feed.begin(0)
-    with torch.no_grad(), devices.autocast():
+    with torch.no_grad(), devices.autocast(), torch.compiler.set_stance("force_eager"):
         for batch in feed:
             pixels, labels = feed.finish(batch)
             tally.add(model(pixels), labels)

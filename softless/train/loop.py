@@ -12,9 +12,12 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
+from statistics import mean
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from softless.errors import ArgumentError, NonFiniteError
@@ -148,13 +151,11 @@ class Loop:
 
     def _log(self) -> None:
         self._check()
-        losses, norms = ([value.item() for value in values] for values in (self.engine.losses, self.engine.norms))
+        losses, norms = (torch.stack(values).tolist() for values in (self.engine.losses, self.engine.norms))
         self.engine.losses, self.engine.norms = [], []
-        numbers = {
-            "loss": sum(losses) / len(losses),
-            "gradient_norm": sum(norms) / len(norms),
-            "lr": self.engine.lr,
-        }
+        numbers = {"loss": mean(losses), "lr": self.engine.lr}
+        if sound := [norm for norm in norms if isfinite(norm)]:  # in fp16 an update with another is skipped, by design
+            numbers["gradient_norm"] = mean(sound)
         now = time.monotonic()
         rate = (self.engine.step - self.counted) * self.recipe.batch / max(now - self.clock, 1e-9)
         self.seconds += now - self.clock

@@ -1,0 +1,235 @@
+"""`softless train` and `softless evaluate`: what they write and say, how they go on, and wrong words in one line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from softless.commands import train as verb
+from tests.data.pictures import class_names, encoded, folder, parquet
+
+ROOT = Path(__file__).parents[2]
+TINY = """
+command = "softless train --recipe tiny.toml --data flowers"
+image_size = 8
+batch = 4
+epochs = 2
+warmup_epochs = 0
+lr = 1e-3
+log_every = 1
+[model]
+name = "inline_deit_tiny"
+patch_size = 4
+dims = 8
+depths = 1
+heads = 2
+[augment]
+operations = 0
+"""
+TRAINED = ["schema", "out", "model", "parameters", "steps", "best_step", "best_top1", "last", "seconds"]
+EVALUATED = ["schema", "target", "data", "device", "images", "top1", "top5", "ece", "loss", "images_per_second"]
+
+
+@pytest.fixture
+def flowers(tmp_path):
+    """Two classes, ten images to train on and four to test on; and a recipe of four updates."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+    return folder(tmp_path / "flowers", {"train": {"rose": 5, "lily": 5}, "val": {"rose": 2, "lily": 2}})
+
+
+def words(*more):
+    return ["train", "--recipe", "tiny.toml", "--data", "flowers", *more]
+
+
+def test_a_training_writes_its_folder_and_says_what_it_reached(softless, flowers, tmp_path):
+    result = softless(*words("--out", "a"))
+    assert (result.exit_code, result.stderr) == (0, "")
+    first, one, two, last = result.stdout.splitlines()
+    assert first.startswith("inline_deit_tiny, ")
+    assert first.endswith("10 images in 2 classes, cpu, 4 updates")
+    assert one.startswith("epoch   1/2   loss ")
+    assert "top-1 " in two
+    assert last.endswith("softless evaluate a")
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {
+        "run.json", "log.jsonl", "last", "best", "tensorboard", "result.json",
+    }  # fmt: skip
+    about = json.loads((tmp_path / "a/run.json").read_text())
+    assert about["classes"] == ["lily", "rose"]
+    assert about["recipe"]["model"]["dims"] == 8
+    assert list((tmp_path / "a/tensorboard").glob("events*"))
+
+
+def test_the_json_schemas_are_frozen(softless, flowers):
+    document = json.loads(softless(*words("--out", "a", "--json")).stdout)
+    assert list(document) == TRAINED
+    assert (document["schema"], document["steps"]) == ("softless.train/1", 4)
+    assert list(document["last"]) == ["top1", "top5", "ece", "test_loss"]
+    result = softless("evaluate", "a", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert list(found) == [*EVALUATED, "by_class"]
+    assert (found["schema"], found["images"], list(found["by_class"])) == ("softless.evaluate/1", 4, ["lily", "rose"])
+    assert found["top1"] == document["best_top1"]
+
+
+def test_what_is_evaluated_is_shown(softless, flowers):
+    assert softless(*words("--out", "a")).exit_code == 0
+    result = softless("evaluate", "a")
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["4", "top-1", "top-5", "ECE", "speed", "worst"]
+
+
+def test_a_model_and_a_file_of_weights_are_evaluated_as_the_paper_does(softless, flowers, tmp_path):
+    from safetensors.torch import save_file
+
+    import softless as library
+
+    save_file(library.create_model("inline_deit_tiny", num_classes=2).state_dict(), tmp_path / "w.safetensors")
+    result = softless("evaluate", "inline_deit_tiny", "--weights", "w.safetensors", "--data", "flowers", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["images"] == 4
+
+
+def test_a_run_goes_on_by_its_folder_alone(softless, flowers, tmp_path):
+    for name, epochs in (("whole", "2"), ("cut", "2")):
+        assert softless(*words("--out", name, "--set", f"epochs={epochs}")).exit_code == 0
+    for path in (tmp_path / "cut/last").glob("step-00000004/*"):
+        path.unlink()
+    result = softless("train", "--out", "cut", "--resume")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("warning: the checkpoint cut/last/step-00000004 has no manifest.json; ")
+    assert result.stderr.count("\n") == 1
+    assert (tmp_path / "cut/log.jsonl").read_bytes() == (tmp_path / "whole/log.jsonl").read_bytes()
+
+
+def test_a_teacher_and_a_beginning_come_from_other_runs(softless, flowers):
+    assert softless(*words("--out", "a")).exit_code == 0
+    result = softless(*words("--out", "b", "--teacher", "a", "--init", "a", "--seed", "1"))
+    assert result.exit_code == 0, result.output
+    result = softless(*words("--out", "c", "--init", "a", "--set", "image_size=16"))  # positions are resampled
+    assert result.exit_code == 0, result.output
+
+
+SETS = {
+    "one class": lambda at: folder(at, {"train": {"a": 3}, "val": {"a": 1}}),
+    "empty class": lambda at: folder(at, {"train": {"a": 3, "b": 0}, "val": {"a": 1}}),
+    "one part": lambda at: folder(at, {"": {"a": 3, "b": 2}}),
+    "damaged": lambda at: (
+        folder(at, {"train": {"a": 4, "b": 4}, "val": {"a": 1, "b": 1}}) / "train/a/0.png"
+    ).write_bytes(encoded(1)[:-30]),
+}
+WRONG = [
+    (["--data", "none"], "none: there is no such folder of images or parquet file"),
+    (["--data", "one class"], "it has one class, 'a', and at least two are needed"),
+    (["--data", "empty class"], "1 of its 2 classes without images: 'b'"),
+    (["--data", "one part"], "images to test on are needed"),
+    (["--data", "labels-train.parquet"], "has label 7, and the labels of 2 classes run from 0 to 1"),
+    (["--data", "damaged"], "train/a/0.png: it is damaged"),
+    (["--recipe", "nonsense"], "recipe 'nonsense' is neither a file nor one of"),
+    (["--set", "learning_rate=1"], "'learning_rate' is not a key of a recipe"),
+    (["--set", "model.dims=7"], "dims [7] are not multiples of heads [2]"),
+    (["--set", "batch=11"], "needs 11 images, and an epoch has 10"),
+    (["--set", "precision=fp16", "--device", "cpu"], "precision 'fp16' needs a CUDA device"),
+    (["nonsense"], "model 'nonsense' is not one of inline_deit_tiny"),
+    (["--out", "/dev/null/run"], "cannot write in the folder '/dev/null/run'"),
+    (["--out", "nothing", "--resume"], "nothing holds no run: there is no run.json in it"),
+    (["--teacher", "nothing"], "nothing holds no trained model"),
+    (["--init", "nothing"], "nothing: there is no such file"),
+]
+
+
+@pytest.mark.parametrize(("given", "says"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_bad_input_is_one_line_and_exit_3(softless, flowers, tmp_path, given, says):
+    for name, make in SETS.items():
+        if name in given:
+            make(tmp_path / name)
+    if "labels-train.parquet" in given:
+        parquet(tmp_path / "labels-train.parquet", [0, 1, 7, 0])
+        parquet(tmp_path / "labels-val.parquet", [0, 1])
+        class_names(tmp_path / "labels-classes.json", ["a", "b"])
+    given = given if "--out" in given else [*given, "--out", "a"]
+    result = softless(*words(*given))
+    assert result.exit_code == 3, result.output
+    assert result.stderr.count("\n") == 1
+    assert says in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_mismatched_checkpoint_or_recipe_is_named(softless, flowers, tmp_path):
+    assert softless(*words("--out", "a")).exit_code == 0
+    again = softless(*words("--out", "a"))
+    assert (again.exit_code, "a holds a run already" in again.stderr) == (3, True)
+    other = softless(*words("--out", "a", "--resume", "--set", "lr=0.5"))
+    assert (other.exit_code, "was begun with recipe.lr 0.001, and it is 0.5 now" in other.stderr) == (3, True)
+    (tmp_path / "flowers/train/rose/9.png").write_bytes(encoded(99))
+    moved = softless("train", "--out", "a", "--resume")
+    assert (moved.exit_code, "was begun with fingerprint.train" in moved.stderr) == (3, True)
+    alien = softless("evaluate", "a", "--data", "digits")
+    assert (alien.exit_code, "a knows 2 classes (lily, rose, ...)" in alien.stderr) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["nonsense"], "'nonsense' is neither the folder of a run nor one of"),
+        (["inline_deit_tiny"], "is a model without weights: give --weights FILE"),
+        (["flowers"], "holds no trained model"),
+        (["flowers", "--weights", "x"], "--weights: flowers is a run, which has its own"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_to_evaluate_is_one_line_and_exit_3(softless, flowers, given, says):
+    result = softless("evaluate", *given)
+    assert result.exit_code == 3, result.output
+    assert result.stderr.count("\n") == 1
+    assert says in result.stderr
+
+
+def test_a_number_that_is_not_finite_exits_1(softless, flowers):
+    result = softless(*words("--out", "a", "--set", "lr=1e38", "--set", "warmup_lr=1e38"))
+    assert result.exit_code == 1, result.output
+    assert result.stderr.startswith("error: update ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate"])
+def test_help_fits_a_terminal(softless, name):
+    result = softless(name, "--help")
+    assert result.exit_code == 0
+    assert "--json" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_ctrl_c_exits_130_saves_and_says_how_to_resume(flowers, tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import softless.__main__"
+    command = [sys.executable, "-c", program, *words("--out", "a", "--set", "epochs=2000")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, **pipes) as process:
+        log, deadline = tmp_path / "a/log.jsonl", time.monotonic() + 100
+        while not (log.exists() and log.stat().st_size > 300) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert said.startswith("stopped after update ")
+    assert said.endswith(" of 4000; to go on: softless train --out a --resume\n")
+    step = int(said.split()[3])
+    assert (tmp_path / f"a/last/step-{step:08d}/manifest.json").exists()
+
+
+def test_what_is_not_given_is_that_of_the_run(tmp_path):
+    from softless.train.recipe_file import read_recipe, to_document
+    from softless.train.run import Run
+
+    asked = {"data": None, "seed": None, "teacher": None}
+    recipe, found = verb.settle(tmp_path, None, "deit_tiny", [("epochs", "4")], asked, resume=False)
+    assert (recipe.model.name, recipe.epochs, found) == ("deit_tiny", 4, {"data": None, "seed": 0, "teacher": None})
+    about = {"recipe": to_document(read_recipe("cifar10")), "data": "x", "seed": 5, "teacher": "t"}
+    Run(tmp_path).begin(about)
+    recipe, found = verb.settle(tmp_path, None, None, [], asked, resume=True)
+    assert (recipe, found) == (read_recipe("cifar10"), {"data": "x", "seed": 5, "teacher": Path("t")})

@@ -1,0 +1,64 @@
+"""A hundred updates of a tiny InLine-DeiT on the digits, in float32 on one CPU thread (R21).
+
+    python tests/train/curve.py     writes tests/golden/curves/inline_deit.json anew, after a change that means to
+
+Losses are kept as hexadecimal numbers, so that they are compared bit by bit.
+"""
+
+import json
+import platform
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch
+
+from softless.data import open_splits
+from softless.train.assemble import Means, build, feed
+from softless.train.devices import Devices
+from softless.train.loop import Job, fit
+from softless.train.randomness import seed_all
+from softless.train.recipe_file import read_recipe
+from tests.train.jobs import Quiet
+
+KEPT = Path(__file__).parents[1] / "golden/curves/inline_deit.json"
+UPDATES = 100
+
+
+def machine() -> dict[str, str]:
+    """What decides the bits, besides the code."""
+    return {
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def losses(dtype: torch.dtype = torch.float32) -> list[float]:
+    recipe = read_recipe("digits", [("lr", "4e-3"), ("model.dims", "24"), ("model.drop_path_rate", "0.1")])
+    recipe = replace(recipe, batch=28, epochs=2, log_every=1, evaluate_every=2)
+    devices, watch, parts = Devices("cpu"), Quiet(), open_splits("digits")
+    feeds = [feed(part, recipe, 0, devices, Means(), train=part is parts[0]) for part in parts]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        seed_all(0, -1, 0)
+        model = build(recipe.model, recipe.image_size, 10).to(dtype)
+        with tempfile.TemporaryDirectory() as folder:
+            train, test = feeds
+            fit(
+                Job(
+                    model=model, train=train, test=test, recipe=recipe, folder=Path(folder), devices=devices,
+                    watch=watch, about={},
+                )
+            )  # fmt: skip
+    finally:
+        torch.set_num_threads(threads)
+    return [numbers["loss"] for _, numbers in watch.lines if "loss" in numbers][:UPDATES]
+
+
+if __name__ == "__main__":
+    KEPT.write_text(json.dumps({**machine(), "losses": [value.hex() for value in losses()]}, indent=1) + "\n")
