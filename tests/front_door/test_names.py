@@ -32,6 +32,7 @@ SIGNATURES = {
     "scale=None",
     "load_weights": "model, path, *, key=None",
     "create_model": "name, *, mechanism=None, local=None, window=None, pattern=None, num_classes=1000, img_size=None, "
+    "patch_size=None, dims=None, depths=None, heads=None, "
     "device=None, dtype=None, **options",
     "list_models": "",
     "nn.Attention": "dim, heads, mechanism='inline', local=False, *, kv_heads=None, window=None, shifted=False, "
