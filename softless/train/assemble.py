@@ -85,7 +85,9 @@ def train(
         teacher=None if teacher is None else trained(teacher, images.classes)[0],
     )
     watch.begin(job, sum(parameter.numel() for parameter in job.model.parameters()))
-    return fit(job)
+    outcome = fit(job)
+    devices.leave()
+    return outcome
 
 
 def describe(

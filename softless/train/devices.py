@@ -7,7 +7,6 @@
 Start several with `torchrun --nproc-per-node 2 -m softless train ...` or `accelerate launch -m softless train ...`.
 """
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -102,7 +101,7 @@ class Devices:
 
     def leave(self) -> None:
         """The group, at the end."""
-        if dist.is_initialized() and "WORLD_SIZE" in os.environ:
+        if dist.is_initialized():
             dist.destroy_process_group()
 
 

@@ -124,6 +124,7 @@ class Loop:
                     raise Interrupted(self.engine.step, self.total)
                 if self.engine.step % self.per_epoch == 0:
                     break
+        seed_all(self.job.seed, self.total, self.devices.rank)  # what is drawn after it does not know either
         if self.devices.main:
             write_json(self.run.result, asdict(self.outcome()))
 

@@ -10,8 +10,6 @@ RUN/
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,11 +68,8 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
     data = json.dumps(document, indent=2, allow_nan=False).encode() + b"\n"
     with durable.written_or_explained(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mktemp(dir=path.parent, prefix=f".{path.name}."))  # noqa: S306, made exclusively below
-        try:
-            durable.write(partial, data)
-            os.replace(partial, path)  # noqa: PTH105
-            durable.sync_folder(path.parent)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+        partial = path.with_name(f".{path.name}.partial")
+        partial.unlink(missing_ok=True)
+        durable.write(partial, data)
+        partial.replace(path)
+        durable.sync_folder(path.parent)
