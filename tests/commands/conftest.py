@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from softless.cli import app
 from softless.commands import study, study_plan
+from softless.train import recipe_file
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,11 +21,12 @@ TINY = study_plan.Plan(
 
 @pytest.fixture
 def softless(tmp_path, monkeypatch):
-    """`softless(*words)` as if typed in an empty folder, 80 columns wide, with a study that takes a moment."""
+    """`softless(*words)` as if typed in an empty folder, 80 columns wide; a study or a training takes a moment."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(study, "FULL", TINY)
     monkeypatch.setattr(study, "QUICK", TINY)
+    monkeypatch.setattr(recipe_file, "DEFAULT", str(Path(__file__).parent / "quick.toml"))
 
     def run(*words: str) -> Result:
         return CliRunner().invoke(app, list(words), prog_name="softless")

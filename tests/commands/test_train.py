@@ -77,6 +77,13 @@ def test_the_json_schemas_are_frozen(softless, flowers):
     assert found["top1"] == document["best_top1"]
 
 
+def test_without_a_word_it_trains_on_the_digits(softless):
+    """With the conftest's recipe in place of the real one, which test_bars.py runs."""
+    result = softless("train")
+    assert result.exit_code == 0, result.output
+    assert "1,437 images in 10 classes" in result.stdout
+
+
 def test_what_is_evaluated_is_shown(softless, flowers):
     assert softless(*words("--out", "a")).exit_code == 0
     result = softless("evaluate", "a")
@@ -228,6 +235,7 @@ def test_what_is_not_given_is_that_of_the_run(tmp_path):
 
     asked = {"data": None, "seed": None, "teacher": None}
     recipe, found = verb.settle(tmp_path, None, "deit_tiny", [("epochs", "4")], asked, resume=False)
+    assert recipe.image_size == 8
     assert (recipe.model.name, recipe.epochs, found) == ("deit_tiny", 4, {"data": None, "seed": 0, "teacher": None})
     about = {"recipe": to_document(read_recipe("cifar10")), "data": "x", "seed": 5, "teacher": "t"}
     Run(tmp_path).begin(about)
