@@ -99,7 +99,8 @@ def read(place: Path) -> Checkpoint:
         manifest = _manifest(place)
         files = {name: _verified(place / name, fact) for name, fact in manifest["files"].items()}
         state = json.loads(files.pop(STATE))
-        parts = {name.removesuffix(TENSORS): load(data) for name, data in files.items()}
+        # In one order, which safetensors has not: ranks exchange tensors one after the other.
+        parts = {name.removesuffix(TENSORS): dict(sorted(load(data).items())) for name, data in sorted(files.items())}
     except OSError as error:
         raise FileError(f"the checkpoint {place} cannot be read: {error.strerror}") from error
     except (SafetensorError, ValueError, TypeError, LookupError, AttributeError) as error:

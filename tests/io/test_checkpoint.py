@@ -50,6 +50,13 @@ def test_what_was_saved_is_read_bitwise(shelf):
     same(read(shelf / "step-00000001"), 1)
 
 
+def test_every_reader_finds_the_tensors_in_one_order(tmp_path):
+    """Ranks that share them out one after the other must agree; safetensors alone has an order of its own each time."""
+    save(tmp_path, 1, {"model": {f"layer{n}": torch.zeros(1) for n in range(100)}}, {})
+    found = list(read(tmp_path / "step-00000001").parts["model"])
+    assert found == sorted(found)
+
+
 def test_the_weights_are_a_plain_safetensors_file(shelf):
     from safetensors.torch import load_file
 

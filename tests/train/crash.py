@@ -16,6 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -25,6 +26,9 @@ from softless.train.loop import fit
 from softless.train.run import Run
 from tests.io.faults import calls
 from tests.train import jobs
+
+for late in ("accelerate", "timm.data", "timm.optim", "timm.scheduler", "timm.utils", "torch.utils.tensorboard"):
+    import_module(late)  # what a training imports when it first needs it
 
 PROGRESS = mmap.mmap(-1, 8)  # updates made, seen by both processes
 

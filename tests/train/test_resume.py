@@ -181,3 +181,21 @@ def test_a_run_that_cannot_be_read_is_one_sentence(tmp_path, text, says):
         Run(tmp_path).read()
     with pytest.raises(FileError, match=r"holds no run: there is no run.json in it"):
         Run(tmp_path / "none").read()
+
+
+@pytest.mark.slow
+@pytest.mark.compile
+def test_a_compiled_training_is_close_to_the_plain_one_and_resumes_bitwise(tmp_path):
+    changes = {"compile": True, "mixup": 0.0, "cutmix": 0.0, "ema": 0.0}
+    for name in ("plain", "whole", "cut"):
+        (tmp_path / name).mkdir()
+    fit(job(tmp_path / "plain", model=network(0.0), **{**changes, "compile": False}))
+    fit(job(tmp_path / "whole", model=network(0.0), **changes))
+    with pytest.raises(Interrupted):
+        fit(job(tmp_path / "cut", model=network(0.0), watch=Impatient(4), **changes))
+    fit(job(tmp_path / "cut", model=network(0.0), resume=True, **changes))
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+    plain, ours = (checkpoint.newest(Run(tmp_path / name).last).parts["model"] for name in ("plain", "whole"))
+    assert plain.keys() == ours.keys()
+    for name, tensor in plain.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-3, atol=1e-5)
