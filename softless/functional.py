@@ -256,13 +256,13 @@ def prepare(
     """Refuse what is wrong with a call, in one sentence; make the rest ready."""
     made = resolve(mechanism)
     validation.check_tensors(q, k, v)
-    validation.check_is_causal(is_causal)
+    validation.check_is_causal(is_causal, made)
     validation.check_key_mask(key_mask, k)
     validation.check_bias(bias, made, q, k)
-    validation.check_inputs(inputs, made, q)
-    validation.check_grid(grid, made)
+    validation.check_inputs(inputs, made, q, k)
+    validation.check_grid(grid, made, q, k)
     validation.check_backend(backend)
-    call = Call(is_causal, key_mask, bias, validation.resolve_scale(scale, made, q.shape[3]), inputs or {})
+    call = Call(is_causal, key_mask, bias, validation.resolve_scale(scale, made, q.shape[3]), inputs or {}, grid)
     made.check(q, k, v, call)
     return made, call
 

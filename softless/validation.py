@@ -69,10 +69,10 @@ def check_bias(bias: Tensor | None, mechanism: Mechanism, q: Tensor, k: Tensor) 
     check_device("bias", bias, k)
 
 
-def check_inputs(inputs: Mapping[str, Tensor] | None, mechanism: Mechanism, q: Tensor) -> None:
+def check_inputs(inputs: Mapping[str, Tensor] | None, mechanism: Mechanism, q: Tensor, k: Tensor) -> None:
     if inputs is not None and not isinstance(inputs, Mapping):
         raise ArgumentError(f"inputs is a {type(inputs).__name__} and must map names to tensors")
-    needed, given = mechanism.input_shapes(q.shape[1], q.shape[3]), dict(inputs or {})
+    needed, given = mechanism.needed(q, k), dict(inputs or {})
     if missing := [name for name in needed if name not in given]:
         raise ArgumentError(
             f"mechanism '{mechanism.name}' needs inputs {', '.join(missing)} and got "
@@ -93,9 +93,11 @@ def check_device(name: str, x: Tensor, like: Tensor) -> None:
         raise ArgumentError(f"{name} is on {x.device} and must be where q, k and v are, on {like.device}")
 
 
-def check_is_causal(is_causal: object) -> None:
+def check_is_causal(is_causal: object, mechanism: Mechanism) -> None:
     if not isinstance(is_causal, bool):
         raise ArgumentError(f"is_causal is {is_causal!r} and must be True or False")
+    if reason := mechanism.lacks(is_causal):
+        raise UnsupportedError(f"is_causal is {is_causal}, and mechanism '{mechanism.name}' {reason}")
 
 
 def resolve_scale(scale: float | None, mechanism: Mechanism, head_dim: int) -> float:
@@ -109,9 +111,15 @@ def resolve_scale(scale: float | None, mechanism: Mechanism, head_dim: int) -> f
     return float(scale)
 
 
-def check_grid(grid: object, mechanism: Mechanism) -> None:
-    if grid is not None:
-        raise UnsupportedError(f"grid {grid!r} was given and mechanism '{mechanism.name}' does not read one")
+def check_grid(grid: Any, mechanism: Mechanism, q: Tensor, k: Tensor) -> None:
+    if not mechanism.reads_grid:
+        if grid is not None:
+            raise UnsupportedError(f"grid {grid!r} was given and mechanism '{mechanism.name}' does not read one")
+    elif not _are_sides(grid, 0) or not grid[0] * grid[1] == q.shape[2] == k.shape[2]:
+        raise ArgumentError(
+            f"mechanism '{mechanism.name}' needs grid=(height, width) of the picture that its tokens are, and got "
+            f"{grid!r} with {q.shape[2]} queries and {k.shape[2]} keys"
+        )
 
 
 def check_backend(backend: str) -> None:

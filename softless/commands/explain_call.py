@@ -21,7 +21,8 @@ FORMS = {
 
 
 def document(made: Mechanism, shape: Shape, causal: bool, dtype: str, device: str) -> dict[str, Any]:
-    """Count one call and the same of softmax."""
+    """Count one call and the same of softmax; what has a causal form alone is explained in it."""
+    causal = causal or made.lacks(is_causal=False) is not None
     call: dict[str, Any] = {"is_causal": causal, "dtype": getattr(torch, dtype), "device": device}
     backend, reason = chosen(made, shape, **call)
     own, softmax = cost(made, shape, **call), cost(mechanism("softmax"), shape, **call)

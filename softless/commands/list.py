@@ -12,14 +12,11 @@ With --models (schema softless.list-models/1), parameters and multiply-adds as t
                            "paper": {"top1", "parameters", "macs"}}]}
 """
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from softless.commands.manners import console, emit_json, polite
-
-if TYPE_CHECKING:
-    from softless.mechanisms import Mechanism
 
 SCHEMA, MODELS_SCHEMA = "softless.list/1", "softless.list-models/1"
 SUMMARY = "Every mechanism or model: what it is, its options or size."
@@ -61,28 +58,16 @@ def _row(name: str) -> dict[str, Any]:
     from softless.commands.mechanism import make
     from softless.mechanisms import MECHANISMS
 
-    cls = MECHANISMS[name]
+    cls, made = MECHANISMS[name], make(name, {})
     return {
         "name": name,
         "family": cls.family,
         "formula": cls.formula,
-        "causal": _has_causal_form(make(name, {})),
-        "state": cls.carries_state,
+        "causal": made.lacks(is_causal=True) is None,
+        "state": made.carries_state,
         "bias": cls.takes_bias,
         "options": {field.name: field.default for field in fields(cls)},
     }
-
-
-def _has_causal_form(made: "Mechanism") -> bool:
-    """Asked, not assumed: one causal call on tensors without data."""
-    from softless.errors import UnsupportedError
-    from softless.probes.cost import Shape, flops
-
-    try:
-        flops(made, Shape(batch=1, heads=1, queries=2, head_dim=2, keys=2, kv_heads=1), is_causal=True)
-    except UnsupportedError:
-        return False
-    return True
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

@@ -5,18 +5,23 @@ from dataclasses import fields
 from softless.errors import ArgumentError
 from softless.mechanisms.angular import Angular
 from softless.mechanisms.base import Call, Mechanism
+from softless.mechanisms.cosformer import Cosformer
 from softless.mechanisms.efficient import Efficient
 from softless.mechanisms.focused import Focused
 from softless.mechanisms.general import General
 from softless.mechanisms.hydra import Hydra
 from softless.mechanisms.linear import InLine, Linear
+from softless.mechanisms.performer import Performer
 from softless.mechanisms.softmax import Softmax
 from softless.mechanisms.taylor import Taylor
 from softless.mechanisms.threshold import Threshold
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     each.name: each
-    for each in (Softmax, General, Linear, InLine, Efficient, Taylor, Hydra, Angular, Focused, Threshold)
+    for each in (
+        *(Softmax, General, Linear, InLine, Efficient, Taylor, Hydra, Angular, Focused, Threshold),
+        *(Cosformer, Performer),
+    )
 }
 OPTIONS = {name: {field.name: field.default for field in fields(each)} for name, each in MECHANISMS.items()}
 PLAIN = {name: each() for name, each in MECHANISMS.items() if each is not General}  # general needs a sim

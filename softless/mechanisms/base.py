@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from torch import Tensor
+from torch import Generator, Tensor
 
 from softless.algebra.masks import visible
 from softless.algebra.recipe import Recipe
@@ -26,6 +26,7 @@ class Call(NamedTuple):
     bias: Tensor | None = None  # broadcastable to [B, H, N, M]
     scale: float = 1.0
     inputs: Mapping[str, Tensor] = {}
+    grid: tuple[int, int] | None = None  # height and width, for mechanisms that read tokens as a picture
 
     def visible(self, q: Tensor, k: Tensor) -> Tensor:
         """Which key each query may see, broadcastable to [B, H, N, M]."""
@@ -37,20 +38,34 @@ class Mechanism:
     """One attention mechanism with its options. Make one with `softless.mechanism(name, **options)`."""
 
     name: ClassVar[str]
-    family: ClassVar[str]  # kernelized | scored
+    family: ClassVar[str]  # kernelized | scored | recurrent
     formula: ClassVar[str]  # one line, as `softless list` prints it
     takes_bias: ClassVar[bool] = False
     carries_state: ClassVar[bool] = False
+    reads_grid: ClassVar[bool] = False
     fused_on_gpu: ClassVar[bool] = False  # a kernel there takes half precision as it is
+    token_inputs: ClassVar[tuple[str, ...]] = ()  # inputs of one number a key: [B, G, M]
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of the `inputs`, for q with these heads."""
+        """Shapes of the `inputs` that are the same for every token, for q with these heads."""
         return {}
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the tensors it needs beyond q, k and v."""
-        return tuple(self.input_shapes(1, 1))
+        return (*self.input_shapes(1, 1), *self.token_inputs)
+
+    def needed(self, q: Tensor, k: Tensor) -> dict[str, tuple[int, ...]]:
+        """Shapes of all `inputs` of a call."""
+        return self.input_shapes(q.shape[1], q.shape[3]) | dict.fromkeys(self.token_inputs, tuple(k.shape[:3]))
+
+    def draw(self, heads: int, head_dim: int, generator: Generator | None = None) -> dict[str, Tensor]:
+        """Those of the `inputs` that are drawn at random and not learned."""
+        return {}
+
+    def lacks(self, is_causal: bool) -> str | None:
+        """Why it has no causal form, or none but the causal one; None if it has what is asked."""
+        return None
 
     @property
     def rows_sum_to_one(self) -> bool:

@@ -7,6 +7,8 @@ Parameter names are timm's and the InLine authors': qkv, proj, residual.
 Shapes: B batch, N tokens, C channels, d = C / heads.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -48,7 +50,8 @@ class Attention(Mixing):
         proj_drop: float = 0.0,
     ):
         sides = None if window is None else (window, window)
-        super().__init__(dim, heads, mechanism, local, window=sides, shifted=shifted, attn_drop=attn_drop)
+        options: dict[str, Any] = {"window": sides, "shifted": shifted, "attn_drop": attn_drop, "kv_heads": kv_heads}
+        super().__init__(dim, heads, mechanism, local, **options)
         self.kv_heads = heads if kv_heads is None else kv_heads
         if self.kv_heads < 1 or heads % self.kv_heads:
             raise ArgumentError(f"heads {heads} is not a multiple of kv_heads {self.kv_heads}")
@@ -86,7 +89,7 @@ class Attention(Mixing):
         if self.window is not None:
             raise UnsupportedError(f"window {self.window} cuts a picture, whose tokens have no causal order")
         q, k, v = self._project(x)
-        inputs = dict(self.inputs.items())
+        inputs = self.inputs(x)
         out, state = attention_with_state(q, k, v, self.mechanism, state, key_mask=key_mask, inputs=inputs)
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2))), state
 

@@ -79,7 +79,7 @@ def _map(call: _Call) -> AttentionMap:
     module = call.module
     asked, cut = module.asked(call.qkv, **call.options)
     (q, k, _), mask = as_heads(asked.qkv), asked.key_mask
-    inputs = dict(module.inputs.items())
+    inputs = module.inputs(asked.source)
     options: dict[str, Any] = {"key_mask": mask, "bias": asked.bias, "is_causal": asked.is_causal, "inputs": inputs}
     weights, local = attention_weights(q, k, module.mechanism, **options), None
     taps, prefix = module.taps(asked.source, asked.grid, mask)

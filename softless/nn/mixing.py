@@ -21,6 +21,7 @@ from softless.errors import ArgumentError, UnsupportedError
 from softless.functional import attention, attention_qkv, attention_weights
 from softless.mechanisms import Mechanism, resolve
 from softless.mechanisms.base import repeat_heads
+from softless.nn.inputs import Inputs
 from softless.nn.local_residual import LocalResidual
 from softless.nn.windows import Windows, windows
 
@@ -53,6 +54,7 @@ class Mixing(nn.Module):
         window: Sides | None = None,
         shifted: bool = False,
         attn_drop: float = 0.0,
+        kv_heads: int | None = None,
     ):
         super().__init__()
         if heads < 1 or dim % heads:
@@ -64,17 +66,9 @@ class Mixing(nn.Module):
             raise UnsupportedError(
                 f"attn_drop {attn_drop} needs explicit weights, and '{self.mechanism.name}' has none"
             )
-        shapes = self.mechanism.input_shapes(heads, self.head_dim)
-        self.inputs = nn.ParameterDict({name: torch.empty(shape) for name, shape in shapes.items()})
+        self.inputs = Inputs(self.mechanism, dim, heads, kv_heads or heads)
         self.residual = LocalResidual(dim, heads) if local else None
         self.attn_drop = nn.Dropout(attn_drop)
-        self._reset_inputs()
-
-    def _reset_inputs(self) -> None:
-        """As nn.Linear for the affine map; zero for the scale of focused attention."""
-        bound = self.head_dim**-0.5
-        for name, parameter in self.inputs.items():
-            nn.init.zeros_(parameter) if name == "scale" else nn.init.uniform_(parameter, -bound, bound)
 
     def mix(
         self,
@@ -122,7 +116,7 @@ class Mixing(nn.Module):
     def _mix(self, asked: Asked) -> Tensor:
         qkv, grid, source, key_mask, bias, is_causal = asked
         taps, prefix = self.taps(source, grid, key_mask, is_causal)
-        options: dict[str, Any] = {"key_mask": key_mask, "inputs": dict(self.inputs.items())}
+        options: dict[str, Any] = {"key_mask": key_mask, "inputs": self.inputs(source)}
         dropped = self.training and self.attn_drop.p > 0
         if isinstance(qkv, Tensor) and not (dropped or is_causal or bias is not None):
             out = attention_qkv(qkv, self.mechanism, taps=taps, grid=grid, prefix=prefix, **options)

@@ -45,6 +45,7 @@ def study_cases() -> tuple[Case, ...]:
 
 def _runs_alone(case: Case) -> bool:
     try:
-        return not case.mechanism.inputs
+        made = case.mechanism
     except ArgumentError:
         return False
+    return not made.inputs and not made.reads_grid and made.lacks(is_causal=False) is None

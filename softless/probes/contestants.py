@@ -68,8 +68,11 @@ def ours(label: str, made: Mechanism, terms: Terms) -> Contestant:
     """`softless.attention`, with random tensors for what the mechanism needs beyond q, k and v."""
     if reason := _weights_do_not_fit(made, terms):
         return Contestant(label, OURS, label, absent=reason)
-    shapes = made.input_shapes(terms.shape.heads, terms.shape.head_dim)
-    inputs = {name: torch.randn(size, device=terms.device, dtype=terms.dtype) for name, size in shapes.items()}
+    shape, like = terms.shape, partial(torch.empty, device="meta")
+    q, k = (like(shape.batch, *size, shape.head_dim) for size in ((shape.heads, 1), (shape.kv_heads, shape.keys)))
+    inputs = {
+        name: torch.rand(size, device=terms.device, dtype=terms.dtype) for name, size in made.needed(q, k).items()
+    }
     call = partial(attention, mechanism=made, is_causal=terms.is_causal, inputs=inputs, backend=terms.backend)
     return Contestant(label, OURS, label, call)
 

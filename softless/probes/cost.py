@@ -54,7 +54,7 @@ class Cost:
 
 def form(made: Mechanism, is_causal: bool) -> str:
     """How plain torch computes it: SDPA, explicit weights, parallel state or chunked state."""
-    if made.family == "kernelized":
+    if made.family in ("kernelized", "recurrent"):
         return CHUNKED if is_causal else PARALLEL
     return EXPLICIT if type(made).attend is Mechanism.attend else FUSED
 
@@ -134,7 +134,7 @@ def _tensors(
     k, v = (
         torch.empty(shape.batch, shape.kv_heads, shape.keys, shape.head_dim, dtype=dtype, device=device) for _ in "kv"
     )
-    needed = made.input_shapes(shape.heads, shape.head_dim)
+    needed = made.needed(q, k)
     return q, k, v, {name: torch.empty(size, dtype=dtype, device=device) for name, size in needed.items()}
 
 

@@ -8,14 +8,10 @@ from torch.utils.checkpoint import checkpoint
 
 from softless import attention, attention_weights, attention_with_state, mechanism
 from softless.nn import Attention
-from tests.numerics.cases import CASES, CAUSALITY, STATEFUL, attend, draw, gradients
-
-every_case = pytest.mark.parametrize("case", CASES)
-both_causalities = pytest.mark.parametrize("is_causal", CAUSALITY.values(), ids=CAUSALITY)
+from tests.numerics.cases import CASES, CAUSAL, STATEFUL, Draw, attend, draw, every_form, gradients
 
 
-@every_case
-@both_causalities
+@every_form
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_checkpointing_changes_no_bit(case, is_causal, use_reentrant):
     given = draw(case, 70, 3)
@@ -36,8 +32,7 @@ def gradients_of_backward(out: Tensor, upstream: Tensor, leaves: list[Tensor]) -
     return [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
 
 
-@every_case
-@both_causalities
+@every_form
 def test_autocast_casts_as_sdpa_does(case, is_causal):
     given = draw(case, 70, 3)
     q, k, v, inputs = given.to(torch.float32)
@@ -105,22 +100,29 @@ def test_the_module_runs_under_autocast():
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # SDPA on a CPU has no batching rule
-@every_case
-@both_causalities
+@every_form
 def test_vmap_is_a_loop(case, is_causal):
-    q, k, v, inputs = draw(case, 9, 3, batch=4)
+    given = draw(case, 9, 3, batch=4)
 
-    def one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q[None], k[None], v[None], CASES[case], is_causal=is_causal, inputs=inputs)[0]
+    def one(*sample: Tensor) -> Tensor:
+        return attend(case, alone(given, *sample), is_causal=is_causal)[0]
 
-    out = torch.func.vmap(one)(q, k, v)
-    torch.testing.assert_close(
-        out, torch.stack([one(*each) for each in zip(q, k, v, strict=True)]), rtol=1e-10, atol=1e-10
-    )
+    out = torch.func.vmap(one)(*samples(given))
+    expected = torch.stack([one(*each) for each in zip(*samples(given), strict=True)])
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
 
 
-@every_case
-@both_causalities
+def samples(given: Draw) -> list[Tensor]:
+    """What differs from sample to sample."""
+    return [*given[:3], *([given.inputs["beta"]] if "beta" in given.inputs else [])]
+
+
+def alone(given: Draw, q: Tensor, k: Tensor, v: Tensor, *beta: Tensor) -> Draw:
+    """One sample as a batch."""
+    return Draw(q[None], k[None], v[None], given.inputs | ({"beta": beta[0][None]} if beta else {}))
+
+
+@every_form
 def test_functional_gradients_are_backward(case, is_causal):
     given = draw(case, 9, 3)
     leaves = tuple(x.requires_grad_() for x in given.leaves())
@@ -134,14 +136,14 @@ def test_functional_gradients_are_backward(case, is_causal):
         torch.testing.assert_close(mine, torch.zeros_like(mine) if expected is None else expected)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("softmax")])
+@pytest.mark.parametrize("case", [case for case in CAUSAL if not case.startswith("softmax")])
 def test_per_sample_gradients(case):
     """vmap of grad: what differential privacy and influence functions ask for."""
-    q, k, v, inputs = draw(case, 5, 2, batch=3)
+    given = draw(case, 5, 2, batch=3)
 
-    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q[None], k[None], v[None], CASES[case], is_causal=True, inputs=inputs).sin().sum()
+    def loss(*sample: Tensor) -> Tensor:
+        return attend(case, alone(given, *sample), is_causal=True).sin().sum()
 
-    found = torch.func.vmap(torch.func.grad(loss))(q, k, v)
-    expected = torch.stack([torch.func.grad(loss)(*each) for each in zip(q, k, v, strict=True)])
+    found = torch.func.vmap(torch.func.grad(loss))(*samples(given))
+    expected = torch.stack([torch.func.grad(loss)(*each) for each in zip(*samples(given), strict=True)])
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)

@@ -28,6 +28,15 @@ def made(name: str) -> softless.Mechanism:
     return mechanism("general", sim=lambda q, k: (q @ k.mT).exp()) if name == "general" else mechanism(name)
 
 
+ANY_FORM = [(name, form) for name in ALL for form in (False, True) if made(name).lacks(form) is None]
+every_form = pytest.mark.parametrize(("name", "is_causal"), ANY_FORM)
+
+
+def inputs(name: str, q: Tensor, k: Tensor) -> dict[str, Tensor]:
+    """Whatever it needs beyond q, k and v."""
+    return {each: torch.rand(shape, generator=torch.Generator()) for each, shape in made(name).needed(q, k).items()}
+
+
 def some(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
     return torch.randn(*shape, device=device).to(dtype)
 
@@ -142,6 +151,11 @@ OPTIONS = {
     "p text": (lambda: mechanism("focused", p="3"), ["p", "3"]),
     "general without sim": (lambda: mechanism("general"), ["sim", "None", "[B, H, N, M]"]),
     "sim no function": (lambda: mechanism("general", sim=3), ["sim", 3, "[B, H, N, M]"]),
+    "length zero": (lambda: mechanism("cosformer", length=0), ["length", 0, "at least 1", "None"]),
+    "length a fraction": (lambda: mechanism("cosformer", length=2.5), ["length", 2.5, "tokens"]),
+    "kind": (lambda: mechanism("performer", kind="trig"), ["trig", "positive", "hyperbolic"]),
+    "features zero": (lambda: mechanism("performer", features=0), ["features", 0, "at least 1", "None"]),
+    "features a bool": (lambda: mechanism("performer", features=True), ["features", "True"]),
     "exact as a word": (lambda: mechanism("angular", exact="no"), ["exact", "no"]),
     "learned_scale as a word": (lambda: mechanism("focused", learned_scale="no"), ["learned_scale", "no"]),
 }
@@ -228,10 +242,11 @@ def test_a_scale_that_is_no_number_is_refused(name, scale):
     refuses(lambda: attention(q, q, q, name, scale=scale), "scale", scale, "finite number")
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_grid_that_nothing_reads_is_refused(name):
-    q = some(2, 4, 6, 3)
-    refuses(lambda: attention(q, q, q, made(name), grid=(2, 3)), "grid", (2, 3), name)
+@every_form
+def test_a_grid_that_nothing_reads_is_refused(name, is_causal):
+    q, one = some(2, 4, 6, 3), made(name)
+    call = {"is_causal": is_causal, "inputs": inputs(name, q, q)}
+    refuses(lambda: attention(q, q, q, one, grid=(2, 3), **call), "grid", (2, 3), name)
 
 
 @pytest.mark.parametrize("name", ["inline", "softmax"])
@@ -408,24 +423,24 @@ def test_a_module_that_cannot_be_is_refused(mistake):
 # What is not a mistake.
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("is_causal", [False, True])
+@every_form
 def test_no_tokens_one_token_and_no_visible_token_are_answered(name, is_causal):
     q, k, v = (some(2, 4, 5, 3) for _ in "qkv")
     one = made(name)
-    empty = attention(q[:, :, :0], k[:, :, :0], v[:, :, :0], one, is_causal=is_causal)
-    assert empty.shape == (2, 4, 0, 3)
-    assert (attention(q, k[:, :, :0], v[:, :, :0], one, is_causal=is_causal) == 0).all()
-    single = attention(q[:, :, :1], k[:, :, :1], v[:, :, :1], one, is_causal=is_causal)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, **call: Tensor) -> Tensor:
+        return attention(q, k, v, one, is_causal=is_causal, inputs=inputs(name, q, k), **call)
+
+    assert run(q[:, :, :0], k[:, :, :0], v[:, :, :0]).shape == (2, 4, 0, 3)
+    assert (run(q, k[:, :, :0], v[:, :, :0]) == 0).all()
+    single = run(q[:, :, :1], k[:, :, :1], v[:, :, :1])
     if one.rows_sum_to_one:
         torch.testing.assert_close(single, v[:, :, :1])
-    hidden = attention(q, k, v, one, is_causal=is_causal, key_mask=torch.zeros(2, 5, dtype=torch.bool))
-    assert (hidden == 0).all()
-    assert attention(q[:0], k[:0], v[:0], one, is_causal=is_causal).shape == (0, 4, 5, 3)
+    assert (run(q, k, v, key_mask=torch.zeros(2, 5, dtype=torch.bool)) == 0).all()
+    assert run(q[:0], k[:0], v[:0]).shape == (0, 4, 5, 3)
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("is_causal", [False, True])
+@every_form
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 @pytest.mark.parametrize("poison", [NAN, INF, -INF])
 def test_nothing_in_padding_changes_an_output_or_a_gradient(name, is_causal, backend, poison):
@@ -435,7 +450,8 @@ def test_nothing_in_padding_changes_an_output_or_a_gradient(name, is_causal, bac
     def run(fill: float) -> list[Tensor]:
         hidden = mask[:, None, :, None]
         leaves = [x.clone().requires_grad_() for x in (q, torch.where(hidden, k, fill), torch.where(hidden, v, fill))]
-        out = attention(*leaves, made(name), is_causal=is_causal, key_mask=mask, backend=backend)
+        call = {"key_mask": mask, "inputs": inputs(name, q, k), "backend": backend}
+        out = attention(*leaves, made(name), is_causal=is_causal, **call)
         return [out, *torch.autograd.grad(out.sin().sum(), leaves)]
 
     for what, clean, poisoned in zip(("output", "q", "k", "v"), run(0.5), run(poison), strict=True):
@@ -456,22 +472,22 @@ def test_nothing_in_padding_enters_a_state(name):
     torch.testing.assert_close(tuple(poisoned[1]), tuple(clean[1]))
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_nan_in_a_real_token_is_not_hidden(name):
+@every_form
+def test_a_nan_in_a_real_token_is_not_hidden(name, is_causal):
     q, k, v = (some(1, 1, 5, 3) for _ in "qkv")
     v[0, 0, 2] = NAN
-    assert attention(q, k, v, made(name))[0, 0].isnan().any()
+    assert attention(q, k, v, made(name), is_causal=is_causal, inputs=inputs(name, q, k))[0, 0].isnan().any()
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("is_causal", [False, True])
+@every_form
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_callers_tensors_stay_as_they_are(name, is_causal, dtype):
     tensors = [some(2, 4, 70, 3, dtype=dtype) for _ in "qkv"]
     mask = torch.rand(2, 70) > 0.3
-    copies, kept = [x.clone() for x in tensors], mask.clone()
+    copies, kept, own = [x.clone() for x in tensors], mask.clone(), inputs(name, *tensors[:2])
     for backend in ("torch", "reference"):
-        attention(*tensors, made(name), is_causal=is_causal, key_mask=mask, backend=backend)
+        attention(*tensors, made(name), is_causal=is_causal, key_mask=mask, inputs=own, backend=backend)
+    assert all(torch.equal(x, y) for x, y in zip(own.values(), inputs(name, *tensors[:2]).values(), strict=True))
     if name in KERNELIZED:
         state = attention_with_state(*tensors, name)[1]
         before = [x.clone() for x in state]

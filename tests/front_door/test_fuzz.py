@@ -24,6 +24,8 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
     "angular": {"exact": [False, True]},
     "focused": {"p": [1, 3, 2.5, 16, 0, NAN], "learned_scale": [False, True]},
     "threshold": {"tau": [1, 0.5, 3, INF, -1, "a"], "expansion": ["max", "mean", "minimax"], "tail": ["drop", "mean"]},
+    "cosformer": {"length": [None, 1, 20, 100, 0, 2.5, "a"]},
+    "performer": {"kind": ["positive", "hyperbolic", "trig"], "features": [None, 1, 7, 0, 1.5, True]},
     "unknown": {},
 }
 
@@ -77,8 +79,8 @@ def calls(options) -> dict[str, Any]:
 
 
 def fill_inputs(made: softless.Mechanism, call: dict[str, Any], *, forget: bool) -> None:
-    heads, dim = (call["q"].shape[1], call["q"].shape[3]) if call["q"].ndim == 4 else (1, 1)
-    inputs = {name: torch.randn(shape) for name, shape in made.input_shapes(heads, dim).items()}
+    q, k = (call[name] if call[name].ndim == 4 and call[name].shape[3] else torch.ones(1, 1, 1, 1) for name in "qk")
+    inputs = {name: torch.rand(shape) for name, shape in made.needed(q, k).items()}
     call["inputs"] = dict(list(inputs.items())[1:]) if forget else inputs
 
 
@@ -111,13 +113,13 @@ def test_a_stream_is_answered_or_refused(name, data, call):
     try:
         made = softless.mechanism(name, **options)
         fill_inputs(made, call, forget=False)
-        state, outs = None, []
+        state, outs, inputs = None, [], call.pop("inputs")
         q, k, v = (call.pop(each) for each in "qkv")
         for here in (slice(0, cut), slice(cut, None)):
             seen = None if mask is None else mask[:, here]
-            out, state = softless.attention_with_state(
-                q[..., here, :], k[..., here, :], v[..., here, :], made, state, key_mask=seen, **call
-            )
+            own = {name: x[..., here] if name == "beta" else x for name, x in inputs.items()}
+            part = (q[..., here, :], k[..., here, :], v[..., here, :])
+            out, state = softless.attention_with_state(*part, made, state, key_mask=seen, inputs=own, **call)
             outs.append(out)
     except SoftlessError:
         event("refused")

@@ -62,8 +62,8 @@ def test_a_module_takes_the_grid_in_second_place():
     assert parameters[:3] == ["self", "x", "grid"]
 
 
-def test_the_mechanisms_are_the_ten_of_this_version():
-    names = "softmax general linear inline efficient taylor hydra angular focused threshold"
+def test_the_mechanisms_are_those_of_this_version():
+    names = "softmax general linear inline efficient taylor hydra angular focused threshold cosformer performer"
     assert softless.list_mechanisms() == names.split()
     softless.list_mechanisms().clear()
     assert softless.list_mechanisms() == names.split()
@@ -156,8 +156,8 @@ def test_mechanisms_differ_by_option_and_by_kind():
 @pytest.mark.parametrize("case", CASES)
 def test_a_mechanism_declares_the_inputs_it_needs(case):
     made = CASES[case]
-    expected = {"affine_relu": ("weight", "bias"), "learned": ("scale",)}
-    assert made.inputs == expected.get(case.rpartition("-")[2], ())
+    expected = {"affine_relu": ("weight", "bias"), "learned": ("scale",), "performer": ("projection",)}
+    assert made.inputs == expected.get(case.rpartition("-")[2], expected.get(made.name, ()))
 
 
 @pytest.mark.parametrize("name", ["softmax", "inline"])

@@ -52,7 +52,7 @@ NO_KERNEL = {
 @pytest.mark.parametrize("kind", NO_KERNEL)
 def test_a_mechanism_without_a_kernel_is_refused_by_name(kind):
     made, (q, k, v) = NO_KERNEL[kind], tensors()
-    inputs = {name: torch.zeros(shape) for name, shape in made.input_shapes(2, 4).items()}
+    inputs = {name: torch.zeros(shape) for name, shape in made.needed(q, k).items()}
     with pytest.raises(BackendError, match=f"backend 'triton' .*no kernel computes mechanism '{made.name}'") as caught:
         attention(q, k, v, made, inputs=inputs, backend="triton")
     assert "\n" not in str(caught.value)

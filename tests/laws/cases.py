@@ -3,10 +3,11 @@
 A new mechanism is covered by its formula in oracle.py and a line in CASES.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -26,15 +27,19 @@ class Case(NamedTuple):
     options: dict[str, Any]
     inputs: tuple[str, ...]
     largest: float  # scale of q and k beyond which the true answer overflows
+    forms: tuple[bool, ...]  # what is_causal may be
 
     def __repr__(self) -> str:
         return self.id
 
 
-def case(name: str, largest: float = 1e3, **options: Any) -> Case:
+EITHER, ALL_ONLY, CAUSAL_ONLY = (False, True), (False,), (True,)
+
+
+def case(name: str, largest: float = 1e3, forms: tuple[bool, ...] = EITHER, **options: Any) -> Case:
     labels = [f"{key}={getattr(value, '__name__', value)}" for key, value in options.items()]
     made = softless.mechanism(name, **options)
-    return Case(" ".join([name, *labels]), name, made, options, made.inputs, largest)
+    return Case(" ".join([name, *labels]), name, made, options, made.inputs, largest, forms)
 
 
 def square_similarity(q: Tensor, k: Tensor) -> Tensor:
@@ -93,8 +98,17 @@ CASES = [
     case("threshold", tau=0.5, expansion="minimax", tail="mean"),
     case("threshold", tau=2.5),
     case("threshold", tau=2.5, expansion="minimax", tail="mean"),
+    case("cosformer", forms=ALL_ONLY),
+    case("cosformer", length=300),
+    case("performer", largest=10),
+    case("performer", largest=10, features=3, kind="hyperbolic"),
 ]
-STATEFUL = [each for each in CASES if each.name not in ("softmax", "general", "threshold")]
+WHOLE, CAUSAL = ([each for each in CASES if form in each.forms] for form in EITHER)
+STATEFUL = [each for each in CAUSAL if each.name not in ("softmax", "general", "threshold")]
+FORMS = [pytest.param(each, form, id=f"{each}-{'causal' if form else 'all'}") for each in CASES for form in each.forms]
+every_form = pytest.mark.parametrize(("case", "is_causal"), FORMS)
+
+A_TOKEN = ("beta",)  # inputs of one number a token: [B, G, M]
 
 
 class Ask(NamedTuple):
@@ -110,9 +124,17 @@ class Ask(NamedTuple):
         inputs = {name: x.to(dtype) for name, x in self.inputs.items()}
         return Ask(self.q.to(dtype), self.k.to(dtype), self.v.to(dtype), self.key_mask, inputs)
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Ask":
+        """The same change to all that has a batch and tokens, seen as [B, ., N]; the mask as [B, 1, N]."""
+        mask = None if self.key_mask is None else change(self.key_mask[:, None])[:, 0]
+        inputs = {name: change(x) if name in A_TOKEN else x for name, x in self.inputs.items()}
+        return Ask(*map(change, self[:3]), mask, inputs)
+
     def tokens(self, start: int, stop: int) -> "Ask":
-        mask = None if self.key_mask is None else self.key_mask[:, start:stop]
-        return Ask(*(x[:, :, start:stop] for x in self[:3]), mask, self.inputs)
+        return self.each(lambda x: x[:, :, start:stop])
+
+    def row(self, b: int) -> "Ask":
+        return self.each(lambda x: x[b : b + 1])
 
 
 def ask(
@@ -133,9 +155,9 @@ def ask(
     shapes = (heads[0], queries, d), (heads[1], keys, d), (heads[1], keys, e)
     q, k, v = (torch.randn(batch, *shape, generator=rng, dtype=torch.float64) for shape in shapes)
     inputs = {}
-    for name in case.inputs:
-        shape = {"weight": (heads[0], d, d), "bias": (heads[0], d), "scale": (heads[0], d)}[name]
-        inputs[name] = torch.randn(*shape, generator=rng, dtype=torch.float64)
+    for name, shape in case.made.needed(q, k).items():
+        drawn = torch.randn(*shape, generator=rng, dtype=torch.float64)
+        inputs[name] = drawn.sigmoid() if name in A_TOKEN else drawn
     return Ask(q, k, v, None, inputs).to(dtype)
 
 
@@ -196,6 +218,7 @@ def true_rows(case: Case, at: Ask, *, is_causal: bool = False, **call: Any) -> o
     limits = torch.finfo(at.q.dtype).eps, torch.finfo(at.q.dtype).tiny
     inputs = {name: x.double() for name, x in at.inputs.items()}
     seen = oracle.visible(q, k, is_causal, at.key_mask)
+    call |= {"is_causal": is_causal} if case.name == "cosformer" else {}
     return oracle.FORMULAS[case.name](q, k, seen, oracle.Limits(*limits), inputs, **case.options, **call)
 
 

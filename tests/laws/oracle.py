@@ -241,6 +241,47 @@ def threshold(q, k, seen, limits, inputs, tau=1.0, expansion="max", tail="drop",
     return rows._replace(safe=rows.safe & ~edge)
 
 
+# Those that count tokens. Padding is not counted: a key's place is the number of real keys up to it.
+
+
+def places(q: Tensor, seen: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+    """Of the queries [B, H, N] and the keys [B, H, M]. The last query sees every real key."""
+    queries, keys = seen.shape[-2:]
+    at_k = seen[..., -1, :].double().cumsum(-1)
+    if not is_causal and queries != keys:
+        return torch.arange(1, queries + 1).double().expand(*seen.shape[:3]), at_k
+    own = torch.arange(queries) + keys - queries
+    return torch.where(own >= 0, at_k[..., own.clamp(min=0)], 0), at_k
+
+
+def cosformer(q, k, seen, limits, inputs, is_causal, length=None):
+    at_q, at_k = places(q, seen, is_causal)
+    if length is None:
+        length = torch.maximum(at_q[..., -1], at_k[..., -1]).clamp(min=1)[..., None, None]
+    cosine = (math.pi / 2 * (at_q[..., :, None] - at_k[..., None, :]) / length).cos()
+    f_q, f_k = q.clamp(min=0), k.clamp(min=0)
+    size = level(f_q) @ f_k.mT
+    rows = divide(size * cosine, size, seen, *limits)
+    nothing = ((f_q > 0).double() @ (f_k > 0).double().mT * seen).sum(-1) == 0
+    tiny = (largest(f_q) < limits.tiny / limits.eps) | ((size * seen).sum(-1) == 0)
+    return rows._replace(safe=rows.safe & (nothing | ~tiny))
+
+
+def performer(q, k, seen, limits, inputs, kind="positive", features=None):
+    def logs(x: Tensor) -> Tensor:
+        x = x / x.shape[-1] ** 0.25
+        along = x @ inputs["projection"].mT
+        along = torch.cat([along, -along], -1) if kind == "hyperbolic" else along
+        return along - x.square().sum(-1, keepdim=True) / 2 - math.log(along.shape[-1]) / 2
+
+    score, size = log_products(logs(q), logs(k), seen)
+    return divide(score, size, seen, *limits)
+
+
 FORMULAS = {
-    f.__name__: f for f in (softmax, general, linear, inline, efficient, taylor, hydra, angular, focused, threshold)
+    f.__name__: f
+    for f in (
+        *(softmax, general, linear, inline, efficient, taylor, hydra, angular, focused, threshold),
+        *(cosformer, performer),
+    )
 }

@@ -7,7 +7,7 @@ import torch
 
 import softless
 from softless import attention, attention_weights, mechanism
-from tests.laws.cases import CASES, TOLERANCE, Case, ask, true_answer, true_rows
+from tests.laws.cases import FORMS, TOLERANCE, Case, ask, every_form, true_answer, true_rows
 
 DRAWS = 1000
 COUNTS = [DRAWS, pytest.param(10 * DRAWS, marks=pytest.mark.slow)]
@@ -19,8 +19,7 @@ def sums_to_one(case: Case) -> bool:
     return case.name not in DO_NOT_SUM_TO_ONE and case.options.get("normalize") != "none"
 
 
-@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@every_form
 def test_rows_sum_to_one_where_it_says_so(case: Case, is_causal: bool):
     assert case.made.rows_sum_to_one == sums_to_one(case)
     at = ask(case, 40)
@@ -32,8 +31,7 @@ def test_rows_sum_to_one_where_it_says_so(case: Case, is_causal: bool):
         assert ((sums - 1).abs() > 1e-3).float().mean() > 0.9
 
 
-@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
-@pytest.mark.parametrize("case", [each for each in CASES if sums_to_one(each)], ids=str)
+@pytest.mark.parametrize(("case", "is_causal"), [each for each in FORMS if sums_to_one(each.values[0])])
 def test_a_constant_added_to_the_values_is_added_to_the_output(case: Case, is_causal: bool):
     at = ask(case, 40)
     shifted = at._replace(v=at.v + 5)

@@ -21,12 +21,15 @@ from softless.algebra import READERS, Log, State
 from tests.laws import oracle
 from tests.laws.cases import (
     CASES,
+    CAUSAL,
     STATEFUL,
     TOLERANCE,
+    WHOLE,
     Case,
     ask,
     asks,
     assert_answers,
+    every_form,
     streamed,
     true_answer,
     true_rows,
@@ -37,7 +40,7 @@ DTYPES = list(BACKENDS)
 CHUNKS = (1, 4, 16, 128)  # 64 is the default
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", WHOLE, ids=str)
 @given(data=st.data())
 def test_parallel_is_the_weights(case: Case, data: st.DataObject):
     exact = data.draw(asks(case, masked=data.draw(st.booleans())))
@@ -48,7 +51,7 @@ def test_parallel_is_the_weights(case: Case, data: st.DataObject):
             assert_answers(attention(*at[:3], case.made, backend=backend, **call), true, f"{backend} {dtype}")
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CAUSAL, ids=str)
 @given(data=st.data())
 def test_causal_is_the_masked_weights_whatever_the_chunk(case: Case, data: st.DataObject):
     exact, chunk = data.draw(asks(case, masked=data.draw(st.booleans()))), data.draw(st.sampled_from(CHUNKS))
@@ -79,15 +82,14 @@ def test_longer_sequences_are_no_different(case: Case, data: st.DataObject):
     """Up to 257 tokens: five chunks."""
     at = data.draw(asks(case, masked=data.draw(st.booleans()), longest=257))
     call = {"key_mask": at.key_mask, "inputs": at.inputs}
-    for is_causal in (False, True):
+    for is_causal in case.forms:
         true = true_answer(case, at, is_causal=is_causal)
         assert_answers(attention(*at[:3], case.made, is_causal=is_causal, **call), true, f"causal {is_causal}")
     if case in STATEFUL:
         assert_answers(streamed(case, at, [data.draw(st.integers(1, 257))])[0], true, "state")
 
 
-@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@every_form
 def test_attention_weights_are_the_formulas(case: Case, is_causal: bool):
     at = ask(case, 9, heads=(4, 2))._replace(key_mask=torch.arange(9).expand(2, 9) % 3 != torch.tensor([[0], [1]]))
     rows = true_rows(case, at, is_causal=is_causal)

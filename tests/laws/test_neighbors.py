@@ -18,21 +18,19 @@ from tests.laws.cases import CASES, STATEFUL, Answer, Ask, Case, ask, asks, asse
 POISON = (0.0, 1e30, float("inf"), float("-inf"), float("nan"))
 
 
-def row(at: Ask, b: int) -> Ask:
-    mask = None if at.key_mask is None else at.key_mask[b : b + 1]
-    return Ask(*(x[b : b + 1] for x in at[:3]), mask, at.inputs)
-
-
 def spread(at: Ask, places: list[Tensor], tokens: int, poison: float) -> Ask:
     """Row b's first tokens moved to places[b] of a longer sequence; the rest is padding."""
-    fills = zip(at[:3], (1.0, poison, poison), strict=True)
-    q, k, v = (x.new_full((*x.shape[:2], tokens, x.shape[3]), fill) for x, fill in fills)
-    key_mask = torch.zeros(len(places), tokens, dtype=torch.bool)
+    moved = at._replace(key_mask=torch.ones(len(places), at.q.shape[2], dtype=torch.bool)).each(
+        lambda x: _moved(x, places, tokens, poison if x.is_floating_point() else False)
+    )
+    return moved._replace(q=_moved(at.q, places, tokens, 1.0))
+
+
+def _moved(x: Tensor, places: list[Tensor], tokens: int, fill: float) -> Tensor:
+    new = x.new_full((*x.shape[:2], tokens, *x.shape[3:]), fill)
     for b, place in enumerate(places):
-        for new, old in ((q, at.q), (k, at.k), (v, at.v)):
-            new[b, :, place] = old[b, :, : len(place)]
-        key_mask[b, place] = True
-    return Ask(q, k, v, key_mask, at.inputs)
+        new[b, :, place] = x[b, :, : len(place)]
+    return new
 
 
 @st.composite
@@ -52,30 +50,32 @@ def ragged(draw: st.DrawFn, rows: int, longest: int) -> tuple[list[Tensor], int]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@given(is_causal=st.booleans(), data=st.data())
-def test_the_batch_and_its_order_do_not_matter(case: Case, is_causal: bool, data: st.DataObject):
+@given(data=st.data())
+def test_the_batch_and_its_order_do_not_matter(case: Case, data: st.DataObject):
+    is_causal = data.draw(st.sampled_from(case.forms))
     at = data.draw(asks(case, masked=data.draw(st.booleans())))
     together = attention(*at[:3], case.made, is_causal=is_causal, key_mask=at.key_mask, inputs=at.inputs)
-    flipped = Ask(*(x.flip(0) for x in at[:3]), None if at.key_mask is None else at.key_mask.flip(0), at.inputs)
-    swapped = attention(*flipped[:3], case.made, is_causal=is_causal, key_mask=flipped.key_mask, inputs=at.inputs)
+    flipped = at.each(lambda x: x.flip(0))
+    swapped = attention(*flipped[:3], case.made, is_causal=is_causal, key_mask=flipped.key_mask, inputs=flipped.inputs)
     true = true_answer(case, at, is_causal=is_causal)
     assert_answers(swapped.flip(0), true._replace(out=together), "order")
     for b in range(2):
-        one = row(at, b)
-        alone = attention(*one[:3], case.made, is_causal=is_causal, key_mask=one.key_mask, inputs=at.inputs)
+        one = at.row(b)
+        alone = attention(*one[:3], case.made, is_causal=is_causal, key_mask=one.key_mask, inputs=one.inputs)
         assert_answers(alone, Answer(*(x[b : b + 1] for x in true._replace(out=together))), f"row {b}")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@given(is_causal=st.booleans(), data=st.data())
-def test_padding_does_not_matter(case: Case, is_causal: bool, data: st.DataObject):
+@given(data=st.data())
+def test_padding_does_not_matter(case: Case, data: st.DataObject):
+    is_causal = data.draw(st.sampled_from(case.forms))
     at = data.draw(asks(case, longest=70))
     places, tokens = data.draw(ragged(2, at.q.shape[2]))
     padded = spread(at, places, tokens, data.draw(st.sampled_from(POISON)))
-    out = attention(*padded[:3], case.made, is_causal=is_causal, key_mask=padded.key_mask, inputs=at.inputs)
+    out = attention(*padded[:3], case.made, is_causal=is_causal, key_mask=padded.key_mask, inputs=padded.inputs)
     for b, place in enumerate(places):
-        one = row(at, b).tokens(0, len(place))
-        alone = attention(*one[:3], case.made, is_causal=is_causal, inputs=at.inputs)
+        one = at.row(b).tokens(0, len(place))
+        alone = attention(*one[:3], case.made, is_causal=is_causal, inputs=one.inputs)
         true = true_answer(case, one, is_causal=is_causal)
         assert_answers(out[b : b + 1, :, place], true._replace(out=alone), f"row {b}")
 
@@ -89,7 +89,7 @@ def test_a_padded_state_goes_on_as_the_row_alone(case: Case, data: st.DataObject
     padded, cut = spread(at, places, tokens, float("nan")), data.draw(st.integers(1, tokens))
     out, state = streamed(case, padded, [cut])
     for b, place in enumerate(places):
-        one = row(at, b).tokens(0, len(place))
+        one = at.row(b).tokens(0, len(place))
         alone, end = streamed(case, one, [])
         assert_answers(out[b : b + 1, :, place], true_answer(case, one, is_causal=True)._replace(out=alone), f"row {b}")
         assert state.n.expand(2, *state.n.shape[1:])[b].unique().item() == end.n.unique().item() == len(place)
@@ -103,7 +103,7 @@ def test_token_by_token_a_row_is_the_same_bit_for_bit(case: Case, data: st.DataO
     padded = spread(at, places, tokens, float("nan"))
     out, state = streamed(case, padded, range(1, tokens))
     for b, place in enumerate(places):
-        one = row(at, b).tokens(0, len(place))
+        one = at.row(b).tokens(0, len(place))
         alone, end = streamed(case, one, range(1, len(place)))
         assert torch.equal(out[b : b + 1, :, place], alone), f"row {b}"
         for field in ("k_mean", "v_mean", "comoment", "shift"):
@@ -133,14 +133,22 @@ CALLS = {
 @pytest.mark.parametrize("how", CALLS)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_the_mask_hides_changes_no_output_and_no_gradient(case: Case, how: str):
-    if how == "state" and case not in STATEFUL:
+    stateful, is_causal = how == "state", how not in ("all", "weights")
+    if (stateful and case not in STATEFUL) or is_causal not in case.forms:
         return  # test_table.py has the refusal
     at = ask(case, 7, heads=(4, 2))
     at = at._replace(key_mask=torch.tensor([[0, 1, 1, 0, 1, 1, 0], [1, 1, 1, 1, 1, 0, 0]], dtype=torch.bool))
-    real = at.key_mask[:, None, :, None]
-    clean = gradients(case, at._replace(k=torch.where(real, at.k, 0.5), v=torch.where(real, at.v, 0.5)), **CALLS[how])
+
+    def filled(poison: float) -> Ask:
+        def fill(x: Tensor) -> Tensor:
+            real = at.key_mask[:, None] if x.ndim == 3 else at.key_mask[:, None, :, None]
+            return torch.where(real, x, poison) if x.is_floating_point() else x
+
+        return at.each(fill)._replace(q=at.q)
+
+    clean = gradients(case, filled(0.5), **CALLS[how])
     for poison in POISON:
-        dirty = at._replace(k=torch.where(real, at.k, poison), v=torch.where(real, at.v, poison))
+        dirty = filled(poison)
         names = ("output", "dq", "dk", "dv", *at.inputs)
         for name, x, y in zip(names, gradients(case, dirty, **CALLS[how]), clean, strict=True):
             assert torch.equal(x, y), f"{poison} in the padding changes {name}"

@@ -114,9 +114,9 @@ def test_every_parameter_gets_a_finite_gradient(case, local):
 )
 def test_what_a_mechanism_learns_belongs_to_the_module_and_trains(made, shapes):
     layer = Attention(12, 3, made)
-    assert {name: tuple(x.shape) for name, x in layer.inputs.items()} == shapes
+    assert {name: tuple(x.shape) for name, x in layer.inputs.named_parameters()} == shapes
     x, target = torch.randn(8, 10, 12), torch.randn(8, 10, 12)
-    before = {name: parameter.detach().clone() for name, parameter in layer.inputs.items()}
+    before = {name: parameter.detach().clone() for name, parameter in layer.inputs.named_parameters()}
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.05)
     losses = []
     for _ in range(20):
@@ -126,10 +126,26 @@ def test_what_a_mechanism_learns_belongs_to_the_module_and_trains(made, shapes):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
-    assert all(not torch.equal(before[name], layer.inputs[name]) for name in shapes)
+    assert all(not torch.equal(before[name], layer.inputs.get_parameter(name)) for name in shapes)
     again = Attention(12, 3, made)
     again.load_state_dict(layer.state_dict())
     assert torch.equal(again(x), layer(x))
+
+
+def test_what_a_mechanism_draws_is_a_buffer_that_is_saved_and_can_be_drawn_again():
+    layer, x = Attention(12, 3, softless.mechanism("performer", features=9)), torch.randn(2, 5, 12)
+    assert {name: tuple(x.shape) for name, x in layer.inputs.named_buffers()} == {"projection": (9, 4)}
+    assert not list(layer.inputs.parameters())
+    again = Attention(12, 3, softless.mechanism("performer", features=9))
+    assert not torch.equal(again(x), layer(x))
+    again.load_state_dict(layer.state_dict())
+    assert torch.equal(again(x), layer(x))
+    for each in (layer, again):
+        each.inputs.redraw(torch.Generator().manual_seed(5))
+    assert torch.equal(again(x), layer(x))
+    before = layer(x)
+    layer.inputs.redraw()
+    assert not torch.equal(layer(x), before)
 
 
 @pytest.mark.parametrize("grid", [(2, 4), (8, 1)])

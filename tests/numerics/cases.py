@@ -1,7 +1,9 @@
 """Every mechanism, with each option that changes its arithmetic, and the tensors to try it on."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -49,12 +51,29 @@ CASES: dict[str, Mechanism] = {
     "threshold-mean": mechanism("threshold", expansion="mean", tau=0.9),
     "threshold-minimax-mean": mechanism("threshold", expansion="minimax", tail="mean"),
     "threshold-wide": mechanism("threshold", tau=2.0),
+    "cosformer": mechanism("cosformer"),
+    "cosformer-fixed": mechanism("cosformer", length=200),
+    "performer": mechanism("performer"),
+    "performer-hyperbolic": mechanism("performer", kind="hyperbolic", features=4),
 }
 
 # Their denominators may change sign; they are held to a bar only where |mass| >= 0.1 sum |s|.
 SIGN_CHANGING = {"linear-identity", "linear-leaky_relu", "threshold-wide"}
 STATEFUL = [name for name, made in CASES.items() if made.carries_state]
 CAUSALITY = {"all": False, "causal": True}
+FORMS = {case: [form for form in CAUSALITY.values() if made.lacks(form) is None] for case, made in CASES.items()}
+CAUSAL = [case for case in CASES if True in FORMS[case]]
+
+
+def forms(chosen: Iterable[str] = CASES) -> pytest.MarkDecorator:
+    """Each case, causal and not, where it has both forms."""
+    each = [
+        (case, form, f"{name}-{case}") for case in chosen for name, form in CAUSALITY.items() if form in FORMS[case]
+    ]
+    return pytest.mark.parametrize(("case", "is_causal"), [pytest.param(*pair, id=name) for *pair, name in each])
+
+
+every_form = forms()
 # One head is as good as another, but hydra and focused have norms over all of them.
 HEADS = {case: 2 if CASES[case].name in ("hydra", "focused") else 1 for case in CASES}
 
@@ -75,6 +94,10 @@ class Draw(NamedTuple):
     def rebuilt(self, *leaves: Tensor) -> "Draw":
         return Draw(*leaves[:3], dict(zip(self.inputs, leaves[3:], strict=True)))
 
+    def tokens(self, here: slice) -> "Draw":
+        inputs = {name: x[:, :, here] if name == "beta" else x for name, x in self.inputs.items()}
+        return Draw(self.q[:, :, here], self.k[:, :, here], self.v[:, :, here], inputs)
+
 
 def draw(
     case: str, tokens: int, dim: int, *, batch: int = 1, heads: int = 2, kv_heads: int | None = None, width: int = 0
@@ -85,8 +108,8 @@ def draw(
     q = torch.randn(batch, heads, tokens, dim, dtype=torch.float64)
     k = torch.randn(batch, kv_heads, tokens, dim, dtype=torch.float64)
     v = torch.randn(batch, kv_heads, tokens, width, dtype=torch.float64)
-    shapes = CASES[case].input_shapes(heads, dim)
-    return Draw(q, k, v, {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()})
+    inputs = {name: torch.randn(shape, dtype=torch.float64) for name, shape in CASES[case].needed(q, k).items()}
+    return Draw(q, k, v, {name: x.sigmoid() if name == "beta" else x for name, x in inputs.items()})
 
 
 def attend(case: str, given: Draw, *, is_causal: bool, backend: str = "auto", **options: object) -> Tensor:

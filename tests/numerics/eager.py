@@ -150,6 +150,26 @@ def threshold(tau: float, expansion: str = "max", tail: str = "drop") -> Formula
     return formula
 
 
+def cosformer(length: int | None = None) -> Formula:
+    def formula(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
+        place = torch.arange(len(seen)).to(q.dtype)
+        cosine = (pi / 2 * (place[:, None] - place) / (length or len(seen))).cos()
+        return divided(q.relu() @ k.relu().mT * cosine, v, seen)
+
+    return formula
+
+
+def performer(kind: str) -> Formula:
+    def features(x: Tensor, w: Tensor) -> Tensor:
+        x = x * x.shape[-1] ** -0.25
+        along = torch.cat([x @ w.mT, -x @ w.mT], -1) if kind == "hyperbolic" else x @ w.mT
+        return (along - x.square().sum(-1, keepdim=True) / 2).exp() * along.shape[-1] ** -0.5
+
+    return lambda q, k, v, seen, inputs: divided(
+        features(q, inputs["projection"]) @ features(k, inputs["projection"]).mT, v, seen
+    )
+
+
 FORMULAS: dict[str, Formula] = {
     "softmax": softmax,
     "softmax-relu": confused("relu"),
@@ -187,4 +207,8 @@ FORMULAS: dict[str, Formula] = {
     "threshold-mean": threshold(0.9, "mean"),
     "threshold-minimax-mean": threshold(1.0, "minimax", "mean"),
     "threshold-wide": threshold(2.0),
+    "cosformer": cosformer(),
+    "cosformer-fixed": cosformer(200),
+    "performer": performer("positive"),
+    "performer-hyperbolic": performer("hyperbolic"),
 }

@@ -4,14 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
-from tests.numerics.cases import CASES, CAUSALITY, attend, draw, gradients
+from tests.numerics.cases import attend, draw, every_form, gradients
 
 ROOT = Path(__file__).parents[2]
-
-both_causalities = pytest.mark.parametrize("is_causal", CAUSALITY.values(), ids=CAUSALITY)
 
 
 def call(case: str, is_causal: bool, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -23,8 +20,7 @@ def call(case: str, is_causal: bool, dtype: torch.dtype) -> list[torch.Tensor]:
     return [out, *gradients(out, torch.randn(out.shape), leaves)]
 
 
-@pytest.mark.parametrize("case", CASES)
-@both_causalities
+@every_form
 def test_twenty_repeats_give_the_same_bits(case, is_causal):
     first = call(case, is_causal, torch.float32)
     for _ in range(19):
@@ -33,12 +29,12 @@ def test_twenty_repeats_give_the_same_bits(case, is_causal):
 
 DIGEST = """
 import hashlib, torch
-from tests.numerics.cases import CASES
+from tests.numerics.cases import CASES, FORMS
 from tests.numerics.test_determinism import call
 
 digest = hashlib.sha256()
 for case in CASES:
-    for is_causal in (False, True):
+    for is_causal in FORMS[case]:
         for dtype in (torch.float32, torch.bfloat16):
             for x in call(case, is_causal, dtype):
                 digest.update(x.detach().contiguous().view(torch.uint8).numpy().tobytes())

@@ -11,7 +11,21 @@ import torch
 from torch import Tensor
 
 from softless import attention, attention_weights, attention_with_state, mechanism
-from tests.numerics.cases import CASES, CAUSALITY, HEADS, STATEFUL, Draw, attend, draw, gradients, judged
+from tests.numerics.cases import (
+    CASES,
+    CAUSAL,
+    CAUSALITY,
+    FORMS,
+    HEADS,
+    STATEFUL,
+    Draw,
+    attend,
+    draw,
+    every_form,
+    forms,
+    gradients,
+    judged,
+)
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 SCALES = torch.tensor(list(product([0.0, 1e-4, 1.0, 1e4], [0.0, 1e-4, 1.0, 1e4], [0.0, 1.0, 1e4])), dtype=torch.float64)
@@ -38,8 +52,7 @@ def blame(bad: Tensor) -> str:
     return f"not finite at (q, k, v) scales {cells}"
 
 
-@every_case
-@both_causalities
+@every_form
 @every_dtype
 def test_finite_unless_the_truth_overflows(case, is_causal, dtype):
     for tokens in (1, 2, 17):
@@ -65,20 +78,20 @@ def test_finite_unless_the_truth_overflows(case, is_causal, dtype):
 def test_finite_across_chunks_and_from_state_to_state(case):
     """A large key may come late, in another chunk or another call, and must not erase what was there."""
     given = grid(case, 130, torch.float32)
-    q, k, v, inputs = given
     exact = attend(case, given.to(torch.float64), is_causal=True, backend="reference")
-    rows = judged(case, q.double(), k.double(), is_causal=True)[..., None]
+    rows = judged(case, given.q.double(), given.k.double(), is_causal=True)[..., None]
     whole = attend(case, given, is_causal=True)
-    first, state = attention_with_state(*(x[:, :, :65] for x in (q, k, v)), CASES[case], inputs=inputs)
-    middle, state = attention_with_state(*(x[:, :, 65:66] for x in (q, k, v)), CASES[case], state, inputs=inputs)
-    last, _ = attention_with_state(*(x[:, :, 66:] for x in (q, k, v)), CASES[case], state, inputs=inputs)
-    for name, out in (("one call", whole), ("three calls", torch.cat([first, middle, last], 2))):
+    state, outputs = None, []
+    for here in (slice(65), slice(65, 66), slice(66, None)):
+        q, k, v, inputs = given.tokens(here)
+        out, state = attention_with_state(q, k, v, CASES[case], state, inputs=inputs)
+        outputs.append(out)
+    for name, out in (("one call", whole), ("three calls", torch.cat(outputs, 2))):
         bad = rows & representable(exact, torch.float32) & ~out.isfinite()
         assert not bad.any(), f"{name} {blame(bad)}"
 
 
-@pytest.mark.parametrize("case", [case for case, made in CASES.items() if made.rows_sum_to_one])
-@both_causalities
+@forms([case for case, made in CASES.items() if made.rows_sum_to_one])
 @every_dtype
 @both_backends
 def test_one_token_reads_its_own_value(case, is_causal, dtype, backend):
@@ -89,8 +102,7 @@ def test_one_token_reads_its_own_value(case, is_causal, dtype, backend):
     assert not wrong.any(), f"not v at (q, k, v) scales {SCALES[wrong].tolist()}"
 
 
-@pytest.mark.parametrize("case", [case for case, made in CASES.items() if made.rows_sum_to_one])
-@both_causalities
+@forms([case for case, made in CASES.items() if made.rows_sum_to_one])
 @every_dtype
 def test_equal_values_are_read_as_they_are(case, is_causal, dtype):
     """Rows sum to one: whatever the scores, a constant v comes out."""
@@ -166,8 +178,7 @@ def test_a_query_without_features_reads_the_mean(made, q, k, is_causal, backend,
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=ulps * ulp)
 
 
-@every_case
-@both_causalities
+@every_form
 @every_dtype
 @both_backends
 def test_a_query_that_sees_nothing_reads_zero(case, is_causal, dtype, backend):
@@ -184,28 +195,26 @@ def test_a_query_that_sees_nothing_reads_zero(case, is_causal, dtype, backend):
 @every_stateful_case
 @every_dtype
 def test_a_stream_of_padding_reads_zero_until_a_token_comes(case, dtype):
-    q, k, v, inputs = draw(case, 6, 3).to(dtype)
+    given = draw(case, 6, 3).to(dtype)
     mask = torch.tensor([[False, False, False, False, True, True]])
     state, outputs = None, []
     for here in (slice(0, 1), slice(1, 4), slice(4, 5), slice(5, 6)):
-        out, state = attention_with_state(
-            q[:, :, here], k[:, :, here], v[:, :, here], CASES[case], state, inputs=inputs, key_mask=mask[:, here]
-        )
+        q, k, v, inputs = given.tokens(here)
+        out, state = attention_with_state(q, k, v, CASES[case], state, inputs=inputs, key_mask=mask[:, here])
         outputs.append(out)
     out = torch.cat(outputs, 2)
-    whole = attend(case, Draw(q, k, v, inputs), is_causal=True, key_mask=mask)
+    whole = attend(case, given, is_causal=True, key_mask=mask)
     assert (out[:, :, :4] == 0).all()
     torch.testing.assert_close(out, whole)
 
 
-@every_case
-@both_causalities
+@every_form
 @every_dtype
 @both_backends
 @pytest.mark.parametrize(("queries", "keys"), [(0, 0), (0, 3), (3, 0)])
 def test_no_tokens_give_an_empty_or_zero_result(case, is_causal, dtype, backend, queries, keys):
-    q, _, _, inputs = draw(case, queries, 3, batch=2).to(dtype)
-    _, k, v, _ = draw(case, keys, 3, batch=2, kv_heads=1, width=5).to(dtype)
+    q = draw(case, queries, 3, batch=2).to(dtype).q
+    _, k, v, inputs = draw(case, keys, 3, batch=2, kv_heads=1, width=5).to(dtype)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     out = attention(q, k, v, CASES[case], is_causal=is_causal, backend=backend, inputs=inputs)
     assert out.shape == (2, 2, queries, v.shape[3])
@@ -217,9 +226,9 @@ def test_no_tokens_give_an_empty_or_zero_result(case, is_causal, dtype, backend,
 @every_case
 @pytest.mark.parametrize(("queries", "keys"), [(0, 0), (0, 3), (3, 0)])
 def test_no_tokens_give_empty_weights(case, queries, keys):
-    q, _, _, inputs = draw(case, queries, 3)
-    k = draw(case, keys, 3).k
-    weights = attention_weights(q, k, CASES[case], inputs=inputs)
+    q = draw(case, queries, 3).q
+    _, k, _, inputs = draw(case, keys, 3)
+    weights = attention_weights(q, k, CASES[case], inputs=inputs, is_causal=FORMS[case][0])
     assert weights.shape == (1, 6 if case == "hydra" else 2, queries, keys)
 
 
@@ -228,24 +237,25 @@ def test_no_tokens_give_empty_weights(case, queries, keys):
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_state_can_absorb_tokens_that_nothing_queries(case, keys, goes_on):
     """No queries: the output is empty and the state is what it would be; no tokens: it stays as it was."""
-    q, k, v, inputs = draw(case, 4 + keys, 3)
-    made, here = CASES[case], slice(4, 4 + keys)
-    before = attention_with_state(q[:, :, :4], k[:, :, :4], v[:, :, :4], made, inputs=inputs)[1] if goes_on else None
-    empty, after = attention_with_state(q[:, :, :0], k[:, :, here], v[:, :, here], made, before, inputs=inputs)
+    given, made = draw(case, 4 + keys, 3), CASES[case]
+    q, k, v, inputs = given.tokens(slice(4))
+    before = attention_with_state(q, k, v, made, inputs=inputs)[1] if goes_on else None
+    q, k, v, inputs = given.tokens(slice(4, 4 + keys))
+    empty, after = attention_with_state(q[:, :, :0], k, v, made, before, inputs=inputs)
     assert empty.shape == (1, 2, 0, v.shape[3])
     assert after.n.item() == 4 * goes_on + keys
-    expected = attention_with_state(q[:, :, here], k[:, :, here], v[:, :, here], made, before, inputs=inputs)[1]
+    expected = attention_with_state(q, k, v, made, before, inputs=inputs)[1]
     torch.testing.assert_close(tuple(after), tuple(expected))
     if goes_on and not keys:
         torch.testing.assert_close(tuple(after), tuple(before), rtol=0, atol=0)
 
 
-@every_case
+@pytest.mark.parametrize("case", CAUSAL)
 @both_backends
 def test_queries_before_the_first_key_read_zero(case, backend):
     """Causal, more queries than keys: the last query is aligned with the last key."""
-    q, _, _, inputs = draw(case, 5, 3)
-    _, k, v, _ = draw(case, 2, 3)
+    q = draw(case, 5, 3).q
+    _, k, v, inputs = draw(case, 2, 3)
     out = attention(q, k, v, CASES[case], is_causal=True, inputs=inputs, backend=backend)
     assert (out[:, :, :3] == 0).all()
     assert (out[:, :, 3:] != 0).any()

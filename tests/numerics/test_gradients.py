@@ -10,9 +10,20 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from softless import State, attention, attention_weights, attention_with_state
-from tests.numerics.cases import CASES, CAUSALITY, HEADS, STATEFUL, Draw, attend, draw, draw_smooth, gradients
+from tests.numerics.cases import (
+    CASES,
+    CAUSALITY,
+    HEADS,
+    STATEFUL,
+    Draw,
+    attend,
+    draw,
+    draw_smooth,
+    every_form,
+    forms,
+    gradients,
+)
 
-every_case = pytest.mark.parametrize("case", CASES)
 every_stateful_case = pytest.mark.parametrize("case", STATEFUL)
 both_causalities = pytest.mark.parametrize("is_causal", CAUSALITY.values(), ids=CAUSALITY)
 
@@ -25,8 +36,7 @@ def exactly(check, function, leaves) -> bool:
     return check(function, leaves, nondet_tol=0.0)
 
 
-@every_case
-@both_causalities
+@every_form
 def test_the_specification_is_differentiated_right(case, is_causal):
     given = draw_smooth(case, tokens=3, dim=2, heads=HEADS[case], is_causal=is_causal)
 
@@ -36,8 +46,7 @@ def test_the_specification_is_differentiated_right(case, is_causal):
     assert exactly(gradcheck, output, asking(given))
 
 
-@every_case
-@both_causalities
+@every_form
 def test_the_specification_is_differentiated_right_twice(case, is_causal):
     given = draw_smooth(case, tokens=3, dim=2, heads=HEADS[case], is_causal=is_causal)
 
@@ -47,8 +56,7 @@ def test_the_specification_is_differentiated_right_twice(case, is_causal):
     assert exactly(gradgradcheck, output, asking(given))
 
 
-@every_case
-@both_causalities
+@every_form
 def test_the_fast_path_is_differentiated_right(case, is_causal):
     given = draw_smooth(case, tokens=3, dim=2, heads=HEADS[case], is_causal=is_causal)
 
@@ -58,8 +66,7 @@ def test_the_fast_path_is_differentiated_right(case, is_causal):
     assert exactly(gradcheck, output, asking(given))
 
 
-@every_case
-@both_causalities
+@every_form
 def test_the_fast_path_is_differentiated_right_with_padding_and_shared_key_heads(case, is_causal):
     given = draw_smooth(case, tokens=3, dim=2, kv_heads=1, is_causal=is_causal)
     mask = torch.tensor([[False, True, False]])
@@ -102,8 +109,9 @@ def known(state: State) -> list[Tensor]:
 
 def earlier_state(case: str, given: Draw, tokens: int) -> State:
     """The state of some other tokens, as a leaf."""
-    q, k, v, _ = draw(case, tokens, given.q.shape[-1], heads=given.q.shape[1], width=given.v.shape[-1])
-    state = attention_with_state(q, k, v, CASES[case], inputs=given.inputs)[1]
+    q, k, v, own = draw(case, tokens, given.q.shape[-1], heads=given.q.shape[1], width=given.v.shape[-1])
+    inputs = {name: own[name] if name == "beta" else x for name, x in given.inputs.items()}
+    state = attention_with_state(q, k, v, CASES[case], inputs=inputs)[1]
     return state._replace(k_mean=state.k_mean.abs()) if case in ("linear-identity", "linear-leaky_relu") else state
 
 
@@ -132,8 +140,7 @@ def close(ours: list[Tensor], theirs: list[Tensor]) -> None:
         assert error <= bound, f"{error:.1e} > {bound:.1e}"
 
 
-@every_case
-@both_causalities
+@every_form
 def test_chunked_gradients_are_those_of_the_weights(case, is_causal):
     given = draw(case, 131, 3, batch=2)
     leaves = asking(given)
@@ -148,16 +155,15 @@ def test_chunked_gradients_are_those_of_the_weights(case, is_causal):
 def test_gradients_through_a_carried_state_are_those_of_the_weights(case, cut):
     given = draw(case, 131, 3, kv_heads=1)
     leaves = asking(given)
-    q, k, v, inputs = given
-    first, state = attention_with_state(*(x[:, :, :cut] for x in (q, k, v)), CASES[case], inputs=inputs)
-    second, _ = attention_with_state(*(x[:, :, cut:] for x in (q, k, v)), CASES[case], state, inputs=inputs)
+    early, late = given.tokens(slice(cut)), given.tokens(slice(cut, None))
+    first, state = attention_with_state(*early[:3], CASES[case], inputs=early.inputs)
+    second, _ = attention_with_state(*late[:3], CASES[case], state, inputs=late.inputs)
     exact = attend(case, given, is_causal=True, backend="reference")
     upstream = torch.randn_like(exact)
     close(gradients(torch.cat([first, second], 2), upstream, leaves), gradients(exact, upstream, leaves))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("angular")])
-@both_causalities
+@forms([case for case in CASES if not case.startswith("angular")])
 @pytest.mark.parametrize("value", ["zero", "constant", "one dead channel"])
 def test_the_gradient_in_v_is_the_weights_whatever_v_is(case, is_causal, value):
     """The output is linear in v, so dead and constant values have the derivative that all others have."""

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from softless import attention, attention_weights, attention_with_state, mechanism
 from tests.numerics.budget import FORWARD, GRADIENT, assert_within_budget, worst
-from tests.numerics.cases import CASES, CAUSALITY, Draw, attend, draw, gradients, judged
+from tests.numerics.cases import CASES, FORMS, Draw, attend, draw, every_form, gradients, judged
 from tests.numerics.eager import FORMULAS, visible
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 every_case = pytest.mark.parametrize("case", CASES)
-both_causalities = pytest.mark.parametrize("is_causal", CAUSALITY.values(), ids=CAUSALITY)
 both_halves = pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)
 
 
@@ -38,8 +37,7 @@ def fits(x: torch.Tensor, dtype: torch.dtype) -> bool:
     return bool(x.isfinite().all()) and x.abs().max().item() <= torch.finfo(dtype).max
 
 
-@every_case
-@both_causalities
+@every_form
 def test_the_plain_formulas_are_the_specification(case, is_causal):
     """The eager side of the budget, in float64, is the same function: it was not written from the library."""
     q, k, v, inputs = drawn = draw(case, 17, 3, batch=2)
@@ -54,7 +52,7 @@ def test_the_plain_formulas_are_the_specification(case, is_causal):
 @both_halves
 @given(st.data())
 def test_half_precision_stays_within_budget(case, dtype, data):
-    is_causal = data.draw(st.booleans())
+    is_causal = data.draw(st.sampled_from(FORMS[case]))
     drawn = data.draw(draws(case, dtype))
     wide = drawn.to(torch.float64)
     rows = judged(case, wide.q, wide.k, is_causal=is_causal)
@@ -110,8 +108,7 @@ def resolved(float32: torch.Tensor, truth: torch.Tensor, dtype: torch.dtype) -> 
     return not float32.isfinite().all() or (size > 0 and worst(float32, truth) <= 0.25 * torch.finfo(dtype).eps * size)
 
 
-@every_case
-@both_causalities
+@every_form
 @given(st.data())
 def test_float32_is_good_to_five_digits(case, is_causal, data):
     drawn = data.draw(draws(case, torch.float32))
