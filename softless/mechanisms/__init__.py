@@ -6,6 +6,8 @@ from softless.errors import ArgumentError
 from softless.mechanisms.angular import Angular
 from softless.mechanisms.base import Call, Mechanism
 from softless.mechanisms.cosformer import Cosformer
+from softless.mechanisms.decay import Decay
+from softless.mechanisms.delta import Delta, Efla
 from softless.mechanisms.efficient import Efficient
 from softless.mechanisms.focused import Focused
 from softless.mechanisms.general import General
@@ -20,7 +22,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     each.name: each
     for each in (
         *(Softmax, General, Linear, InLine, Efficient, Taylor, Hydra, Angular, Focused, Threshold),
-        *(Cosformer, Performer),
+        *(Cosformer, Performer, Delta, Efla, Decay),
     )
 }
 OPTIONS = {name: {field.name: field.default for field in fields(each)} for name, each in MECHANISMS.items()}

@@ -102,6 +102,10 @@ CASES = [
     case("cosformer", length=300),
     case("performer", largest=10),
     case("performer", largest=10, features=3, kind="hyperbolic"),
+    case("delta", forms=CAUSAL_ONLY),
+    case("efla", forms=CAUSAL_ONLY),
+    case("decay", forms=CAUSAL_ONLY),
+    case("decay", forms=CAUSAL_ONLY, slopes="retention", factor=0.5),
 ]
 WHOLE, CAUSAL = ([each for each in CASES if form in each.forms] for form in EITHER)
 STATEFUL = [each for each in CAUSAL if each.name not in ("softmax", "general", "threshold")]
@@ -217,6 +221,8 @@ def true_rows(case: Case, at: Ask, *, is_causal: bool = False, **call: Any) -> o
         k = torch.where(at.key_mask[:, None, :, None], k, 0.0)
     limits = torch.finfo(at.q.dtype).eps, torch.finfo(at.q.dtype).tiny
     inputs = {name: x.double() for name, x in at.inputs.items()}
+    if at.key_mask is not None:
+        inputs |= {name: torch.where(at.key_mask[:, None], inputs[name], 0.0) for name in A_TOKEN if name in inputs}
     seen = oracle.visible(q, k, is_causal, at.key_mask)
     call |= {"is_causal": is_causal} if case.name == "cosformer" else {}
     return oracle.FORMULAS[case.name](q, k, seen, oracle.Limits(*limits), inputs, **case.options, **call)

@@ -278,10 +278,60 @@ def performer(q, k, seen, limits, inputs, kind="positive", features=None):
     return divide(score, size, seen, *limits)
 
 
+# Those that change a memory, token by token. With one-hot values a memory's answer is the weights.
+
+
+def through(q: Tensor, k: Tensor, seen: Tensor, step: Callable[[Tensor, int, Tensor], Tensor]) -> Tensor:
+    """Weights [B, H, N, M] of q_i S_i, with S <- step(S, j, one-hot of j) for the real keys."""
+    queries, keys = seen.shape[-2:]
+    real, ones = seen[..., -1, :, None, None], torch.eye(keys, dtype=torch.float64)
+    memory, rows = torch.zeros(*k.shape[:2], k.shape[3], keys, dtype=torch.float64), []
+    for j in range(keys):
+        memory = torch.where(real[..., j, :, :], step(memory, j, ones[j]), memory)
+        if j + queries - keys >= 0:
+            rows.append((q[..., j + queries - keys, :, None] * memory).sum(-2))
+    blind = torch.zeros(*q.shape[:2], queries - len(rows), keys, dtype=torch.float64)
+    return torch.cat([blind, torch.stack(rows, 2)], 2)
+
+
+def corrected(q, k, seen, alpha, write, scale) -> Rows:
+    """S - alpha k (k^T S - v^T). `write` is what a key adds at most, |alpha k|."""
+
+    def step(memory: Tensor, j: int, value: Tensor) -> Tensor:
+        key, rate = k[..., j, :, None], alpha[..., j, None, None]  # [B, H, d, 1], [B, H, 1, 1]
+        return memory - rate * key * (key * memory).sum(-2, keepdim=True) + rate * key * value
+
+    weights = scale * through(q, k, seen, step)
+    size = abs(scale) * q.abs().sum(-1) * (seen * write[..., None, :]).sum(-1)
+    return Rows(weights, size, torch.ones_like(seen[..., 0]))
+
+
+def delta(q, k, seen, limits, inputs, scale=1.0):
+    beta = inputs["beta"].repeat_interleave(q.shape[1] // inputs["beta"].shape[1], 1)
+    return corrected(q, unit(k), seen, beta, beta, scale)
+
+
+def efla(q, k, seen, limits, inputs, scale=1.0):
+    beta, square = inputs["beta"].repeat_interleave(q.shape[1] // inputs["beta"].shape[1], 1), k.square().sum(-1)
+    alpha = torch.where(square > 0, -torch.expm1(-beta * square) / torch.where(square > 0, square, 1.0), beta)
+    return corrected(q, k, seen, alpha, alpha * square.sqrt(), scale)
+
+
+def decay(q, k, seen, limits, inputs, slopes="lightning", factor=1.0, scale=1.0):
+    heads = q.shape[1]
+    rates = {
+        "lightning": [2 ** (-8 * (h + 1) / heads) for h in range(heads)],
+        "retention": [-math.log(1 - 2 ** (-5 - h)) for h in range(heads)],
+    }[slopes]
+    fade = torch.tensor([math.exp(-factor * rate) for rate in rates], dtype=torch.float64)[:, None, None]
+    weights = scale * through(q, k, seen, lambda memory, j, value: fade * memory + k[..., j, :, None] * value)
+    return Rows(weights, abs(scale) * (q.abs() @ k.abs().mT * seen).sum(-1), torch.ones_like(seen[..., 0]))
+
+
 FORMULAS = {
     f.__name__: f
     for f in (
         *(softmax, general, linear, inline, efficient, taylor, hydra, angular, focused, threshold),
-        *(cosformer, performer),
+        *(cosformer, performer, delta, efla, decay),
     )
 }

@@ -95,11 +95,11 @@ def test_padding_leaves_the_state_as_it_was(case: Case):
 def test_no_tokens_change_nothing_and_no_queries_ask_nothing(case: Case):
     at = ask(case, 4)
     nothing, true = at.tokens(0, 0), true_answer(case, at, is_causal=True)
-    out, state = attention_with_state(*nothing[:3], case.made, inputs=at.inputs)
+    out, state = attention_with_state(*nothing[:3], case.made, inputs=nothing.inputs)
     assert out.shape == (2, 2, 0, at.v.shape[3])
     out, state = streamed(case, at, [], state)
     assert_answers(out, true, "after a call without tokens")
-    out, after = attention_with_state(*nothing[:3], case.made, state, inputs=at.inputs)
+    out, after = attention_with_state(*nothing[:3], case.made, state, inputs=nothing.inputs)
     assert out.shape == (2, 2, 0, at.v.shape[3])
     assert_same(after, state)
     out, after = attention_with_state(nothing.q, at.k, at.v, case.made, inputs=at.inputs)

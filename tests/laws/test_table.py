@@ -15,7 +15,9 @@ from tests.laws.cases import CASES, STATEFUL, Ask, Case, ask, assert_answers, ev
 NO_STATE = r"has no state of fixed size: keep a KV cache"
 OWN_TOKEN = r"needs as many queries as keys, got {} and {}"
 SCORED = ("softmax", "threshold")
-ONE_FORM = {"cosformer": "which the future decides: fix it"}  # by id: what has no causal form, or no other, says why
+# What has no causal form, or no other, says why.
+ONE_FORM = {"cosformer": "which the future decides: fix it"}
+ONE_FORM |= dict.fromkeys(("delta", "efla", "decay"), "goes through tokens in their order")
 
 
 class Column(NamedTuple):
@@ -55,7 +57,7 @@ def test_every_mechanism_is_in_the_table():
 def refusal(case: Case, column: Column) -> str | None:
     """What the refusal must say, or None if there must be none."""
     if column.is_causal not in case.forms:
-        return ONE_FORM[case.id]
+        return ONE_FORM[case.name]
     if column.state and case.name in (*SCORED, "general"):
         return NO_STATE
     if case.id == "angular" and not column.is_causal and column.queries != column.keys:
@@ -156,7 +158,9 @@ def test_a_bias_of_minus_infinity_hides_a_key(name: str, is_causal: bool, backen
 def test_scale_multiplies_the_product_or_is_refused(case: Case):
     """Division cancels a factor; the others have room for one. angular does not take it."""
     at = ask(case, 7)
-    takes = case.name in (*SCORED, "inline", "hydra") or case.options.get("normalize") == "none"
+    takes = (
+        case.name in (*SCORED, "inline", "hydra", "delta", "efla", "decay") or case.options.get("normalize") == "none"
+    )
     form = {"is_causal": case.forms[0]}
     for scale in (0.3, -2.0):
         if not takes:
@@ -183,7 +187,12 @@ def test_inputs_are_named_when_missing_extra_or_misshapen(case: Case):
     with pytest.raises(ArgumentError, match="got unheard_of"):
         attention(*at[:3], inputs=at.inputs | {"unheard_of": torch.ones(1)}, **call)
     needed = {"affine_relu": {"weight": [2, 4, 4], "bias": [2, 4]}, "learned_scale": {"scale": [2, 4]}}
-    needed |= {"performer": {"projection": [5, 4]}, "performer features=3 kind=hyperbolic": {"projection": [3, 4]}}
+    needed |= {
+        "delta": {"beta": [2, 2, 5]},
+        "efla": {"beta": [2, 2, 5]},
+        "performer": {"projection": [5, 4]},
+        "performer features=3 kind=hyperbolic": {"projection": [3, 4]},
+    }
     chosen = {*case.options.values(), *(option for option, value in case.options.items() if value is True), case.id}
     wants = next((shapes for key, shapes in needed.items() if key in chosen), {})
     assert set(case.made.inputs) == set(wants)

@@ -55,6 +55,10 @@ CASES: dict[str, Mechanism] = {
     "cosformer-fixed": mechanism("cosformer", length=200),
     "performer": mechanism("performer"),
     "performer-hyperbolic": mechanism("performer", kind="hyperbolic", features=4),
+    "delta": mechanism("delta"),
+    "efla": mechanism("efla"),
+    "decay": mechanism("decay"),
+    "decay-retention": mechanism("decay", slopes="retention", factor=0.5),
 }
 
 # Their denominators may change sign; they are held to a bar only where |mass| >= 0.1 sum |s|.

@@ -170,6 +170,33 @@ def performer(kind: str) -> Formula:
     )
 
 
+def memory(rule: str) -> Formula:
+    """The delta rule token by token, as its papers write it; what is `seen` is the causal order."""
+
+    def formula(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        state, outputs = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3]), []
+        square = k.square().sum(-1, keepdim=True)
+        beta = inputs["beta"][..., None]
+        k, alpha = (unit(k), beta) if rule == "delta" else (k, (1 - (-beta * square).exp()) / square)
+        for t in range(len(seen)):
+            key = k[:, :, t, :, None]
+            state = state + alpha[:, :, t, :, None] * key @ (v[:, :, t, None] - key.mT @ state)
+            outputs.append(q[:, :, t, None] @ state)
+        return torch.cat(outputs, 2)
+
+    return formula
+
+
+def decay(slopes: str, factor: float = 1.0) -> Formula:
+    def formula(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
+        h, place = torch.arange(q.shape[1]).double(), torch.arange(len(seen)).double()
+        slope = 2 ** (-8 * (h + 1) / q.shape[1]) if slopes == "lightning" else -(1 - 2 ** (-5 - h)).log()
+        fade = (-factor * slope[:, None, None] * (place[:, None] - place)).exp().to(q.dtype)
+        return (q @ k.mT * fade * seen) @ v
+
+    return formula
+
+
 FORMULAS: dict[str, Formula] = {
     "softmax": softmax,
     "softmax-relu": confused("relu"),
@@ -211,4 +238,8 @@ FORMULAS: dict[str, Formula] = {
     "cosformer-fixed": cosformer(200),
     "performer": performer("positive"),
     "performer-hyperbolic": performer("hyperbolic"),
+    "delta": memory("delta"),
+    "efla": memory("efla"),
+    "decay": decay("lightning"),
+    "decay-retention": decay("retention", 0.5),
 }
