@@ -77,4 +77,4 @@ def _running(
     earlier = before(torch.zeros_like(totals[:, :, :1]), totals, 2)[..., None, :]
     total = inner + (-slope[:, None, None] * since).exp()[..., None] * earlier
     total = total.flatten(2, 3).unflatten(-1, memory.shape[-2:])
-    return total[:, :, :chunks], total[:, :, chunks].clone()  # a memory to keep, without the others
+    return total.narrow(2, 0, chunks), total.narrow(2, chunks, 1).squeeze(2).clone()  # to keep, without the others

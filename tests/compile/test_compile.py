@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -34,15 +35,17 @@ MECHANISMS = [
     "angular",
     "focused",
     "threshold",
-    "cosformer-fixed",
-    "performer",
 ]
+# A loop over chunks is unrolled: another number of them is another graph.
+UNROLLED = ("delta", "efla")
 CHOSEN = [*MECHANISMS, "linear-exp", "inline-exp", "linear-affine_relu", "threshold-minimax-mean"]
+CHOSEN += ["cosformer-fixed", "performer", "efla", "decay"]
 
 
-def cases(chosen: list[str]) -> pytest.MarkDecorator:
+def cases(chosen: list[str], among: Collection[str] = CASES.keys()) -> pytest.MarkDecorator:
     marks = {case: [] if case in chosen else [pytest.mark.slow] for case in CASES}
-    each = [(case, form, f"{name}-{case}") for case in CASES for name, form in CAUSALITY.items() if form in FORMS[case]]
+    some = [case for case in CASES if case in among]
+    each = [(case, form, f"{name}-{case}") for case in some for name, form in CAUSALITY.items() if form in FORMS[case]]
     params = [pytest.param(case, form, marks=marks[case], id=name) for case, form, name in each]
     return pytest.mark.parametrize(("case", "is_causal"), params)
 
@@ -102,7 +105,7 @@ def test_inductor_is_eager(case, is_causal, dtype):
     assert_same(results(compiled, given), results(run, given), tolerance)
 
 
-@cases(MECHANISMS)
+@cases(MECHANISMS, CASES.keys() - UNROLLED)
 def test_another_length_needs_no_other_graph(case, is_causal):
     run = call(case, is_causal)
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")

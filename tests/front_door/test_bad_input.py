@@ -156,6 +156,9 @@ OPTIONS = {
     "kind": (lambda: mechanism("performer", kind="trig"), ["trig", "positive", "hyperbolic"]),
     "features zero": (lambda: mechanism("performer", features=0), ["features", 0, "at least 1", "None"]),
     "features a bool": (lambda: mechanism("performer", features=True), ["features", "True"]),
+    "slopes": (lambda: mechanism("decay", slopes="alibi"), ["alibi", "lightning", "retention"]),
+    "factor negative": (lambda: mechanism("decay", factor=-1), ["factor", -1]),
+    "factor NaN": (lambda: mechanism("decay", factor=NAN), ["factor", "nan"]),
     "exact as a word": (lambda: mechanism("angular", exact="no"), ["exact", "no"]),
     "learned_scale as a word": (lambda: mechanism("focused", learned_scale="no"), ["learned_scale", "no"]),
 }

@@ -26,6 +26,9 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
     "threshold": {"tau": [1, 0.5, 3, INF, -1, "a"], "expansion": ["max", "mean", "minimax"], "tail": ["drop", "mean"]},
     "cosformer": {"length": [None, 1, 20, 100, 0, 2.5, "a"]},
     "performer": {"kind": ["positive", "hyperbolic", "trig"], "features": [None, 1, 7, 0, 1.5, True]},
+    "delta": {},
+    "efla": {},
+    "decay": {"slopes": ["lightning", "retention", "none"], "factor": [1, 0, 0.5, -1, NAN, INF, "a"]},
     "unknown": {},
 }
 

@@ -64,6 +64,7 @@ def test_a_module_takes_the_grid_in_second_place():
 
 def test_the_mechanisms_are_those_of_this_version():
     names = "softmax general linear inline efficient taylor hydra angular focused threshold cosformer performer"
+    names += " delta efla decay"
     assert softless.list_mechanisms() == names.split()
     softless.list_mechanisms().clear()
     assert softless.list_mechanisms() == names.split()
@@ -157,6 +158,7 @@ def test_mechanisms_differ_by_option_and_by_kind():
 def test_a_mechanism_declares_the_inputs_it_needs(case):
     made = CASES[case]
     expected = {"affine_relu": ("weight", "bias"), "learned": ("scale",), "performer": ("projection",)}
+    expected |= {"delta": ("beta",), "efla": ("beta",)}
     assert made.inputs == expected.get(case.rpartition("-")[2], expected.get(made.name, ()))
 
 

@@ -8,7 +8,7 @@ import softless
 from softless.errors import UnsupportedError
 from softless.nn import Attention
 from tests.golden.fill import load
-from tests.numerics.cases import CASES, STATEFUL
+from tests.numerics.cases import CASES, FORMS, STATEFUL
 
 KERNELS = {
     "deit_n197": "inline",
@@ -94,8 +94,12 @@ def test_the_softmax_module_is_multi_head_attention():
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("local", [False, True])
 def test_every_parameter_gets_a_finite_gradient(case, local):
-    layer = Attention(12, 3, CASES[case], local=local)
-    out = layer(torch.randn(2, 1 + 2 * 4, 12), grid=(2, 4))
+    layer, order = Attention(12, 3, CASES[case], local=local), {"is_causal": FORMS[case] == [True]}
+    if local and order["is_causal"]:
+        with pytest.raises(UnsupportedError, match="it is not causal"):
+            layer(torch.randn(2, 1 + 2 * 4, 12), grid=(2, 4), **order)
+        return
+    out = layer(torch.randn(2, 1 + 2 * 4, 12), grid=(2, 4), **order)
     assert out.shape == (2, 9, 12)
     out.square().sum().backward()
     for name, parameter in layer.named_parameters():
@@ -146,6 +150,21 @@ def test_what_a_mechanism_draws_is_a_buffer_that_is_saved_and_can_be_drawn_again
     before = layer(x)
     layer.inputs.redraw()
     assert not torch.equal(layer(x), before)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_what_a_mechanism_needs_for_each_token_is_predicted_from_it(kv_heads):
+    layer = Attention(12, 4, "efla", kv_heads=kv_heads).double()
+    names = {name for name, _ in layer.inputs.named_parameters()}
+    assert names == {"predicted.beta.weight", "predicted.beta.bias"}
+    x, mask = torch.randn(2, 9, 12, dtype=torch.float64), torch.arange(9).expand(2, 9) > 2
+    q, k, v = layer._project(x)
+    beta = (x @ layer.inputs.predicted["beta"].weight.mT + layer.inputs.predicted["beta"].bias).sigmoid().mT
+    expected = softless.attention(q, k, v, "efla", is_causal=True, key_mask=mask, inputs={"beta": beta})
+    expected = layer.proj(expected.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(layer(x, key_mask=mask, is_causal=True), expected, rtol=1e-12, atol=1e-12)
+    with pytest.raises(UnsupportedError, match="'efla' goes through tokens in their order"):
+        layer(x)
 
 
 @pytest.mark.parametrize("grid", [(2, 4), (8, 1)])
@@ -264,9 +283,10 @@ def test_dropping_the_projection_is_for_everyone():
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_half_precision_module_runs_forward_and_backward(case, dtype):
-    layer = Attention(12, 3, CASES[case], local=True).to(dtype)
+    order = {"is_causal": FORMS[case] == [True]}
+    layer = Attention(12, 3, CASES[case], local=not order["is_causal"]).to(dtype)
     x = torch.randn(2, 8, 12).to(dtype).requires_grad_()
-    out = layer(x, (2, 4), key_mask=torch.tensor([[True] * 8, [True] * 5 + [False] * 3]))
+    out = layer(x, (2, 4), key_mask=torch.tensor([[True] * 8, [True] * 5 + [False] * 3]), **order)
     assert out.dtype == dtype
     assert out.isfinite().all()
     out.float().square().mean().backward()
