@@ -8,7 +8,8 @@ from softless.mechanisms.base import Call, Mechanism
 from softless.mechanisms.cosformer import Cosformer
 from softless.mechanisms.decay import Decay
 from softless.mechanisms.delta import Delta, Efla
-from softless.mechanisms.efficient import Efficient
+from softless.mechanisms.diagonal import Diagonal
+from softless.mechanisms.efficient import A2, Efficient
 from softless.mechanisms.focused import Focused
 from softless.mechanisms.general import General
 from softless.mechanisms.hydra import Hydra
@@ -17,12 +18,13 @@ from softless.mechanisms.performer import Performer
 from softless.mechanisms.softmax import Softmax
 from softless.mechanisms.taylor import Taylor
 from softless.mechanisms.threshold import Threshold
+from softless.mechanisms.transnormer import TransNormer
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     each.name: each
     for each in (
         *(Softmax, General, Linear, InLine, Efficient, Taylor, Hydra, Angular, Focused, Threshold),
-        *(Cosformer, Performer, Delta, Efla, Decay),
+        *(Cosformer, Performer, Delta, Efla, Decay, TransNormer, Diagonal, A2),
     )
 }
 OPTIONS = {name: {field.name: field.default for field in fields(each)} for name, each in MECHANISMS.items()}

@@ -1,9 +1,14 @@
-"""Efficient Attention (Shen et al. 2018): one softmax over channels, one over tokens.
+"""Efficient Attention (Shen et al. 2018, arXiv 1812.01243) and A2-Nets: one softmax over channels, one over tokens.
 
-    o_i = sum_c softmax_c(q_i) sum_j [e^{k_jc} / sum_l e^{k_lc}] v_j
+    efficient   o_i = sum_c softmax_c(q_i) sum_j [e^{k_jc} / sum_l e^{k_lc}] v_j
 
 One normalizer a channel, so rows sum to one with no division left to do. The causal form keeps the
 normalizers running: at each i both sums over tokens go up to i.
+
+    a2          G = A softmax_tokens(B)^T,  Z = G softmax_channels(V)         Chen et al. 2018, arXiv 1810.11579, eq. 3
+
+Double attention gathers G from all tokens, then distributes it to each: with q = V, k = B and v = A it is the same
+function, published without a causal form. Popular ports take a softmax over the batch; the paper does not.
 """
 
 from dataclasses import dataclass
@@ -31,3 +36,17 @@ class Efficient(Kernelized):
 
     def features_k(self, k: Tensor, call: Call) -> Log:
         return Log(k)
+
+
+@dataclass(frozen=True)
+class A2(Efficient):
+    name: ClassVar[str] = "a2"
+    formula: ClassVar[str] = "gather v by softmax_tokens(k), distribute it by softmax_channels(q)"
+    carries_state: ClassVar[bool] = False
+
+    def lacks(self, is_causal: bool) -> str | None:
+        return (
+            "gathers from all tokens before any reads: causal, with running sums, it is 'efficient'"
+            if is_causal
+            else None
+        )

@@ -15,6 +15,12 @@ from torch import Tensor
 from softless.mechanisms.base import Call, Mechanism, repeat_heads
 
 
+def softmax(scores: Tensor, visible: Tensor) -> Tensor:
+    """Over the visible keys; a row without any is zero."""
+    scores = torch.where(visible, scores, torch.finfo(scores.dtype).min)
+    return torch.where(visible, scores.softmax(-1), 0.0)
+
+
 @dataclass(frozen=True)
 class Scored(Mechanism):
     """A subclass says `rule`."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from softless.algebra.feature_maps import apply, unit
 from softless.errors import ArgumentError
 from softless.mechanisms.base import Call
-from softless.mechanisms.scored import Scored
+from softless.mechanisms.scored import Scored, softmax
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,7 @@ class Softmax(Scored):
         return super().weights(self.confused(q, call), k, call)
 
     def rule(self, scores: Tensor, visible: Tensor) -> Tensor:
-        scores = torch.where(visible, scores, torch.finfo(scores.dtype).min)
-        return torch.where(visible, scores.softmax(-1), 0.0)
+        return softmax(scores, visible)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         q = self.confused(q, call)

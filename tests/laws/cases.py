@@ -3,6 +3,7 @@
 A new mechanism is covered by its formula in oracle.py and a line in CASES.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -106,9 +107,14 @@ CASES = [
     case("efla", forms=CAUSAL_ONLY),
     case("decay", forms=CAUSAL_ONLY),
     case("decay", forms=CAUSAL_ONLY, slopes="retention", factor=0.5),
+    case("transnormer"),
+    case("transnormer", variant="t1"),
+    case("diagonal", block=5),
+    case("diagonal", variant="t1", block=16),
+    case("a2", forms=ALL_ONLY),
 ]
 WHOLE, CAUSAL = ([each for each in CASES if form in each.forms] for form in EITHER)
-STATEFUL = [each for each in CAUSAL if each.name not in ("softmax", "general", "threshold")]
+STATEFUL = [each for each in CAUSAL if each.name not in ("softmax", "general", "threshold", "diagonal")]
 FORMS = [pytest.param(each, form, id=f"{each}-{'causal' if form else 'all'}") for each in CASES for form in each.forms]
 every_form = pytest.mark.parametrize(("case", "is_causal"), FORMS)
 
@@ -228,6 +234,13 @@ def true_rows(case: Case, at: Ask, *, is_causal: bool = False, **call: Any) -> o
     return oracle.FORMULAS[case.name](q, k, seen, oracle.Limits(*limits), inputs, **case.options, **call)
 
 
+def normalized(case: Case) -> tuple[int, ...]:
+    """The dimensions over which an output has a length of its own: 1, or over all heads the root of their size."""
+    if case.name == "transnormer" or case.options.get("variant") == "t1":
+        return (1, 3)
+    return (-1,) if case.name == "angular" else ()
+
+
 def true_answer(case: Case, at: Ask, **call: Any) -> Answer:
     weights, size, safe = true_rows(case, at, **call)
     v = at.v.double().repeat_interleave(at.q.shape[1] // at.v.shape[1], 1)
@@ -240,9 +253,15 @@ def true_answer(case: Case, at: Ask, **call: Any) -> Answer:
         size, safe = (x.unflatten(1, (v.shape[1], -1)).transpose(2, 3) for x in (size, safe))
         return Answer(out, 1 + size * largest, safe)
     out, bound = weights @ v, (1 + size * largest)[..., None]
-    if case.name == "angular":  # the output is h / |h|: an error of h counts 1 / |h| times
-        length = out.norm(dim=-1, keepdim=True)
-        out, bound = oracle.unit(out), torch.where(length > 0, 2 * bound / torch.where(length > 0, length, 1.0), 0.0)
+    if dims := normalized(case):  # the output is h / |h|: an error of h counts 1 / |h| times
+        top, size = out.abs().amax(dims, keepdim=True), 1 if dims == (-1,) else math.prod(out.shape[d] for d in dims)
+        out = out / torch.where(top > 0, top, 1.0)
+        length = top * out.square().sum(dims, keepdim=True).sqrt()
+        bound = torch.where(length > 0, 2 * size * bound / torch.where(length > 0, length, 1.0), 0.0)
+        bound = bound.amax(dims, keepdim=True).expand(*out.shape[:3], 1)
+        kind = torch.finfo(at.q.dtype)
+        safe = safe & ((length == 0) | (length >= kind.tiny / kind.eps)).expand(*out.shape[:3], 1)[..., 0]
+        out = oracle.unit(out, dims) * size**0.5
     return Answer(out, bound, safe[..., None])
 
 

@@ -328,10 +328,40 @@ def decay(q, k, seen, limits, inputs, slopes="lightning", factor=1.0, scale=1.0)
     return Rows(weights, abs(scale) * (q.abs() @ k.abs().mT * seen).sum(-1), torch.ones_like(seen[..., 0]))
 
 
+def transnormer(q, k, seen, limits, inputs, variant="t2"):
+    f_q, f_k = (x.clamp(min=0) + x.clamp(max=0).exp() - float(variant == "t1") for x in (q, k))
+    return plain(*products(f_q, f_k), seen, 1.0)
+
+
+def diagonal(q, k, seen, limits, inputs, variant="t2", block=64, scale=None):
+    real, own = seen[..., -1, :], torch.arange(q.shape[2]) + k.shape[2] - q.shape[2]
+    place = (real.cumsum(-1) - 1).clamp(min=0)
+    home = torch.where(own >= 0, place[..., own.clamp(min=0)], -block)
+    alive = real[..., own.clamp(min=0)] & (own >= 0)
+    near = seen & alive[..., None] & (home[..., :, None] // block == place[..., None, :] // block)
+    if variant == "t2":
+        return softmax(q, k, near, limits, inputs, scale=scale)
+    score, size = products(q, k)
+    return plain(score.clamp(min=0), size, near, q.shape[-1] ** -0.5)
+
+
+def a2(q, k, seen, limits, inputs):
+    gathered = efficient(q, k, seen, limits, inputs)
+    return gathered._replace(weights=unit_sum((q - q.amax(-1, keepdim=True)).exp()) @ _over_tokens(k, seen))
+
+
+def _over_tokens(k: Tensor, seen: Tensor) -> Tensor:
+    """softmax of the real keys' channels over tokens, [B, H, d, M]."""
+    logs = torch.where(seen[..., -1, :, None], k, -math.inf).mT
+    top = logs.amax(-1, keepdim=True)
+    share = (logs - torch.where(top > -math.inf, top, 0.0)).exp()
+    return share / share.sum(-1, keepdim=True).clamp(min=1)
+
+
 FORMULAS = {
     f.__name__: f
     for f in (
         *(softmax, general, linear, inline, efficient, taylor, hydra, angular, focused, threshold),
-        *(cosformer, performer, delta, efla, decay),
+        *(cosformer, performer, delta, efla, decay, transnormer, diagonal, a2),
     )
 }

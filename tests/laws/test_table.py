@@ -16,7 +16,7 @@ NO_STATE = r"has no state of fixed size: keep a KV cache"
 OWN_TOKEN = r"needs as many queries as keys, got {} and {}"
 SCORED = ("softmax", "threshold")
 # What has no causal form, or no other, says why.
-ONE_FORM = {"cosformer": "which the future decides: fix it"}
+ONE_FORM = {"cosformer": "which the future decides: fix it", "a2": "gathers from all tokens"}
 ONE_FORM |= dict.fromkeys(("delta", "efla", "decay"), "goes through tokens in their order")
 
 
@@ -58,9 +58,9 @@ def refusal(case: Case, column: Column) -> str | None:
     """What the refusal must say, or None if there must be none."""
     if column.is_causal not in case.forms:
         return ONE_FORM[case.name]
-    if column.state and case.name in (*SCORED, "general"):
+    if column.state and case.name in (*SCORED, "general", "diagonal"):
         return NO_STATE
-    if case.id == "angular" and not column.is_causal and column.queries != column.keys:
+    if (case.id == "angular" or case.name == "diagonal") and not column.is_causal and column.queries != column.keys:
         return OWN_TOKEN.format(column.queries, column.keys)  # it adds each query's own value
     return None
 
@@ -156,11 +156,10 @@ def test_a_bias_of_minus_infinity_hides_a_key(name: str, is_causal: bool, backen
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_scale_multiplies_the_product_or_is_refused(case: Case):
-    """Division cancels a factor; the others have room for one. angular does not take it."""
+    """Division and a norm cancel a factor; the others have room for one. angular does not take it."""
     at = ask(case, 7)
-    takes = (
-        case.name in (*SCORED, "inline", "hydra", "delta", "efla", "decay") or case.options.get("normalize") == "none"
-    )
+    free = (*SCORED, "inline", "hydra", "delta", "efla", "decay", "diagonal")
+    takes = (case.name in free and "t1" not in case.options.values()) or case.options.get("normalize") == "none"
     form = {"is_causal": case.forms[0]}
     for scale in (0.3, -2.0):
         if not takes:

@@ -59,6 +59,11 @@ CASES: dict[str, Mechanism] = {
     "efla": mechanism("efla"),
     "decay": mechanism("decay"),
     "decay-retention": mechanism("decay", slopes="retention", factor=0.5),
+    "transnormer": mechanism("transnormer"),
+    "transnormer-t1": mechanism("transnormer", variant="t1"),
+    "diagonal": mechanism("diagonal", block=5),
+    "diagonal-t1": mechanism("diagonal", variant="t1", block=5),
+    "a2": mechanism("a2"),
 }
 
 # Their denominators may change sign; they are held to a bar only where |mass| >= 0.1 sum |s|.
@@ -78,8 +83,9 @@ def forms(chosen: Iterable[str] = CASES) -> pytest.MarkDecorator:
 
 
 every_form = forms()
-# One head is as good as another, but hydra and focused have norms over all of them.
-HEADS = {case: 2 if CASES[case].name in ("hydra", "focused") else 1 for case in CASES}
+# One head is as good as another, but some have norms over all of them.
+HEADS = {case: 2 if CASES[case].name in ("hydra", "focused", "transnormer", "diagonal") else 1 for case in CASES}
+NORMALIZED = [case for case in CASES if case.startswith(("angular", "transnormer", "diagonal-t1"))]  # their outputs are
 
 
 class Draw(NamedTuple):

@@ -197,6 +197,33 @@ def decay(slopes: str, factor: float = 1.0) -> Formula:
     return formula
 
 
+def rms(x: Tensor) -> Tensor:
+    return x / x.square().mean((1, 3), keepdim=True).sqrt()
+
+
+def transnormer(variant: str) -> Formula:
+    def formula(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
+        q, k = (F.elu(x) if variant == "t1" else F.elu(x) + 1 for x in (q, k))
+        return rms((q @ k.mT * seen) @ v)
+
+    return formula
+
+
+def diagonal(variant: str, block: int) -> Formula:
+    def formula(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        home = torch.arange(len(seen)) // block
+        seen = seen * (home[:, None] == home)
+        if variant == "t2":
+            return softmax(q, k, v, seen, inputs)
+        return rms((q @ k.mT * q.shape[-1] ** -0.5).relu() * seen @ v)
+
+    return formula
+
+
+def double_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
+    return q.softmax(-1) @ (k.softmax(-2).mT @ v)
+
+
 FORMULAS: dict[str, Formula] = {
     "softmax": softmax,
     "softmax-relu": confused("relu"),
@@ -242,4 +269,9 @@ FORMULAS: dict[str, Formula] = {
     "efla": memory("efla"),
     "decay": decay("lightning"),
     "decay-retention": decay("retention", 0.5),
+    "transnormer": transnormer("t2"),
+    "transnormer-t1": transnormer("t1"),
+    "diagonal": diagonal("t2", 5),
+    "diagonal-t1": diagonal("t1", 5),
+    "a2": double_attention,
 }
