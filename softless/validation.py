@@ -115,7 +115,9 @@ def check_grid(grid: Any, mechanism: Mechanism, q: Tensor, k: Tensor) -> None:
     if not mechanism.reads_grid:
         if grid is not None:
             raise UnsupportedError(f"grid {grid!r} was given and mechanism '{mechanism.name}' does not read one")
-    elif not _are_sides(grid, 0) or not grid[0] * grid[1] == q.shape[2] == k.shape[2]:
+    elif 0 not in (q.shape[2], k.shape[2]) and not (
+        _are_sides(grid, 0) and grid[0] * grid[1] == q.shape[2] == k.shape[2]
+    ):
         raise ArgumentError(
             f"mechanism '{mechanism.name}' needs grid=(height, width) of the picture that its tokens are, and got "
             f"{grid!r} with {q.shape[2]} queries and {k.shape[2]} keys"

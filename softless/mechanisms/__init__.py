@@ -14,6 +14,7 @@ from softless.mechanisms.focused import Focused
 from softless.mechanisms.general import General
 from softless.mechanisms.hydra import Hydra
 from softless.mechanisms.linear import InLine, Linear
+from softless.mechanisms.mlla import Mlla
 from softless.mechanisms.performer import Performer
 from softless.mechanisms.softmax import Softmax
 from softless.mechanisms.taylor import Taylor
@@ -24,7 +25,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     each.name: each
     for each in (
         *(Softmax, General, Linear, InLine, Efficient, Taylor, Hydra, Angular, Focused, Threshold),
-        *(Cosformer, Performer, Delta, Efla, Decay, TransNormer, Diagonal, A2),
+        *(Cosformer, Performer, Delta, Efla, Decay, TransNormer, Diagonal, Mlla, A2),
     )
 }
 OPTIONS = {name: {field.name: field.default for field in fields(each)} for name, each in MECHANISMS.items()}

@@ -80,8 +80,9 @@ def _map(call: _Call) -> AttentionMap:
     asked, cut = module.asked(call.qkv, **call.options)
     (q, k, _), mask = as_heads(asked.qkv), asked.key_mask
     inputs = module.inputs(asked.source)
+    grid = asked.grid if module.mechanism.reads_grid else None
     options: dict[str, Any] = {"key_mask": mask, "bias": asked.bias, "is_causal": asked.is_causal, "inputs": inputs}
-    weights, local = attention_weights(q, k, module.mechanism, **options), None
+    weights, local = attention_weights(q, k, module.mechanism, grid=grid, **options), None
     taps, prefix = module.taps(asked.source, asked.grid, mask)
     if taps is not None and asked.grid is not None:
         local = _neighbors(taps.mean(-1, keepdim=True), asked.grid, prefix, mask)

@@ -122,7 +122,7 @@ class Mixing(nn.Module):
             out = attention_qkv(qkv, self.mechanism, taps=taps, grid=grid, prefix=prefix, **options)
             return out.transpose(1, 2).flatten(2)
         q, k, v = as_heads(qkv)
-        options |= {"is_causal": is_causal, "bias": bias}
+        options |= {"is_causal": is_causal, "bias": bias, "grid": grid if self.mechanism.reads_grid else None}
         if dropped:
             v = keep(v, None if key_mask is None else key_mask[:, None])
             weights = self.attn_drop(attention_weights(q, k, self.mechanism, **options))

@@ -16,7 +16,7 @@ from softless.functional import attention
 from softless.mechanisms import Mechanism
 from softless.mechanisms.linear import Linear
 from softless.probes import rivals
-from softless.probes.cost import EXPLICIT, Shape, form
+from softless.probes.cost import EXPLICIT, Shape, form, picture
 from softless.probes.memory import free_bytes
 from softless.probes.plain import SUMS, WEIGHTS, Formula, plain
 from softless.probes.speed import EXPLICIT_COPIES, REFERENCE
@@ -74,7 +74,7 @@ def ours(label: str, made: Mechanism, terms: Terms) -> Contestant:
         name: torch.rand(size, device=terms.device, dtype=terms.dtype) for name, size in made.needed(q, k).items()
     }
     call = partial(attention, mechanism=made, is_causal=terms.is_causal, inputs=inputs, backend=terms.backend)
-    return Contestant(label, OURS, label, call)
+    return Contestant(label, OURS, label, partial(call, grid=picture(made, shape.queries)))
 
 
 def sdpa(terms: Terms) -> Contestant:

@@ -83,7 +83,7 @@ def cost(
     read_written = 2 * shape.heads * shape.queries + 2 * shape.kv_heads * shape.keys
     with FakeTensorMode():
         q, k, v, inputs = _tensors(made, replace(shape, queries=1, keys=1), dtype, device)
-        row = attention_weights(widen(q), widen(k), made, inputs=inputs, is_causal=is_causal)
+        row = attention_weights(widen(q), widen(k), made, inputs=inputs, is_causal=is_causal, grid=picture(made, 1))
         return Cost(
             form(made, is_causal),
             counted,
@@ -105,8 +105,14 @@ def flops(
     _check(shape)
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         q, k, v, inputs = _tensors(made, shape, dtype, device)
-        attention(q, k, v, made, inputs=inputs, is_causal=is_causal, backend="torch")
+        grid = picture(made, shape.queries)
+        attention(q, k, v, made, inputs=inputs, is_causal=is_causal, grid=grid, backend="torch")
     return counter.get_total_flops()
+
+
+def picture(made: Mechanism, tokens: int) -> tuple[int, int] | None:
+    """Tokens as a picture of one row, for a mechanism that reads one."""
+    return (1, tokens) if made.reads_grid else None
 
 
 def crossover(made: Mechanism, shape: Shape, *, is_causal: bool = False) -> int | None:

@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from softless import attention, attention_with_state
 from softless.nn import Attention
-from tests.numerics.cases import CASES, CAUSALITY, FORMS, STATEFUL, Draw, draw, gradients
+from tests.numerics.cases import CASES, CAUSALITY, FORMS, STATEFUL, Draw, draw, gradients, grid
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,7 +64,7 @@ def call(case: str, is_causal: bool):
     """`attention` as a function of tensors alone."""
 
     def run(q: Tensor, k: Tensor, v: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        return attention(q, k, v, CASES[case], is_causal=is_causal, inputs=inputs)
+        return attention(q, k, v, CASES[case], is_causal=is_causal, inputs=inputs, grid=grid(case, q))
 
     return run
 

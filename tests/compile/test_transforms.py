@@ -40,7 +40,7 @@ def test_autocast_casts_as_sdpa_does(case, is_causal):
     expected = attend(case, low, is_causal=is_causal)
     with torch.autocast("cpu", torch.bfloat16):
         sdpa = F.scaled_dot_product_attention(q, k, v)
-        out = attention(q, k, v, CASES[case], is_causal=is_causal, inputs=inputs)
+        out = attend(case, Draw(q, k, v, inputs), is_causal=is_causal)
         double = attend(case, given, is_causal=is_causal)
     assert out.dtype == sdpa.dtype == torch.bfloat16
     assert torch.equal(out, expected)

@@ -111,6 +111,7 @@ CASES = [
     case("transnormer", variant="t1"),
     case("diagonal", block=5),
     case("diagonal", variant="t1", block=16),
+    case("mlla", forms=ALL_ONLY),
     case("a2", forms=ALL_ONLY),
 ]
 WHOLE, CAUSAL = ([each for each in CASES if form in each.forms] for form in EITHER)
@@ -129,16 +130,23 @@ class Ask(NamedTuple):
     v: Tensor
     key_mask: Tensor | None
     inputs: dict[str, Tensor]
+    picture: bool = False  # tokens are a picture, of two columns if that many fit
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What the call says beyond q, k and v."""
+        grid = (self.q.shape[2] // 2, 2) if self.q.shape[2] % 2 == 0 else (1, self.q.shape[2])
+        return {"inputs": self.inputs, **({"grid": grid} if self.picture and self.q.shape[2] else {})}
 
     def to(self, dtype: torch.dtype) -> "Ask":
         inputs = {name: x.to(dtype) for name, x in self.inputs.items()}
-        return Ask(self.q.to(dtype), self.k.to(dtype), self.v.to(dtype), self.key_mask, inputs)
+        return self._replace(q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype), inputs=inputs)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Ask":
         """The same change to all that has a batch and tokens, seen as [B, ., N]; the mask as [B, 1, N]."""
         mask = None if self.key_mask is None else change(self.key_mask[:, None])[:, 0]
         inputs = {name: change(x) if name in A_TOKEN else x for name, x in self.inputs.items()}
-        return Ask(*map(change, self[:3]), mask, inputs)
+        return Ask(*map(change, self[:3]), mask, inputs, self.picture)
 
     def tokens(self, start: int, stop: int) -> "Ask":
         return self.each(lambda x: x[:, :, start:stop])
@@ -162,13 +170,14 @@ def ask(
     rng = torch.Generator().manual_seed(seed)
     (d, e), keys = dims, queries if keys is None else keys
     e = d if case.name == "hydra" else e  # hydra multiplies q, k and v channel by channel
+    d = 4 if case.name == "mlla" else d  # mlla turns channels by fours
     shapes = (heads[0], queries, d), (heads[1], keys, d), (heads[1], keys, e)
     q, k, v = (torch.randn(batch, *shape, generator=rng, dtype=torch.float64) for shape in shapes)
     inputs = {}
     for name, shape in case.made.needed(q, k).items():
         drawn = torch.randn(*shape, generator=rng, dtype=torch.float64)
         inputs[name] = drawn.sigmoid() if name in A_TOKEN else drawn
-    return Ask(q, k, v, None, inputs).to(dtype)
+    return Ask(q, k, v, None, inputs, case.made.reads_grid).to(dtype)
 
 
 @st.composite
@@ -186,7 +195,7 @@ def asks(draw: st.DrawFn, case: Case, *, masked: bool = False, longest: int = 13
     if draw(st.booleans()):
         k[:, :, :: draw(st.integers(1, 4))] = 0
     key_mask = draw(masks(tokens)) if masked else None
-    return Ask(q, k, v, key_mask, made.inputs)
+    return made._replace(q=q, k=k, v=v, key_mask=key_mask)
 
 
 @st.composite
@@ -206,7 +215,7 @@ def streamed(case: Case, at: Ask, cuts: Iterable[int], state: State | None = Non
     tokens, outputs = at.q.shape[2], []
     edges = [0, *(cut for cut in cuts if 0 < cut < tokens), tokens]
     for start, stop in pairwise(edges):
-        q, k, v, mask, inputs = at.tokens(start, stop)
+        q, k, v, mask, inputs, _ = at.tokens(start, stop)
         out, state = softless.attention_with_state(q, k, v, case.made, state, key_mask=mask, inputs=inputs)
         outputs.append(out)
     return torch.cat(outputs, 2), state
@@ -231,6 +240,7 @@ def true_rows(case: Case, at: Ask, *, is_causal: bool = False, **call: Any) -> o
         inputs |= {name: torch.where(at.key_mask[:, None], inputs[name], 0.0) for name in A_TOKEN if name in inputs}
     seen = oracle.visible(q, k, is_causal, at.key_mask)
     call |= {"is_causal": is_causal} if case.name == "cosformer" else {}
+    call |= {"grid": at.extra["grid"]} if at.picture else {}
     return oracle.FORMULAS[case.name](q, k, seen, oracle.Limits(*limits), inputs, **case.options, **call)
 
 

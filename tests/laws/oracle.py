@@ -345,6 +345,31 @@ def diagonal(q, k, seen, limits, inputs, variant="t2", block=64, scale=None):
     return plain(score.clamp(min=0), size, near, q.shape[-1] ** -0.5)
 
 
+def mlla(q, k, seen, limits, inputs, grid):
+    f_q, f_k = (x.clamp(min=0) + x.clamp(max=0).exp() for x in (q, k))
+    tiny, f_q, (heads, dim) = largest(f_q) < limits.tiny / limits.eps, level(f_q), (q.shape[1], q.shape[3])
+    turns = torch.zeros(q.shape[2], heads * dim // 2, dtype=torch.complex128)  # one complex number a pair of channels
+    quarter = heads * dim // 4
+    for token in range(q.shape[2]):
+        row, column = divmod(token, grid[1])
+        for t in range(quarter):
+            theta = 10000 ** (-t / quarter)
+            turns[token, t] = complex(math.cos(row * theta), math.sin(row * theta))
+            turns[token, quarter + t] = complex(math.cos(column * theta), math.sin(column * theta))
+
+    def turned(x: Tensor) -> Tensor:
+        flat = x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1, 2).contiguous()
+        flat = torch.view_as_real(torch.view_as_complex(flat) * turns)
+        return flat.reshape(x.shape[0], x.shape[2], heads, dim).transpose(1, 2)
+
+    score, (_, size) = turned(f_q) @ turned(f_k).mT, products(turned(f_q), turned(f_k))
+    mass = torch.where(seen, f_q @ f_k.mT, 0.0).sum(-1, keepdim=True)
+    score, total = torch.where(seen, score, 0.0), torch.where(seen, size, 0.0).sum(-1, keepdim=True)
+    steady = (mass >= limits.tiny / limits.eps) | (~seen).all(-1, keepdim=True)
+    score, total = (x / torch.where(mass > 0, mass, 1.0) for x in (score, total))
+    return Rows(score, total[..., 0], steady[..., 0] & ~tiny)
+
+
 def a2(q, k, seen, limits, inputs):
     gathered = efficient(q, k, seen, limits, inputs)
     return gathered._replace(weights=unit_sum((q - q.amax(-1, keepdim=True)).exp()) @ _over_tokens(k, seen))
@@ -362,6 +387,6 @@ FORMULAS = {
     f.__name__: f
     for f in (
         *(softmax, general, linear, inline, efficient, taylor, hydra, angular, focused, threshold),
-        *(cosformer, performer, delta, efla, decay, transnormer, diagonal, a2),
+        *(cosformer, performer, delta, efla, decay, transnormer, diagonal, mlla, a2),
     )
 }

@@ -37,10 +37,10 @@ def test_the_past_does_not_hear_of_the_future(case: Case, data: st.DataObject):
 
     state = None
     if case in STATEFUL:  # a past that both share
-        _, state = attention_with_state(at.q.flip(2), at.k.flip(2), at.v + 2, case.made, inputs=at.inputs)
+        _, state = attention_with_state(at.q.flip(2), at.k.flip(2), at.v + 2, case.made, **at.extra)
 
     def answers(at: Ask) -> dict[str, torch.Tensor]:
-        call: dict[str, Any] = {"key_mask": at.key_mask, "inputs": at.inputs}
+        call: dict[str, Any] = {"key_mask": at.key_mask, **at.extra}
         made = {
             "torch": attention(*at[:3], case.made, is_causal=True, **call),
             "reference": attention(*at[:3], case.made, is_causal=True, backend="reference", **call),
@@ -60,7 +60,7 @@ def test_the_last_token_is_heard_by_itself_alone(case: Case, tokens: int):
     """And it is heard: a mechanism deaf to every token would be causal too."""
     at = ask(case, tokens)._replace(key_mask=torch.ones(2, tokens, dtype=torch.bool))
     other = change_after(at, tokens - 2, "other")
-    outs = [attention(*x[:3], case.made, is_causal=True, inputs=at.inputs) for x in (at, other)]
+    outs = [attention(*x[:3], case.made, is_causal=True, **at.extra) for x in (at, other)]
     assert torch.equal(outs[0][:, :, :-1], outs[1][:, :, :-1])
     assert not torch.equal(outs[0][:, :, -1], outs[1][:, :, -1])
 
@@ -71,12 +71,12 @@ def test_the_last_query_stands_at_the_last_key(case: Case, shape: tuple[int, int
     """With N queries and M keys, query i sees keys up to i + M - N, and no other."""
     queries, keys = shape
     at = ask(case, queries, keys)
-    out = attention(*at[:3], case.made, is_causal=True, inputs=at.inputs)
+    out = attention(*at[:3], case.made, is_causal=True, **at.extra)
     for i in range(0, queries, max(1, queries // 5)):
         seen = max(0, i + 1 + keys - queries)
         k, v = at.k.clone(), at.v.clone()
         k[:, :, seen:], v[:, :, seen:] = 1e30, -1e30
-        changed = attention(at.q, k, v, case.made, is_causal=True, inputs=at.inputs)
+        changed = attention(at.q, k, v, case.made, is_causal=True, **at.extra)
         assert torch.equal(out[:, :, : i + 1], changed[:, :, : i + 1]), i
         if not seen:
             assert torch.equal(out[:, :, i], torch.zeros_like(out[:, :, i])), i
@@ -85,5 +85,5 @@ def test_the_last_query_stands_at_the_last_key(case: Case, shape: tuple[int, int
 @pytest.mark.parametrize("case", CAUSAL, ids=str)
 def test_causal_weights_have_nothing_above_the_diagonal(case: Case):
     at = ask(case, 9)
-    weights = attention_weights(at.q, at.k, case.made, is_causal=True, inputs=at.inputs)
+    weights = attention_weights(at.q, at.k, case.made, is_causal=True, **at.extra)
     assert torch.equal(weights, weights.tril())

@@ -11,7 +11,15 @@ from tests.laws.cases import FORMS, TOLERANCE, Case, ask, every_form, true_answe
 
 DRAWS = 1000
 COUNTS = [DRAWS, pytest.param(10 * DRAWS, marks=pytest.mark.slow)]
-DO_NOT_SUM_TO_ONE = ("hydra", "angular", "delta", "efla", "decay", "transnormer")  # and linear with normalize="none"
+DO_NOT_SUM_TO_ONE = (
+    "hydra",
+    "angular",
+    "delta",
+    "efla",
+    "decay",
+    "transnormer",
+    "mlla",
+)  # and linear with normalize="none"
 LINES = [(expansion, tail) for expansion in ("max", "mean", "minimax") for tail in ("drop", "mean")]
 
 
@@ -26,7 +34,7 @@ def test_rows_sum_to_one_where_it_says_so(case: Case, is_causal: bool):
     assert case.made.rows_sum_to_one == sums_to_one(case)
     at = ask(case, 40)
     rows = true_rows(case, at, is_causal=is_causal)
-    sums = attention_weights(at.q, at.k, case.made, is_causal=is_causal, inputs=at.inputs).sum(-1)
+    sums = attention_weights(at.q, at.k, case.made, is_causal=is_causal, **at.extra).sum(-1)
     if sums_to_one(case):
         assert ((sums - 1).abs() <= TOLERANCE[torch.float64] * rows.size)[rows.safe].all()
     else:
@@ -37,7 +45,7 @@ def test_rows_sum_to_one_where_it_says_so(case: Case, is_causal: bool):
 def test_a_constant_added_to_the_values_is_added_to_the_output(case: Case, is_causal: bool):
     at = ask(case, 40)
     shifted = at._replace(v=at.v + 5)
-    here, there = (attention(*x[:3], case.made, is_causal=is_causal, inputs=at.inputs) for x in (at, shifted))
+    here, there = (attention(*x[:3], case.made, is_causal=is_causal, **at.extra) for x in (at, shifted))
     true = true_answer(case, shifted, is_causal=is_causal)
     error = (there - here - 5).abs()
     assert (error <= 2 * TOLERANCE[torch.float64] * true.bound)[true.safe.expand_as(error)].all()

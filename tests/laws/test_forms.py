@@ -46,7 +46,7 @@ def test_parallel_is_the_weights(case: Case, data: st.DataObject):
     exact = data.draw(asks(case, masked=data.draw(st.booleans())))
     for dtype in DTYPES:
         at = exact.to(dtype)
-        true, call = true_answer(case, at), {"key_mask": at.key_mask, "inputs": at.inputs}
+        true, call = true_answer(case, at), {"key_mask": at.key_mask, **at.extra}
         for backend in BACKENDS[dtype]:
             assert_answers(attention(*at[:3], case.made, backend=backend, **call), true, f"{backend} {dtype}")
 
@@ -58,7 +58,7 @@ def test_causal_is_the_masked_weights_whatever_the_chunk(case: Case, data: st.Da
     for dtype in DTYPES:
         at = exact.to(dtype)
         true = true_answer(case, at, is_causal=True)
-        call = {"is_causal": True, "key_mask": at.key_mask, "inputs": at.inputs}
+        call = {"is_causal": True, "key_mask": at.key_mask, **at.extra}
         for backend in BACKENDS[dtype]:
             assert_answers(attention(*at[:3], case.made, backend=backend, **call), true, f"{backend} {dtype}")
         if case in STATEFUL:
@@ -81,7 +81,7 @@ def test_token_by_token_is_the_whole(case: Case, data: st.DataObject):
 def test_longer_sequences_are_no_different(case: Case, data: st.DataObject):
     """Up to 257 tokens: five chunks."""
     at = data.draw(asks(case, masked=data.draw(st.booleans()), longest=257))
-    call = {"key_mask": at.key_mask, "inputs": at.inputs}
+    call = {"key_mask": at.key_mask, **at.extra}
     for is_causal in case.forms:
         true = true_answer(case, at, is_causal=is_causal)
         assert_answers(attention(*at[:3], case.made, is_causal=is_causal, **call), true, f"causal {is_causal}")
@@ -93,9 +93,7 @@ def test_longer_sequences_are_no_different(case: Case, data: st.DataObject):
 def test_attention_weights_are_the_formulas(case: Case, is_causal: bool):
     at = ask(case, 9, heads=(4, 2))._replace(key_mask=torch.arange(9).expand(2, 9) % 3 != torch.tensor([[0], [1]]))
     rows = true_rows(case, at, is_causal=is_causal)
-    given_weights = attention_weights(
-        at.q, at.k, case.made, is_causal=is_causal, key_mask=at.key_mask, inputs=at.inputs
-    )
+    given_weights = attention_weights(at.q, at.k, case.made, is_causal=is_causal, key_mask=at.key_mask, **at.extra)
     error = (given_weights - rows.weights).abs()
     assert (error <= TOLERANCE[torch.float64] * rows.size[..., None])[rows.safe].all()
 

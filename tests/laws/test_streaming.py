@@ -53,7 +53,7 @@ def test_in_half_precision_the_state_is_float32(case: Case, dtype: torch.dtype, 
     """The cuts cost what float32 costs; then both outputs are rounded, to neighbors at worst."""
     at = ask(case, 70, heads=heads, dtype=dtype)
     at = at._replace(key_mask=torch.arange(70).expand(2, 70) % 7 != torch.tensor([[1], [5]]))
-    whole = attention(*at[:3], case.made, is_causal=True, key_mask=at.key_mask, inputs=at.inputs)
+    whole = attention(*at[:3], case.made, is_causal=True, key_mask=at.key_mask, **at.extra)
     first, state = streamed(case, at.tokens(0, 33), [1, 2, 19])
     assert {x.dtype for x in state if x.is_floating_point()} == {torch.float32}
     assert first.dtype == whole.dtype == dtype
@@ -69,7 +69,7 @@ def test_in_half_precision_the_state_is_float32(case: Case, dtype: torch.dtype, 
 def test_the_state_does_not_grow(case: Case, dtype: torch.dtype):
     def size(tokens: int) -> dict[str, tuple[torch.dtype, torch.Size]]:
         at = ask(case, tokens, dtype=dtype, heads=(4, 2))
-        state = attention_with_state(*at[:3], case.made, inputs=at.inputs)[1]
+        state = attention_with_state(*at[:3], case.made, **at.extra)[1]
         return {field: (x.dtype, x.shape) for field, x in state._asdict().items()}
 
     assert size(1) == size(2) == size(64) == size(131)
@@ -95,14 +95,14 @@ def test_padding_leaves_the_state_as_it_was(case: Case):
 def test_no_tokens_change_nothing_and_no_queries_ask_nothing(case: Case):
     at = ask(case, 4)
     nothing, true = at.tokens(0, 0), true_answer(case, at, is_causal=True)
-    out, state = attention_with_state(*nothing[:3], case.made, inputs=nothing.inputs)
+    out, state = attention_with_state(*nothing[:3], case.made, **nothing.extra)
     assert out.shape == (2, 2, 0, at.v.shape[3])
     out, state = streamed(case, at, [], state)
     assert_answers(out, true, "after a call without tokens")
-    out, after = attention_with_state(*nothing[:3], case.made, state, inputs=nothing.inputs)
+    out, after = attention_with_state(*nothing[:3], case.made, state, **nothing.extra)
     assert out.shape == (2, 2, 0, at.v.shape[3])
     assert_same(after, state)
-    out, after = attention_with_state(nothing.q, at.k, at.v, case.made, inputs=at.inputs)
+    out, after = attention_with_state(nothing.q, at.k, at.v, case.made, **at.extra)
     assert out.shape == (2, 2, 0, at.v.shape[3])
     assert after.n.unique().item() == 4
 

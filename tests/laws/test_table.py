@@ -16,7 +16,8 @@ NO_STATE = r"has no state of fixed size: keep a KV cache"
 OWN_TOKEN = r"needs as many queries as keys, got {} and {}"
 SCORED = ("softmax", "threshold")
 # What has no causal form, or no other, says why.
-ONE_FORM = {"cosformer": "which the future decides: fix it", "a2": "gathers from all tokens"}
+NO_PICTURE = r"needs grid=\(height, width\)"
+ONE_FORM = {"cosformer": "which the future decides: fix it", "mlla": "has no order", "a2": "gathers from all tokens"}
 ONE_FORM |= dict.fromkeys(("delta", "efla", "decay"), "goes through tokens in their order")
 
 
@@ -58,6 +59,8 @@ def refusal(case: Case, column: Column) -> str | None:
     """What the refusal must say, or None if there must be none."""
     if column.is_causal not in case.forms:
         return ONE_FORM[case.name]
+    if case.name == "mlla" and column.queries != column.keys:
+        return NO_PICTURE
     if column.state and case.name in (*SCORED, "general", "diagonal"):
         return NO_STATE
     if (case.id == "angular" or case.name == "diagonal") and not column.is_causal and column.queries != column.keys:
@@ -73,7 +76,7 @@ def question(case: Case, column: Column) -> Ask:
 
 
 def answer(case: Case, at: Ask, column: Column) -> torch.Tensor:
-    call = {"key_mask": at.key_mask, "inputs": at.inputs}
+    call = {"key_mask": at.key_mask, **at.extra}
     if column.state:
         whole = column.queries != column.keys
         return attention_with_state(*at[:3], case.made, None, **call)[0] if whole else streamed(case, at, [3])[0]
@@ -86,7 +89,7 @@ def test_it_matches_its_formula_or_says_why_not(case: Case, name: str):
     column = COLUMNS[name]
     at = question(case, column)
     if reason := refusal(case, column):
-        with pytest.raises(UnsupportedError, match=reason):
+        with pytest.raises(UnsupportedError if reason != NO_PICTURE else ArgumentError, match=reason):
             answer(case, at, column)
         return
     assert_answers(answer(case, at, column), true_answer(case, at, is_causal=column.is_causal), name)
@@ -95,7 +98,7 @@ def test_it_matches_its_formula_or_says_why_not(case: Case, name: str):
 @every_form
 def test_a_query_that_sees_nothing_reads_zero(case: Case, is_causal: bool):
     at = ask(case, 5)._replace(key_mask=torch.zeros(2, 5, dtype=torch.bool))
-    out = attention(*at[:3], case.made, is_causal=is_causal, key_mask=at.key_mask, inputs=at.inputs)
+    out = attention(*at[:3], case.made, is_causal=is_causal, key_mask=at.key_mask, **at.extra)
     assert torch.equal(out, torch.zeros_like(out))
 
 
@@ -103,8 +106,8 @@ def test_a_query_that_sees_nothing_reads_zero(case: Case, is_causal: bool):
 def test_no_queries_give_nothing_and_no_keys_give_zeros(case: Case, is_causal: bool):
     at, no_keys = ask(case, 4), ask(case, 4, 0)
     call = {"mechanism": case.made, "is_causal": is_causal}
-    assert attention(at.q[:, :, :0], at.k, at.v, inputs=at.inputs, **call).shape == (2, 2, 0, at.v.shape[3])
-    none = attention(*no_keys[:3], inputs=no_keys.inputs, **call)
+    assert attention(at.q[:, :, :0], at.k, at.v, **at.extra, **call).shape == (2, 2, 0, at.v.shape[3])
+    none = attention(*no_keys[:3], **no_keys.extra, **call)
     assert torch.equal(none, torch.zeros(2, 2, 4, at.v.shape[3], dtype=torch.float64))
 
 
@@ -112,7 +115,7 @@ def test_no_queries_give_nothing_and_no_keys_give_zeros(case: Case, is_causal: b
 def test_a_state_needs_a_key_for_every_query(case: Case):
     at = ask(case, 7, 3)
     with pytest.raises(ArgumentError, match="7 queries and 3 keys"):
-        attention_with_state(*at[:3], case.made, inputs=at.inputs)
+        attention_with_state(*at[:3], case.made, **at.extra)
 
 
 @pytest.mark.parametrize("shape", [(6, 7), (1, 7), (2, 1, 7), (2, 1, 6, 7), (2, 2, 6, 7)], ids=str)
@@ -121,12 +124,12 @@ def test_bias_is_added_to_scores_where_there_are_scores(case: Case, shape: tuple
     at, bias = ask(case, 6, 7), torch.randn(shape, dtype=torch.float64)
     if case.name not in SCORED:
         with pytest.raises(UnsupportedError, match=rf"'{case.name}' has none .* these have: softmax, threshold"):
-            attention(*at[:3], case.made, bias=bias, is_causal=case.forms[0], inputs=at.inputs)
+            attention(*at[:3], case.made, bias=bias, is_causal=case.forms[0], **at.extra)
         return
     for is_causal in (False, True):
         true = true_answer(case, at, is_causal=is_causal, bias=bias)
         for backend in ("torch", "reference"):
-            out = attention(*at[:3], case.made, bias=bias, is_causal=is_causal, inputs=at.inputs, backend=backend)
+            out = attention(*at[:3], case.made, bias=bias, is_causal=is_causal, **at.extra, backend=backend)
             assert_answers(out, true, backend)
 
 
@@ -167,17 +170,17 @@ def test_scale_multiplies_the_product_or_is_refused(case: Case):
                 ((attention, form), (attention_with_state, {})) if case in STATEFUL else ((attention, form),)
             ):
                 with pytest.raises(UnsupportedError, match=f"scale {scale} .*'{case.name}'"):
-                    call(*at[:3], case.made, scale=scale, inputs=at.inputs, **how)
+                    call(*at[:3], case.made, scale=scale, **at.extra, **how)
             with pytest.raises(UnsupportedError, match=f"scale {scale} .*'{case.name}'"):
-                attention_weights(at.q, at.k, case.made, scale=scale, inputs=at.inputs, **form)
+                attention_weights(at.q, at.k, case.made, scale=scale, **at.extra, **form)
             continue
         for is_causal in case.forms:
             true = true_answer(case, at, is_causal=is_causal, scale=scale)
             for backend in ("torch", "reference"):
-                out = attention(*at[:3], case.made, scale=scale, is_causal=is_causal, inputs=at.inputs, backend=backend)
+                out = attention(*at[:3], case.made, scale=scale, is_causal=is_causal, **at.extra, backend=backend)
                 assert_answers(out, true, f"scale {scale} {backend}")
         if case in STATEFUL:
-            assert_answers(attention_with_state(*at[:3], case.made, scale=scale, inputs=at.inputs)[0], true, "state")
+            assert_answers(attention_with_state(*at[:3], case.made, scale=scale, **at.extra)[0], true, "state")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -204,10 +207,18 @@ def test_inputs_are_named_when_missing_extra_or_misshapen(case: Case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_no_mechanism_reads_a_grid(case: Case):
+def test_a_grid_is_read_or_refused(case: Case):
     at = ask(case, 6)
+    call = {"mechanism": case.made, "is_causal": case.forms[0], "inputs": at.inputs}
+    if case.name == "mlla":
+        for grid in (None, (2, 2), (6,), (0, 6), "picture"):
+            with pytest.raises(ArgumentError, match=NO_PICTURE):
+                attention(*at[:3], grid=grid, **call)
+        flat, tall = (attention(*at[:3], grid=grid, **call) for grid in ((1, 6), (3, 2)))
+        assert not torch.allclose(flat, tall)
+        return
     with pytest.raises(UnsupportedError, match=rf"grid \(2, 3\) was given and mechanism '{case.name}'"):
-        attention(*at[:3], case.made, grid=(2, 3), is_causal=case.forms[0], inputs=at.inputs)
+        attention(*at[:3], grid=(2, 3), **call)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -225,7 +236,7 @@ def test_what_does_not_fit_is_refused_with_both_shapes(case: Case):
         "triton": ({"backend": "triton"}, "triton"),
     }
     for what, (change, reason) in wrong.items():
-        call = {"q": at.q, "k": at.k, "v": at.v, "inputs": at.inputs, "is_causal": case.forms[0]} | change
+        call = {"q": at.q, "k": at.k, "v": at.v, **at.extra, "is_causal": case.forms[0]} | change
         with pytest.raises(SoftlessError, match=reason) as refused:
             attention(mechanism=case.made, **call)
         assert isinstance(refused.value, ValueError), what
@@ -234,9 +245,9 @@ def test_what_does_not_fit_is_refused_with_both_shapes(case: Case):
 @pytest.mark.parametrize("case", STATEFUL, ids=str)
 def test_a_state_of_another_shape_is_refused(case: Case):
     at, other = ask(case, 4), ask(case, 4, dims=(5, 5))
-    state = attention_with_state(*other[:3], case.made, inputs=other.inputs)[1]
+    state = attention_with_state(*other[:3], case.made, **other.extra)[1]
     with pytest.raises(ArgumentError, match="the state's comoment is"):
-        attention_with_state(*at[:3], case.made, state, inputs=at.inputs)
+        attention_with_state(*at[:3], case.made, state, **at.extra)
 
 
 def test_hydra_needs_values_as_wide_as_queries():

@@ -63,6 +63,7 @@ CASES: dict[str, Mechanism] = {
     "transnormer-t1": mechanism("transnormer", variant="t1"),
     "diagonal": mechanism("diagonal", block=5),
     "diagonal-t1": mechanism("diagonal", variant="t1", block=5),
+    "mlla": mechanism("mlla"),
     "a2": mechanism("a2"),
 }
 
@@ -114,6 +115,7 @@ def draw(
 ) -> Draw:
     """Standard normal q, k, v (v as wide as q, or `width`) and inputs, float64."""
     kv_heads = heads if kv_heads is None else kv_heads
+    dim = 4 if case == "mlla" else dim  # it turns channels by fours
     width = width if width and case != "hydra" else dim
     q = torch.randn(batch, heads, tokens, dim, dtype=torch.float64)
     k = torch.randn(batch, kv_heads, tokens, dim, dtype=torch.float64)
@@ -124,7 +126,13 @@ def draw(
 
 def attend(case: str, given: Draw, *, is_causal: bool, backend: str = "auto", **options: object) -> Tensor:
     q, k, v, inputs = given
-    return attention(q, k, v, CASES[case], is_causal=is_causal, inputs=inputs, backend=backend, **options)
+    call = {"is_causal": is_causal, "inputs": inputs, "grid": grid(case, q), "backend": backend}
+    return attention(q, k, v, CASES[case], **call, **options)
+
+
+def grid(case: str, q: Tensor) -> tuple[int, int] | None:
+    """The tokens as a picture of one row, where a mechanism reads one."""
+    return (1, q.shape[2]) if CASES[case].reads_grid and q.shape[2] else None
 
 
 def gradients(out: Tensor, upstream: Tensor, leaves: list[Tensor]) -> list[Tensor]:

@@ -220,6 +220,22 @@ def diagonal(variant: str, block: int) -> Formula:
     return formula
 
 
+def mlla(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
+    """A picture of one row: channels of the first half stay, those of the second turn with the column."""
+    half, place = q.shape[1] * q.shape[3] // 2, torch.arange(len(seen)).double()
+    theta = 10000 ** (-torch.arange(half // 2).double() / (half // 2))
+    cos, sin = ((place[:, None] * theta).cos().to(q.dtype), (place[:, None] * theta).sin().to(q.dtype))
+
+    def turned(x: Tensor) -> Tensor:
+        x = x.transpose(1, 2).flatten(2)
+        a, b = x[..., half::2], x[..., half + 1 :: 2]
+        x = torch.cat([x[..., :half], torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)], -1)
+        return x.unflatten(-1, (q.shape[1], -1)).transpose(1, 2)
+
+    a, b = F.elu(q) + 1, F.elu(k) + 1
+    return (turned(a) @ turned(b).mT * seen) @ v / (a @ b.mT * seen).sum(-1, keepdim=True)
+
+
 def double_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
     return q.softmax(-1) @ (k.softmax(-2).mT @ v)
 
@@ -273,5 +289,6 @@ FORMULAS: dict[str, Formula] = {
     "transnormer-t1": transnormer("t1"),
     "diagonal": diagonal("t2", 5),
     "diagonal-t1": diagonal("t1", 5),
+    "mlla": mlla,
     "a2": double_attention,
 }

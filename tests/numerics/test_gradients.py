@@ -23,6 +23,7 @@ from tests.numerics.cases import (
     every_form,
     forms,
     gradients,
+    grid,
 )
 
 every_stateful_case = pytest.mark.parametrize("case", STATEFUL)
@@ -173,7 +174,8 @@ def test_the_gradient_in_v_is_the_weights_whatever_v_is(case, is_causal, value):
     v = (v + 1 if value == "constant" else v).requires_grad_()
     out = attend(case, given._replace(v=v), is_causal=is_causal, backend="torch")
     upstream = torch.randn_like(out)
-    weights = attention_weights(given.q, given.k, CASES[case], is_causal=is_causal, inputs=given.inputs)
+    call = {"is_causal": is_causal, "inputs": given.inputs, "grid": grid(case, given.q)}
+    weights = attention_weights(given.q, given.k, CASES[case], **call)
     if case == "hydra":
         expected = (weights.unflatten(1, (2, 3)) * upstream.permute(0, 1, 3, 2)[..., None]).sum(-2).mT
     else:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from softless import attention, attention_weights, attention_with_state, mechanism
 from tests.numerics.budget import FORWARD, GRADIENT, assert_within_budget, worst
-from tests.numerics.cases import CASES, FORMS, Draw, attend, draw, every_form, gradients, judged
+from tests.numerics.cases import CASES, FORMS, Draw, attend, draw, every_form, gradients, grid, judged
 from tests.numerics.eager import FORMULAS, visible
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -122,7 +122,8 @@ def test_float32_is_good_to_five_digits(case, is_causal, data):
 
 def mass(case: str, drawn: Draw, is_causal: bool) -> float:
     """max row sum |w| max |v|: what the terms of an output may add up to before they cancel."""
-    weights = attention_weights(drawn.q, drawn.k, CASES[case], is_causal=is_causal, inputs=drawn.inputs)
+    call = {"is_causal": is_causal, "inputs": drawn.inputs, "grid": grid(case, drawn.q)}
+    weights = attention_weights(drawn.q, drawn.k, CASES[case], **call)
     rows = judged(case, drawn.q, drawn.k, is_causal=is_causal)
     sums = weights.abs().sum(-1)
     sums = sums if case == "hydra" else sums[rows]
