@@ -61,9 +61,9 @@ def chunked(
     solved = _solve(k_c, a_c, torch.cat([u_c, a_c * k_c], -1))
     written, taken = solved.split((u.shape[-1], k.shape[-1]), -1)  # [*b, c, l, e], [*b, c, l, d]
     before = []
-    for keys, add, take in zip(k_c.unbind(-3), written.unbind(-3), taken.unbind(-3), strict=True):
+    for add, take in zip((k_c.mT @ written).unbind(-3), (k_c.mT @ taken).unbind(-3), strict=True):  # [*b, d, .]
         before.append(memory)
-        memory = memory + keys.mT @ (add - take @ memory)
+        memory = memory + (add - take @ memory)
     past = torch.stack(before, -3)  # [*b, c, d, e]
     out = q_c @ past + (q_c @ k_c.mT).tril() @ (written - taken @ past)
     return unfold(out, u.shape[-2]), memory

@@ -15,6 +15,7 @@ SCHEMA = "softless.explain/1"
 FORMS = {
     "SDPA": "SDPA: PyTorch's fused kernel; weights are computed block by block and never stored",
     "explicit weights": "explicit weights: the whole N x M matrix is formed",
+    "blocks": "blocks: weights within each block of tokens; the whole N x M matrix is never formed",
     "parallel state": "parallel state: one pass over k and v makes the state, one pass over q reads it",
     "chunked state": "chunked state: the state grows chunk by chunk, and each chunk sees its own past",
 }

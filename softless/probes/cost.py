@@ -26,7 +26,7 @@ from softless.validation import resolve_scale
 
 LARGEST_TENSOR = 2**58  # numbers: beyond, byte counts overflow 64 bits
 
-FUSED, EXPLICIT, PARALLEL, CHUNKED = "SDPA", "explicit weights", "parallel state", "chunked state"
+FUSED, EXPLICIT, BLOCKS, PARALLEL, CHUNKED = "SDPA", "explicit weights", "blocks", "parallel state", "chunked state"
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,12 @@ class Cost:
 
 
 def form(made: Mechanism, is_causal: bool) -> str:
-    """How plain torch computes it: SDPA, explicit weights, parallel state or chunked state."""
+    """How plain torch computes it: SDPA, explicit weights, blocks, parallel state or chunked state."""
     if made.family in ("kernelized", "recurrent"):
         return CHUNKED if is_causal else PARALLEL
-    return EXPLICIT if type(made).attend is Mechanism.attend else FUSED
+    if type(made).attend is Mechanism.attend:
+        return EXPLICIT
+    return FUSED if made.fused_on_gpu else BLOCKS
 
 
 def chosen(made: Mechanism, shape: Shape, *, is_causal: bool, dtype: torch.dtype, device: str) -> tuple[str, str]:

@@ -29,6 +29,10 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
     "delta": {},
     "efla": {},
     "decay": {"slopes": ["lightning", "retention", "none"], "factor": [1, 0, 0.5, -1, NAN, INF, "a"]},
+    "transnormer": {"variant": ["t1", "t2", "t3"]},
+    "diagonal": {"variant": ["t1", "t2", None], "block": [1, 4, 64, 0, 2.5, "a"]},
+    "mlla": {},
+    "a2": {},
     "unknown": {},
 }
 
@@ -72,6 +76,8 @@ def calls(options) -> dict[str, Any]:
     }
     if options(st.booleans()):
         call["key_mask"] = torch.rand(batch, keys + options(rarely)) < options(st.sampled_from([0.0, 0.5, 1.0]))
+    if options(rarely):
+        call["grid"] = options(st.sampled_from([(1, queries), (queries, 1), (2, 3), (0, 0), 5]))
     if options(rarely):
         call["bias"] = tensor(heads, queries, keys)
     if options(rarely):

@@ -64,7 +64,7 @@ def test_a_module_takes_the_grid_in_second_place():
 
 def test_the_mechanisms_are_those_of_this_version():
     names = "softmax general linear inline efficient taylor hydra angular focused threshold cosformer performer"
-    names += " delta efla decay"
+    names += " delta efla decay transnormer diagonal mlla a2"
     assert softless.list_mechanisms() == names.split()
     softless.list_mechanisms().clear()
     assert softless.list_mechanisms() == names.split()
