@@ -32,7 +32,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 
+# Options of mechanisms that run with their defaults at every change: these wait for make slow.
+VARIANTS = {"performer-hyperbolic", "cosformer", "decay-retention", "transnormer-t1", "diagonal-t1"}
+VARIANTS |= {"performer features=3 kind=hyperbolic", "decay slopes=retention factor=0.5", "transnormer variant=t1"}
+VARIANTS |= {"diagonal variant=t1 block=16"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if str(getattr(item, "callspec", None) and item.callspec.params.get("case")) in VARIANTS:
+            item.add_marker(pytest.mark.slow)
     if "SOFTLESS_SHUFFLE" in os.environ:
         random.Random(os.environ["SOFTLESS_SHUFFLE"]).shuffle(items)
     if CHECK_TYPES:

@@ -7,6 +7,7 @@ import torch
 
 import softless
 from softless import attention, attention_weights, mechanism
+from softless.probes.cost import Shape, flops
 from tests.laws.cases import FORMS, TOLERANCE, Case, ask, every_form, true_answer, true_rows
 
 DRAWS = 1000
@@ -183,3 +184,19 @@ def test_the_published_filter_is_worse_than_no_attention_and_the_best_line_is_be
     best = error(weights_of_scores(scores, expansion="minimax", tail="mean"))
     uniform = error(torch.full_like(scores, 1 / 256))
     assert published > uniform > best, f"published {published:.2f}, uniform {uniform:.2f}, minimax and mean {best:.2f}"
+
+
+@pytest.mark.parametrize("made", ["performer", "efla", "decay", "cosformer", "transnormer", "diagonal", "mlla", "a2"])
+def test_twice_the_tokens_cost_twice_the_products(made: str):
+    one = mechanism(made)
+    once, twice = (flops(one, Shape(1, 2, n, 8, n, 2), is_causal=one.lacks(False) is not None) for n in (2**14, 2**15))
+    assert twice / once == pytest.approx(2, rel=0.05)
+
+
+def test_the_exact_angular_kernel_is_the_angles_up_to_the_arcsines_third_term():
+    """1 - theta/pi = 1/2 + arcsin(x)/pi, and |arcsin(x) - x| <= (pi/2 - 1) |x|^3."""
+    q, k = torch.randn(2, 1, 1, 40, 3, dtype=torch.float64).unbind()
+    cosine = torch.nn.functional.cosine_similarity(q[..., :, None, :], k[..., None, :, :], dim=-1)
+    weights = attention_weights(q, k, mechanism("angular", exact=True))
+    error = (weights - (1 - cosine.clamp(-1, 1).acos() / math.pi)).abs()
+    assert (error <= (math.pi / 2 - 1) / math.pi * cosine.abs() ** 3 + 1e-12).all()
