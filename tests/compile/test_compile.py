@@ -39,7 +39,7 @@ MECHANISMS = [
 # A loop over chunks is unrolled: another number of them is another graph.
 UNROLLED = ("delta", "efla")
 CHOSEN = [*MECHANISMS, "linear-exp", "inline-exp", "linear-affine_relu", "threshold-minimax-mean"]
-CHOSEN += ["cosformer-fixed", "performer", "efla", "decay"]
+CHOSEN += ["cosformer-fixed", "performer", "efla", "decay", "transnormer", "diagonal", "mlla"]
 
 
 def cases(chosen: list[str], among: Collection[str] = CASES.keys()) -> pytest.MarkDecorator:

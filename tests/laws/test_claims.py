@@ -188,8 +188,8 @@ def test_the_published_filter_is_worse_than_no_attention_and_the_best_line_is_be
 
 @pytest.mark.parametrize("made", ["performer", "efla", "decay", "cosformer", "transnormer", "diagonal", "mlla", "a2"])
 def test_twice_the_tokens_cost_twice_the_products(made: str):
-    one = mechanism(made)
-    once, twice = (flops(one, Shape(1, 2, n, 8, n, 2), is_causal=one.lacks(False) is not None) for n in (2**14, 2**15))
+    one, n = mechanism(made), 2**11 if made == "efla" else 2**14  # its loop over chunks takes long to count
+    once, twice = (flops(one, Shape(1, 2, n, 8, n, 2), is_causal=one.lacks(False) is not None) for n in (n, 2 * n))
     assert twice / once == pytest.approx(2, rel=0.05)
 
 
