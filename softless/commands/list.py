@@ -83,7 +83,8 @@ def _show(rows: list[dict[str, Any]]) -> None:
         options = "  ".join(f"{name}={default}" for name, default in row["options"].items())
         options = f"needs {', '.join(row['options'])}, a function" if row["name"] == "general" else options
         text = Text(row["formula"])
-        text.append(f"\n{abilities}", style="green")
+        if abilities:
+            text.append(f"\n{abilities}", style="green")
         if options:
             text.append(f"\n{options}", style="dim")
         table.add_row(Text(row["name"], style="bold"), row["family"], text)
