@@ -37,7 +37,7 @@ MECHANISMS = [
     "threshold",
 ]
 # A loop over chunks is unrolled: another number of them is another graph.
-UNROLLED = ("delta", "efla")
+UNROLLED = ("delta", "efla", "decay", "decay-retention")
 CHOSEN = [*MECHANISMS, "linear-exp", "inline-exp", "linear-affine_relu", "threshold-minimax-mean"]
 CHOSEN += ["cosformer-fixed", "performer", "efla", "decay", "transnormer", "diagonal", "mlla"]
 

@@ -137,9 +137,16 @@ def test_without_decay_it_is_linear_attention_without_a_normalizer():
     torch.testing.assert_close(out, attention(q, k, v, plain, is_causal=True), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("chunks", [63, 64, 65, 200])
+def test_what_overflows_later_does_not_reach_back():
+    """k v^T of a later token is infinite in float32: 0 times it would be NaN in every memory before."""
+    k, v = torch.randn(2, 1, 1, 130, 2).unbind()
+    out = attention(k, k, v, "decay", is_causal=True)
+    k[:, :, 70], v[:, :, 70] = 1e30, -1e30
+    assert torch.equal(attention(k, k, v, "decay", is_causal=True)[:, :, :70], out[:, :, :70])
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 65])
 def test_many_chunks_fade_as_one(chunks: int):
-    """Groups of chunks are summed apart: the answer across their edges is that of one long product."""
     k, v = torch.randn(1, 2, 2 * chunks, 2, dtype=torch.float64), torch.randn(1, 2, 2 * chunks, 1, dtype=torch.float64)
     slope, kept = torch.tensor([0.25, 1e-3], dtype=torch.float64), torch.rand(1, 2 * chunks) > 0.2
     k = k * kept[:, None, :, None]
