@@ -60,8 +60,8 @@ def attention(
 
     A query that sees no key gives zeros.
     """
-    q, k, v = _autocast(q, k, v)
-    made, call = _prepare(q, k, v, mechanism, is_causal, key_mask, bias, scale, inputs, grid, backend)
+    q, k, v = autocast(q, k, v)
+    made, call = prepare(q, k, v, mechanism, is_causal, key_mask, bias, scale, inputs, grid, backend)
     recipe = backends.fused(made, call, q, k, v, backend)
     if recipe is not None:
         return backends.run((q, k, v), recipe, call)
@@ -69,7 +69,7 @@ def attention(
     if q.shape[2] == 0 or k.shape[2] == 0:
         return (q @ repeat_heads(k, q.shape[1]).mT) @ repeat_heads(v, q.shape[1])
     fast = backend != "reference"
-    with _full_precision(q):
+    with full_precision(q):
         if fast and made.fused_on_gpu and not q.is_cpu:
             return made.attend(q, k, v, call)
         wide_q, wide_k, wide_v = widen(q), widen(k), widen(v)
@@ -104,14 +104,14 @@ def attention_weights(
     Weights may be negative (inline) and need not sum to one (hydra, angular, linear without a
     normalizer). hydra has one matrix a channel: [B, H d, N, M].
     """
-    q, k = _autocast(q, k)
-    made, call = _prepare(q, k, k, mechanism, is_causal, key_mask, bias, scale, inputs, grid, backend)
+    q, k = autocast(q, k)
+    made, call = prepare(q, k, k, mechanism, is_causal, key_mask, bias, scale, inputs, grid, backend)
     if backend == "torch":
         raise BackendError("backend 'torch' never forms the weights: use 'auto' or 'reference'")
     k = hide(k, key_mask)
     if q.shape[2] == 0 or k.shape[2] == 0:
         return q.new_zeros(q.shape[0], made.matrices(q.shape[1], q.shape[3]), q.shape[2], k.shape[2])
-    with _full_precision(q):
+    with full_precision(q):
         return made.weights(widen(q), widen(k), call).to(q.dtype)
 
 
@@ -142,8 +142,8 @@ def attention_with_state(
     survives `State(**state._asdict())` through any tensor file. `key_mask` [B, M] covers this call's
     tokens: padding is never absorbed. Scored mechanisms have no such state and raise.
     """
-    q, k, v = _autocast(q, k, v)
-    made, call = _prepare(q, k, v, mechanism, True, key_mask, None, scale, inputs, grid, backend)
+    q, k, v = autocast(q, k, v)
+    made, call = prepare(q, k, v, mechanism, True, key_mask, None, scale, inputs, grid, backend)
     validation.check_state(state, k)
     if backend == "reference":
         raise BackendError("backend 'reference' forms all weights at once and has no state: use 'auto' or 'torch'")
@@ -153,7 +153,7 @@ def attention_with_state(
     if recipe is not None:
         return backends.run_with_state(q, k, v, state, recipe, call)
     k, v = hide(k, key_mask), hide(v, key_mask)
-    with _full_precision(q):
+    with full_precision(q):
         out, state = made.attend_with_state(widen(q), widen(k), widen(v), state, call)
         return out.to(q.dtype), state
 
@@ -180,9 +180,9 @@ def attention_with_residual(
     >>> attention_with_residual(q, k, v, torch.randn(2, 4, 9, 16), grid=(5, 7), prefix=1).shape
     torch.Size([2, 4, 36, 16])
     """
-    q, k, v, taps = _autocast(q, k, v, taps)
+    q, k, v, taps = autocast(q, k, v, taps)
     own = _own_grid(mechanism, grid)
-    made, call = _prepare(q, k, v, mechanism, False, key_mask, None, scale, inputs, own, backend)
+    made, call = prepare(q, k, v, mechanism, False, key_mask, None, scale, inputs, own, backend)
     validation.check_taps(taps, grid, prefix, q, k, v)
     recipe = backends.fused(made, call, q, k, v, backend)
     if recipe is not None:
@@ -211,13 +211,13 @@ def attention_qkv(
 
     The kernels read it in place and write its gradient as one tensor.
     """
-    qkv = _autocast(qkv)[0]
+    qkv = autocast(qkv)[0]
     if not isinstance(qkv, Tensor) or qkv.ndim != 5 or qkv.shape[2] != 3:
         given = list(qkv.shape) if isinstance(qkv, Tensor) else type(qkv).__name__
         raise ArgumentError(f"qkv is {given} and must be a tensor [batch, tokens, 3, heads, dim]")
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
     own = _own_grid(mechanism, grid)
-    made, call = _prepare(q, k, v, mechanism, False, key_mask, None, None, inputs, own, backend)
+    made, call = prepare(q, k, v, mechanism, False, key_mask, None, None, inputs, own, backend)
     picture = (0, 0, 0)
     if taps is not None:
         validation.check_taps(taps, grid, prefix, q, k, v)
@@ -247,7 +247,7 @@ def widen(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def _prepare(
+def prepare(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -274,7 +274,7 @@ def _prepare(
     return made, call
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast as SDPA does where autocast is on: everything but float64."""
     return tuple(
         x.to(torch.get_autocast_dtype(x.device.type))
@@ -284,7 +284,7 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     )
 
 
-def _full_precision(x: Tensor) -> AbstractContextManager[object]:
+def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """Inside, autocast does not touch our float32 sums."""
     return torch.autocast(x.device.type, enabled=False) if _autocasting(x) else nullcontext()
 
