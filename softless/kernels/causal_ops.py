@@ -22,6 +22,7 @@ from torch import Tensor
 from softless.algebra.state import State
 from softless.kernels import causal_attend, causal_tiles
 from softless.kernels.causal_attend import Past, Recipe, Sums, past_like
+from softless.kernels.operator import fake, gradient, no_gradient, operator
 from softless.kernels.rows import output_like
 
 
@@ -90,7 +91,7 @@ def _no_gradients(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return of_keys, of_values, of_both
 
 
-@torch.library.custom_op("softless::causal", mutates_args=())
+@operator("causal")
 def _causal(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, n: Tensor | None, k_mean: Tensor | None,
     v_mean: Tensor | None, comoment: Tensor | None, phi_q: str, phi_k: str, reader: str, scale: float, constant: bool,
@@ -102,13 +103,13 @@ def _causal(
     return out, *after, *(past_like(k, v, 0) if before is None else before)
 
 
-@_causal.register_fake
+@fake("causal")
 def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensors9:
     after, before = _empty(q, k, v)
     return output_like(q, v.shape[3]), *after, *before
 
 
-@torch.library.custom_op("softless::causal_step", mutates_args=())
+@operator("causal_step")
 def _decode(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, n: Tensor | None, k_mean: Tensor | None,
     v_mean: Tensor | None, comoment: Tensor | None, phi_q: str, phi_k: str, reader: str, scale: float, constant: bool,
@@ -119,12 +120,12 @@ def _decode(
     return out, *after
 
 
-@_decode.register_fake
+@fake("causal_step")
 def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensors5:
     return output_like(q, v.shape[3]), *past_like(k, v)
 
 
-@torch.library.custom_op("softless::causal_backward", mutates_args=())
+@operator("causal_backward")
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, given: Tensor, key_mask: Tensor | None, n: Tensor | None, k_mean: Tensor | None,
     v_mean: Tensor | None, comoment: Tensor | None, n_cut: Tensor, k_cut: Tensor, v_cut: Tensor, comoment_cut: Tensor,
@@ -148,7 +149,7 @@ def _backward(
     return *filled, tokens * of_keys, tokens * of_values, sums.outer.contiguous()
 
 
-@_backward.register_fake
+@fake("causal_backward")
 def _(q: Tensor, k: Tensor, v: Tensor, given: Tensor, key_mask: Tensor | None, n: Tensor | None, *_: Any) -> Tensors6:
     filled = output_like(q, q.shape[3]), output_like(k, k.shape[3]), output_like(v, v.shape[3])
     return *filled, *(_no_gradients(k, v) if n is None else past_like(k, v)[1:])
@@ -183,4 +184,6 @@ def _differentiate(ctx: Any, given: Tensor | None, _n: None, *state: Tensor | No
     return dq, dk, dv, None, None, *of_state, *(None for _ in ctx.recipe)
 
 
-_causal.register_autograd(_differentiate, setup_context=_save)
+gradient("causal", _differentiate, _save)
+no_gradient("causal_step")
+no_gradient("causal_backward")

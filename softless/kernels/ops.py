@@ -16,11 +16,12 @@ from torch.utils.flop_counter import register_flop_formula
 from softless.algebra.recipe import Recipe
 from softless.kernels import attend
 from softless.kernels.attend import Picture
+from softless.kernels.operator import fake, gradient, no_gradient, operator
 from softless.kernels.record import numbers
 from softless.kernels.rows import output_like
 
 
-@torch.library.custom_op("softless::attend", mutates_args=())
+@operator("attend")
 def attend_op(
     qkv: Sequence[Tensor],
     key_mask: Tensor | None,
@@ -39,7 +40,7 @@ def attend_op(
     return attend.forward(q, k, v, key_mask, _contiguous(taps), recipe, Picture(*picture))
 
 
-@torch.library.custom_op("softless::attend_backward", mutates_args=())
+@operator("attend_backward")
 def attend_backward_op(
     d_out: Tensor,
     qkv: Sequence[Tensor],
@@ -63,14 +64,14 @@ def attend_backward_op(
     return gradients if taps is None or d_taps is None else [*gradients, d_taps.to(taps.dtype)]
 
 
-@attend_op.register_fake
+@fake("attend")
 def _(qkv, key_mask, taps, phi_q, phi_k, reader, constant, scale, t, picture):
     q, k, v = heads_of([readable(x) for x in qkv])
     heads = k.shape[0] * k.shape[1] if attend.keeps_records(q, k, v, phi_k) else 0
     return output_like(q, v.shape[3]), q.new_empty(heads, numbers(q.shape[3], v.shape[3]), dtype=torch.float32)
 
 
-@attend_backward_op.register_fake
+@fake("attend_backward")
 def _(d_out, qkv, key_mask, taps, records, phi_q, phi_k, reader, constant, scale, t, picture):
     gradients = gradients_like([readable(x) for x in qkv])
     return gradients if taps is None else [*gradients, taps.new_empty(taps.shape)]
@@ -87,7 +88,8 @@ def _backward(ctx, d_out, _d_records):
     return gradients[: len(qkv)], None, None if taps is None else gradients[-1], *[None] * len(ctx.options)
 
 
-attend_op.register_autograd(_backward, setup_context=_save)
+gradient("attend", _backward, _save)
+no_gradient("attend_backward")
 
 
 @register_flop_formula(torch.ops.softless.attend)
