@@ -106,15 +106,15 @@ class Devices:
 
 
 def shard(model: nn.Module, device: torch.device) -> None:
-    """A slice of each parameter for each rank: block by block where the model has stages, then the rest."""
+    """A slice of each parameter for each rank: block by block, then the rest."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    from softless.models.blocks import Stage
+
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     model.to(device)
-    for module in list(model.modules()):
-        if isinstance(module, nn.ModuleList):
-            for block in module:
-                if any(True for _ in block.parameters()) and not isinstance(block, nn.ModuleList):
-                    fully_shard(block, mesh=mesh)
+    for stage in [module for module in model.modules() if isinstance(module, Stage)]:
+        for block in stage:
+            fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)

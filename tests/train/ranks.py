@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 from torch import nn
 
+from softless.models.blocks import Stage
 from softless.train import state
 from softless.train.devices import Devices
 from softless.train.engine import Engine
@@ -38,7 +39,7 @@ class Blocks(nn.Module):
         super().__init__()
         torch.manual_seed(seed)
         self.stem = nn.Linear(48, width)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(depth))
+        self.blocks = Stage(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(depth))
         self.head = nn.Linear(width, 3)
         self.double()
 
