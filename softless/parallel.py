@@ -46,7 +46,8 @@ def attention(
     Returns the output of this rank's queries, as the whole sequence would give it on one device. Gradients flow through
     the exchange to the keys and values of every rank: so every rank must run backward if one does, and all must agree
     on mechanism, batch, heads, dims, and on whether k and v need gradients. Numbers of tokens may differ. With
-    `is_causal`, a rank's queries are those of its keys' tokens. Kernelized mechanisms only: others keep no state.
+    `is_causal`, a rank's queries are those of its keys' tokens. Kernelized mechanisms only: others keep no state that
+    could be merged; and none whose features know a token's place.
 
     group     a process group; None is all ranks
     key_mask  bool [B, M] of this rank's keys, True for a real token
@@ -57,6 +58,10 @@ def attention(
     if not isinstance(made, Kernelized):
         raise UnsupportedError(
             f"mechanism '{made.name}' keeps no state that ranks could merge: its queries need every key of every rank"
+        )
+    if made.places:
+        raise UnsupportedError(
+            f"mechanism '{made.name}' weighs a token by its place in the sequence, and a rank knows only its own tokens"
         )
     if is_causal and q.shape[2] != k.shape[2]:
         raise ArgumentError(

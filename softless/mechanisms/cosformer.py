@@ -31,6 +31,7 @@ class Cosformer(Kernelized):
     name: ClassVar[str] = "cosformer"
     formula: ClassVar[str] = "linear of relu(q).relu(k_j) cos(pi (i - j) / 2M), M = length"
     reader: ClassVar[str] = "divide"
+    places: ClassVar[bool] = True
 
     length: int | None = None  # None: as long as the sequence is
 

@@ -23,6 +23,7 @@ class Kernelized(Mechanism):
     carries_state: ClassVar[bool] = True
     reader: ClassVar[str]  # divide | subtract | channel | none
     chunk: ClassVar[int] = algebra.CHUNK
+    places: ClassVar[bool] = False  # whether features depend on where in the sequence a token is
 
     def features_q(self, q: Tensor, call: Call) -> Tensor | Log:
         """phi(q), [B, H, N, D]."""

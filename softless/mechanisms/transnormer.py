@@ -60,3 +60,6 @@ class TransNormer(Kernelized):
     ) -> tuple[Tensor, State]:
         out, state = super().attend_with_state(q, k, v, state, call)
         return norm(out), state
+
+    def attend_to_state(self, q: Tensor, k: Tensor, v: Tensor, state: State, call: Call) -> Tensor:
+        return norm(super().attend_to_state(q, k, v, state, call))

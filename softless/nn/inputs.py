@@ -31,6 +31,7 @@ class Inputs(nn.Module):
         bound = self.head_dim**-0.5
         return nn.init.zeros_(x) if name == "scale" else nn.init.uniform_(x, -bound, bound)
 
+    @torch.jit.ignore
     def forward(self, x: Float[Tensor, "b n c"] | None) -> dict[str, Tensor]:
         names = self.mechanism.input_shapes(self.heads, self.head_dim)
         found = {name: getattr(self, name) for name in names}
