@@ -28,7 +28,7 @@ check: $(DEV) ## format, lint, types and the layers of the house
 test: $(DEV) ## every change: 2 cores, no GPU, minutes
 	$(PARALLEL) --timeout 300 -m "not slow and not gpu and not compile and not kernels"
 	$(INTERPRETED) $(PARALLEL) --timeout 300 -m "kernels and not slow and not gpu" tests/kernels
-	SOFTLESS_TYPECHECK=0 $(PYTEST) --timeout 300 -m "compile and not slow and not gpu"
+	SOFTLESS_TYPECHECK=0 $(PARALLEL) --timeout 300 -m "compile and not slow and not gpu"
 
 slow: $(DEV) ## the full counts, with random cases, mutants and reruns: hours
 	$(PARALLEL) --hypothesis-profile slow -m "not gpu and not compile and not kernels"

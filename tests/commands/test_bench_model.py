@@ -153,6 +153,7 @@ def test_the_command_names_everything_that_was_settled():
     assert (made.passes, made.compiled) == ((False, True), True)
 
 
+@pytest.mark.slow
 def test_the_command_that_is_recorded_repeats_the_bench(softless):
     document = benched(softless, "--option", "local=false")
     again = json.loads(softless(*document["command"].split()[1:], "--json").stdout)
@@ -172,6 +173,7 @@ def test_a_backend_reaches_the_model(softless, monkeypatch):
     assert asked == ["reference"]
 
 
+@pytest.mark.slow
 def test_a_bar_moves_as_far_as_it_is_long(monkeypatch):
     """Whatever the number of contestants, passes and sizes, progress ends at 100 %."""
     moved = []

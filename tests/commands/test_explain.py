@@ -62,7 +62,7 @@ def test_cuda_is_counted_without_one_and_marked_untested(softless):
     assert "On CUDA: untested here." in document["notes"]
 
 
-@pytest.mark.parametrize("columns", ["80", "120"])
+@pytest.mark.parametrize("columns", ["80", pytest.param("120", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", library.list_mechanisms())
 def test_what_is_printed_is_what_the_json_says(softless, monkeypatch, name, columns):
     monkeypatch.setenv("COLUMNS", columns)

@@ -73,7 +73,7 @@ def test_options_make_another_model_of_which_the_paper_says_nothing(softless):
     assert "With softmax in its place" not in text
 
 
-@pytest.mark.parametrize("columns", ["80", "120"])
+@pytest.mark.parametrize("columns", ["80", pytest.param("120", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TINY)
 def test_what_is_printed_is_what_the_json_says(softless, monkeypatch, name, columns):
     monkeypatch.setenv("COLUMNS", columns)

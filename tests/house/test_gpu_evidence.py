@@ -124,6 +124,7 @@ def small_models(monkeypatch, small):
     models.result.cache_clear()
 
 
+@pytest.mark.slow
 def test_what_is_measured_of_models_can_be_measured_here(small_models):
     for case in (case for cases in models.BARS for case in cases()):
         found = case.row()

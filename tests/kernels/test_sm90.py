@@ -49,13 +49,22 @@ def assert_fits(built: list[sm90.Built], names: set[str], dim: int) -> None:
         assert each.shared <= SHARED, f"{each.name} needs {each.shared} bytes of shared memory"
 
 
-@pytest.mark.parametrize(("name", "dim"), [("elu", 32), ("elu", 64), ("inline", 64)])
+@pytest.mark.parametrize(
+    ("name", "dim"),
+    [pytest.param("elu", 32, marks=pytest.mark.slow), ("elu", 64), pytest.param("inline", 64, marks=pytest.mark.slow)],
+)
 def test_whole_heads_fit_into_registers_and_shared_memory(name, dim):
     assert_fits(build(name, dim, 197), WHOLE, dim)
 
 
 @pytest.mark.parametrize(
-    ("name", "dim", "tokens"), [("inline", 32, 1000), ("elu", 64, 1000), ("elu", 128, 1000), ("inline", 128, 197)]
+    ("name", "dim", "tokens"),
+    [
+        pytest.param("inline", 32, 1000, marks=pytest.mark.slow),
+        ("elu", 64, 1000),
+        pytest.param("elu", 128, 1000, marks=pytest.mark.slow),
+        pytest.param("inline", 128, 197, marks=pytest.mark.slow),
+    ],
 )
 def test_spans_fit_into_registers_and_shared_memory(name, dim, tokens):
     """A division of wide heads reads its queries twice."""
@@ -63,6 +72,7 @@ def test_spans_fit_into_registers_and_shared_memory(name, dim, tokens):
     assert_fits(build(name, dim, tokens), SPANS | twice, dim)
 
 
+@pytest.mark.slow
 def test_the_residual_fits_into_registers_and_shared_memory():
     assert_fits(build("inline", 64, 197, grid=(14, 14)), WHOLE, 64)
 

@@ -29,7 +29,7 @@ def deit():
     return everyone()
 
 
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("train", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_numbers_follow_from_each_other(deit, train):
     found = contest.model_contest(list(deit.values()), SMALL, train=train, repeats=1)
     assert [each.label for each in found] == ["inline_deit_tiny", "plain formulas", "softmax twin", "timm deit_tiny"]
