@@ -7,6 +7,7 @@ import torch
 
 from softless.commands import units
 from softless.commands.layout import page, plain_table
+from softless.commands.mechanism import word
 from softless.mechanisms import Mechanism, mechanism
 from softless.probes.cost import Shape, chosen, cost, crossover
 
@@ -15,7 +16,8 @@ SCHEMA = "softless.explain/1"
 FORMS = {
     "SDPA": "SDPA: PyTorch's fused kernel; weights are computed block by block and never stored",
     "explicit weights": "explicit weights: the whole N x M matrix is formed",
-    "blocks": "blocks: weights within each block of tokens; the whole N x M matrix is never formed",
+    "blocks": "blocks: queries are scored against the keys their pattern gives them; no N x M matrix is formed",
+    "low rank": "low rank: queries and keys meet in a few tokens that stand for all; no N x M matrix is formed",
     "parallel state": "parallel state: one pass over k and v makes the state, one pass over q reads it",
     "chunked state": "chunked state: the state grows chunk by chunk, and each chunk sees its own past",
 }
@@ -33,7 +35,7 @@ def document(made: Mechanism, shape: Shape, causal: bool, dtype: str, device: st
         "mechanism": made.name,
         "formula": made.formula,
         "family": made.family,
-        "options": {name: "exp(q.k/sqrt(d))" if callable(value) else value for name, value in values.items()},
+        "options": {name: "exp(q.k/sqrt(d))" if callable(value) else word(value) for name, value in values.items()},
         "shape": asdict(shape),
         "causal": causal,
         "dtype": dtype,

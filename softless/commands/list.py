@@ -55,7 +55,7 @@ def _names() -> list[str]:
 def _row(name: str) -> dict[str, Any]:
     from dataclasses import fields
 
-    from softless.commands.mechanism import make
+    from softless.commands.mechanism import make, word
     from softless.mechanisms import MECHANISMS
 
     cls, made = MECHANISMS[name], make(name, {})
@@ -66,7 +66,7 @@ def _row(name: str) -> dict[str, Any]:
         "causal": made.lacks(is_causal=True) is None,
         "state": made.carries_state,
         "bias": cls.takes_bias,
-        "options": {field.name: field.default for field in fields(cls)},
+        "options": {field.name: word(field.default) for field in fields(cls)},
     }
 
 

@@ -28,6 +28,11 @@ def make(name: str, options: dict[str, str]) -> Mechanism:
     return mechanism(name, **{key: _value(key, text, defaults.get(key)) for key, text in options.items()})
 
 
+def word(value: object) -> object:
+    """An option's value as a command line has it."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
+
+
 def exponential(q: "Tensor", k: "Tensor") -> "Tensor":
     """exp(q.k/sqrt(d)), which makes general attention softmax attention."""
     return (q @ k.mT * q.shape[-1] ** -0.5).exp()
@@ -37,6 +42,8 @@ def _value(option: str, text: str, default: object) -> object:
     """true, false, none, a number, or the word itself, by what the option's default is."""
     if isinstance(default, str):
         return text
+    if isinstance(default, tuple):
+        return _numbers(option, text)
     if text.lower() in WORDS:
         return WORDS[text.lower()]
     if isinstance(default, bool):
@@ -52,6 +59,13 @@ def _value(option: str, text: str, default: object) -> object:
     if isinstance(default, int | float):
         raise ArgumentError(f"option {option} is {text!r} and must be a number")
     return text
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ArgumentError(f"option {option} is {text!r} and must be whole numbers such as 1,9,36") from None
 
 
 def _given(options: dict[str, str]) -> str:

@@ -239,6 +239,8 @@ def _percent(share: float) -> str:
     percent = 100 * share
     if percent > 999:
         return ">999%"
+    if 0 < percent < 0.01:
+        return "<.01%"
     return f"{percent:.2g}%" if percent < 10 else f"{percent:.0f}%"
 
 

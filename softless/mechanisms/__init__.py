@@ -3,22 +3,33 @@
 from dataclasses import fields
 
 from softless.errors import ArgumentError
+from softless.mechanisms.agent import Agent
 from softless.mechanisms.angular import Angular
+from softless.mechanisms.asymmetric_nonlocal import AsymmetricNonLocal
 from softless.mechanisms.base import Call, Mechanism
 from softless.mechanisms.cosformer import Cosformer
 from softless.mechanisms.decay import Decay
 from softless.mechanisms.delta import Delta, Efla
 from softless.mechanisms.diagonal import Diagonal
 from softless.mechanisms.efficient import A2, Efficient
+from softless.mechanisms.emanet import EMANet
 from softless.mechanisms.focused import Focused
 from softless.mechanisms.general import General
 from softless.mechanisms.hydra import Hydra
 from softless.mechanisms.linear import InLine, Linear
+from softless.mechanisms.linformer import Linformer
+from softless.mechanisms.longformer import Longformer
 from softless.mechanisms.mlla import Mlla
+from softless.mechanisms.non_local import NonLocal
+from softless.mechanisms.nystrom import Nystrom
 from softless.mechanisms.performer import Performer
+from softless.mechanisms.reformer import Reformer
+from softless.mechanisms.soft import Soft
 from softless.mechanisms.softmax import Softmax
+from softless.mechanisms.sparse import Sparse
 from softless.mechanisms.taylor import Taylor
 from softless.mechanisms.threshold import Threshold
+from softless.mechanisms.topk import TopK
 from softless.mechanisms.transnormer import TransNormer
 
 MECHANISMS: dict[str, type[Mechanism]] = {
@@ -26,6 +37,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     for each in (
         *(Softmax, General, Linear, InLine, Efficient, Taylor, Hydra, Angular, Focused, Threshold),
         *(Cosformer, Performer, Delta, Efla, Decay, TransNormer, Diagonal, Mlla, A2),
+        *(TopK, Sparse, Longformer, Linformer, Nystrom, Agent, Soft, NonLocal, AsymmetricNonLocal, EMANet, Reformer),
     )
 }
 OPTIONS = {name: {field.name: field.default for field in fields(each)} for name, each in MECHANISMS.items()}

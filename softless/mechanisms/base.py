@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Generator, Tensor
 
 from softless.algebra.masks import visible
@@ -40,11 +41,13 @@ class Mechanism:
     name: ClassVar[str]
     family: ClassVar[str]  # kernelized | scored | recurrent
     formula: ClassVar[str]  # one line, as `softless list` prints it
+    form: ClassVar[str] = "explicit weights"  # how plain torch computes a scored one
     takes_bias: ClassVar[bool] = False
     carries_state: ClassVar[bool] = False
     reads_grid: ClassVar[bool] = False
     fused_on_gpu: ClassVar[bool] = False  # a kernel there takes half precision as it is
     token_inputs: ClassVar[tuple[str, ...]] = ()  # inputs of one number a key: [B, G, M]
+    shares_keys: ClassVar[bool] = False  # meant for k = q: a module projects one for both
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the `inputs` that are the same for every token, for q with these heads."""
@@ -62,6 +65,11 @@ class Mechanism:
     def draw(self, heads: int, head_dim: int, generator: Generator | None = None) -> dict[str, Tensor]:
         """Those of the `inputs` that are drawn at random and not learned."""
         return {}
+
+    def initialize(self, name: str, tensor: Tensor) -> None:
+        """Fill a learned input, in place, as training starts; by default as nn.Linear does."""
+        bound = tensor.shape[-1] ** -0.5
+        torch.nn.init.uniform_(tensor, -bound, bound)
 
     def lacks(self, is_causal: bool) -> str | None:
         """Why it has no causal form, or none but the causal one; None if it has what is asked."""

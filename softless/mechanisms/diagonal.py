@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from softless.algebra.chunks import fold, unfold
-from softless.errors import ArgumentError, UnsupportedError
 from softless.mechanisms.base import Call, repeat_heads
-from softless.mechanisms.scored import Scored, softmax
+from softless.mechanisms.scored import Scored, check_count, check_square, softmax
 from softless.mechanisms.transnormer import check_variant, norm
 
 
@@ -26,6 +25,7 @@ from softless.mechanisms.transnormer import check_variant, norm
 class Diagonal(Scored):
     name: ClassVar[str] = "diagonal"
     formula: ClassVar[str] = "softmax attention within blocks of tokens (t1: norm of relu)"
+    form: ClassVar[str] = "blocks"
     takes_bias: ClassVar[bool] = False
 
     variant: str = "t2"  # t1 | t2
@@ -33,8 +33,7 @@ class Diagonal(Scored):
 
     def __post_init__(self) -> None:
         check_variant(self.variant)
-        if type(self.block) is not int or self.block < 1:
-            raise ArgumentError(f"block {self.block!r} is not a number of tokens, at least 1")
+        check_count("block", self.block)
 
     @property
     def rows_sum_to_one(self) -> bool:
@@ -44,12 +43,7 @@ class Diagonal(Scored):
         return super().default_scale(head_dim) if self.variant == "t2" else None
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
-        queries, keys = q.shape[2], k.shape[2]
-        if queries and keys and queries != keys and not call.is_causal:
-            raise UnsupportedError(
-                f"diagonal looks around each query's own token: it needs as many queries as keys, got {queries} and "
-                f"{keys}"
-            )
+        check_square(self.name, q, k, call)
 
     def rule(self, scores: Tensor, visible: Tensor) -> Tensor:
         return softmax(scores, visible) if self.variant == "t2" else torch.where(visible, scores.relu(), 0.0)

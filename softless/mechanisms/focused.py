@@ -35,6 +35,9 @@ class Focused(Kernelized):
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
         return {"scale": (heads, head_dim)} if self.learned_scale else {}
 
+    def initialize(self, name: str, tensor: Tensor) -> None:
+        tensor.zero_()
+
     def features_q(self, q: Tensor, call: Call) -> Tensor:
         x = q.relu() + 1e-6
         if self.learned_scale:

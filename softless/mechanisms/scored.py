@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from softless.errors import ArgumentError, UnsupportedError
 from softless.mechanisms.base import Call, Mechanism, repeat_heads
 
 
@@ -35,8 +36,28 @@ class Scored(Mechanism):
         """Weights [B, H, N, M] from scores; those of hidden keys may be anything, and must not matter."""
         raise NotImplementedError
 
+    def scores(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
+        """Of each pair [B, H, N, M], for k with as many heads as q."""
+        return call.scale * (q @ k.mT)
+
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
-        scores, visible = call.scale * (q @ repeat_heads(k, q.shape[1]).mT), call.visible(q, k)
+        scores, visible = self.scores(q, repeat_heads(k, q.shape[1]), call), call.visible(q, k)
         if call.bias is not None:
             scores, visible = scores + call.bias, visible & (call.bias > -torch.inf)
         return self.rule(scores, visible)
+
+
+def check_count(option: str, value: object, least: int = 1) -> None:
+    """Refuse what is not a whole number."""
+    if type(value) is not int or value < least:
+        raise ArgumentError(f"{option} {value!r} is not a whole number, at least {least}")
+
+
+def check_square(name: str, q: Tensor, k: Tensor, call: Call) -> None:
+    """Refuse queries whose place among the keys is not known."""
+    queries, keys = q.shape[2], k.shape[2]
+    if queries and keys and queries != keys and not call.is_causal:
+        raise UnsupportedError(
+            f"{name} gives keys to positions: it needs as many queries as keys, got {queries} and {keys} "
+            f"(is_causal=True sets the last query at the last key)"
+        )

@@ -28,6 +28,7 @@ from softless.mechanisms.scored import Scored, softmax
 class Softmax(Scored):
     name: ClassVar[str] = "softmax"
     formula: ClassVar[str] = "sum_j e^{q.k_j/sqrt(d)} v_j / sum_j e^{q.k_j/sqrt(d)}"
+    form: ClassVar[str] = "SDPA"
     fused_on_gpu: ClassVar[bool] = True
 
     confusion: str | None = None  # relu | affine_relu

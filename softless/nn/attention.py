@@ -2,7 +2,8 @@
 
     q, k, v = qkv(x);   o = attention(q, k, v) [+ local residual];   y = proj(heads of o, side by side)
 
-Parameter names are timm's and the InLine authors': qkv, proj, residual.
+Parameter names are timm's and the InLine authors': qkv, proj, residual. A mechanism that is meant for k = q (reformer,
+soft) has no projection for k.
 
 Shapes: B batch, N tokens, C channels, d = C / heads.
 """
@@ -58,7 +59,12 @@ class Attention(Mixing):
         if local and self.kv_heads != heads:
             raise ArgumentError(f"local needs a value head for each of {heads} heads, got kv_heads {self.kv_heads}")
         check_rate("proj_drop", proj_drop)
-        self.qkv = nn.Linear(dim, dim + 2 * self.kv_heads * self.head_dim, bias=qkv_bias)
+        if self.mechanism.shares_keys and self.kv_heads != heads:
+            raise ArgumentError(
+                f"'{self.mechanism.name}' has k = q, a key head for each of {heads} heads, got kv_heads {self.kv_heads}"
+            )
+        projected = 1 if self.mechanism.shares_keys else 2
+        self.qkv = nn.Linear(dim, dim + projected * self.kv_heads * self.head_dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
@@ -72,13 +78,25 @@ class Attention(Mixing):
         is_causal: bool = False,
         bias: Tensor | None = None,
     ) -> Float[Tensor, "b n c"]:
+        out = self.mixed(x, grid, key_mask=key_mask, is_causal=is_causal, bias=bias)
+        return self.proj_drop(self.proj(out))
+
+    def mixed(
+        self,
+        x: Float[Tensor, "b n c"],
+        grid: tuple[int, int] | None = None,
+        *,
+        key_mask: Bool[Tensor, "b n"] | None = None,
+        is_causal: bool = False,
+        bias: Tensor | None = None,
+    ) -> Float[Tensor, "b n c"]:
+        """The heads side by side, before the last projection."""
         qkv: Tensor | Heads
-        if self.kv_heads == self.heads:
+        if self.kv_heads == self.heads and not self.mechanism.shares_keys:
             qkv = self._qkv(x).unflatten(-1, (3, self.heads, self.head_dim))  # [B, N, 3, heads, d]
         else:
             qkv = self._project(x)
-        out = self.mix(qkv, grid, source=x, key_mask=key_mask, is_causal=is_causal, bias=bias)
-        return self.proj_drop(self.proj(out))
+        return self.mix(qkv, grid, source=x, key_mask=key_mask, is_causal=is_causal, bias=bias)
 
     def with_state(
         self, x: Float[Tensor, "b n c"], state: State | None = None, *, key_mask: Bool[Tensor, "b n"] | None = None
@@ -100,12 +118,16 @@ class Attention(Mixing):
         return self.qkv(x)
 
     def _project(self, x: Tensor) -> Heads:
+        return self._heads(self._qkv(x))
+
+    def _heads(self, qkv: Tensor) -> Heads:
         dim, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        q, k, v = (
+        widths = (dim, kv) if self.mechanism.shares_keys else (dim, kv, kv)
+        q, *k, v = (
             part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, heads, N, d]
-            for part in self._qkv(x).split((dim, kv, kv), -1)
+            for part in qkv.split(widths, -1)
         )
-        return q, k, v
+        return q, *(k or [q]), v
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, kv_heads={self.kv_heads}, mechanism={self.mechanism}"

@@ -1,7 +1,7 @@
 """What a mechanism needs beyond q, k and v, owned by a module.
 
-learned     a parameter, one for all tokens          affine_relu's weight and bias, focused's scale
-drawn       a buffer, saved with the weights         performer's projection
+learned     a parameter, one for all tokens          affine_relu's weight and bias, focused's scale, linformer's e
+drawn       a buffer, saved with the weights         performer's projection, reformer's rotations, emanet's bases
 predicted   sigmoid(W x + b), one number a token     the step of delta and efla
 """
 
@@ -23,13 +23,9 @@ class Inputs(nn.Module):
             if name in drawn:
                 self.register_buffer(name, drawn[name])
             else:
-                self.register_parameter(name, nn.Parameter(self._start(name, torch.empty(shape))))
+                self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+                mechanism.initialize(name, getattr(self, name).data)
         self.predicted = nn.ModuleDict({name: nn.Linear(dim, kv_heads) for name in mechanism.token_inputs})
-
-    def _start(self, name: str, x: Tensor) -> Tensor:
-        """As nn.Linear for the affine map; zero for the scale of focused attention."""
-        bound = self.head_dim**-0.5
-        return nn.init.zeros_(x) if name == "scale" else nn.init.uniform_(x, -bound, bound)
 
     @torch.jit.ignore
     def forward(self, x: Float[Tensor, "b n c"] | None) -> dict[str, Tensor]:

@@ -33,6 +33,7 @@ CASES = (
     Case("focused", "focused"),
     Case("threshold", "threshold"),
     Case("threshold minimax", "threshold", {"expansion": "minimax", "tail": "mean"}),
+    Case("asymmetric", "asymmetric_nonlocal"),
 )
 
 

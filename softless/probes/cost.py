@@ -26,7 +26,8 @@ from softless.validation import resolve_scale
 
 LARGEST_TENSOR = 2**58  # numbers: beyond, byte counts overflow 64 bits
 
-FUSED, EXPLICIT, BLOCKS, PARALLEL, CHUNKED = "SDPA", "explicit weights", "blocks", "parallel state", "chunked state"
+FUSED, EXPLICIT, BLOCKS, LOW_RANK = "SDPA", "explicit weights", "blocks", "low rank"
+PARALLEL, CHUNKED = "parallel state", "chunked state"
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,10 @@ class Cost:
 
 
 def form(made: Mechanism, is_causal: bool) -> str:
-    """How plain torch computes it: SDPA, explicit weights, blocks, parallel state or chunked state."""
+    """How plain torch computes it: a state, parallel or chunked, or what a scored mechanism says of itself."""
     if made.family in ("kernelized", "recurrent"):
         return CHUNKED if is_causal else PARALLEL
-    if type(made).attend is Mechanism.attend:
-        return EXPLICIT
-    return FUSED if made.fused_on_gpu else BLOCKS
+    return made.form
 
 
 def chosen(made: Mechanism, shape: Shape, *, is_causal: bool, dtype: torch.dtype, device: str) -> tuple[str, str]:
@@ -121,7 +120,8 @@ def crossover(made: Mechanism, shape: Shape, *, is_causal: bool = False) -> int 
     """The N = M from which it costs fewer FLOPs than softmax; None if that never happens.
 
     With r(N) = flops / softmax_flops: where the mechanism costs b N, N r(N) is the answer from any N. Chunks make
-    the cost a staircase, and on one step N sqrt(r(N)) is. So: walk by the first, settle by the second.
+    the cost a staircase, and on one step N sqrt(r(N)) is; where it costs b N + c, that halves the error. So: walk by
+    the first, settle by the second.
     """
     softmax = mechanism("softmax")
 
@@ -130,7 +130,7 @@ def crossover(made: Mechanism, shape: Shape, *, is_causal: bool = False) -> int 
         return flops(made, here, is_causal=is_causal) / flops(softmax, here, is_causal=is_causal)
 
     tokens = 4096
-    for power in (1.0, 1.0, 1.0, 0.5, 0.5, 0.5):
+    for power in (1.0,) * 3 + (0.5,) * 9:
         tokens = min(max(1, ceil(tokens * ratio(tokens) ** power)), 2**20)
     return tokens if ratio(2 * tokens) < 1 else None
 

@@ -12,7 +12,7 @@ import torch
 
 import softless as library
 from softless.commands import units
-from softless.commands.mechanism import make
+from softless.commands.mechanism import make, word
 from softless.errors import SoftlessError, UnsupportedError
 from softless.mechanisms import MECHANISMS
 
@@ -35,7 +35,7 @@ def test_every_mechanism_is_listed_with_its_options(softless):
     rows = listed(softless)["mechanisms"]
     assert [row["name"] for row in rows] == library.list_mechanisms()
     for row in rows:
-        assert row["options"] == {field.name: field.default for field in fields(MECHANISMS[row["name"]])}
+        assert row["options"] == {field.name: word(field.default) for field in fields(MECHANISMS[row["name"]])}
         assert row["formula"] == MECHANISMS[row["name"]].formula
 
 
@@ -126,6 +126,8 @@ def test_options_are_read_by_their_kind():
     assert make("threshold", {"tau": "2", "tail": "mean"}) == library.mechanism("threshold", tau=2, tail="mean")
     assert make("angular", {"exact": "True"}) == library.mechanism("angular", exact=True)
     assert make("linear", {"phi": "exp", "phi_k": "none", "t": "0.5"}) == library.mechanism("linear", phi="exp", t=0.5)
+    assert make("asymmetric_nonlocal", {"pyramid": "1,4"}) == library.mechanism("asymmetric_nonlocal", pyramid=(1, 4))
+    assert word((1, 4)) == "1,4"
     assert make("linear", {"normalize": "none"}) == library.mechanism("linear", normalize="none")
 
 
@@ -136,6 +138,11 @@ def test_general_is_softmax_on_the_command_line():
 
 
 def test_an_option_without_a_value_of_its_kind_is_refused():
-    for name, options in (("focused", {"learned_scale": "2"}), ("focused", {"p": "big"}), ("general", {"x": "1"})):
+    for name, options in (
+        ("focused", {"learned_scale": "2"}),
+        ("focused", {"p": "big"}),
+        ("asymmetric_nonlocal", {"pyramid": "1,x"}),
+        ("general", {"x": "1"}),
+    ):
         with pytest.raises(SoftlessError):
             make(name, options)

@@ -40,13 +40,19 @@ MECHANISMS = [
 UNROLLED = ("delta", "efla", "decay", "decay-retention")
 CHOSEN = [*MECHANISMS, "linear-exp", "inline-exp", "linear-affine_relu", "threshold-minimax-mean"]
 CHOSEN += ["cosformer-fixed", "performer", "efla", "decay", "transnormer", "diagonal", "mlla"]
+SCORED = ["topk", "sparse", "longformer", "linformer", "nystrom", "agent", "soft", "nonlocal-dot"]
+SCORED += ["asymmetric_nonlocal", "emanet", "reformer"]  # at every change only as causal as they can be
+CHOSEN += SCORED
 
 
 def cases(chosen: list[str], among: Collection[str] = CASES.keys()) -> pytest.MarkDecorator:
-    marks = {case: [] if case in chosen else [pytest.mark.slow] for case in CASES}
-    some = [case for case in CASES if case in among]
-    each = [(case, form, f"{name}-{case}") for case in some for name, form in CAUSALITY.items() if form in FORMS[case]]
-    params = [pytest.param(case, form, marks=marks[case], id=name) for case, form, name in each]
+    marks = {(case, form): [pytest.mark.slow] for case in CASES if case in among for form in FORMS[case]}
+    for case in chosen:
+        marks |= {(case, form): [] for form in FORMS[case] if case not in SCORED or form == FORMS[case][-1]}
+    params = [
+        pytest.param(*each, marks=mark, id=f"{'causal' if each[1] else 'all'}-{each[0]}")
+        for each, mark in marks.items()
+    ]
     return pytest.mark.parametrize(("case", "is_causal"), params)
 
 

@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[2]
 NAN, INF = float("nan"), float("inf")
 ALL = softless.list_mechanisms()
 KERNELIZED = ["linear", "inline", "efficient", "taylor", "hydra", "angular", "focused"]
-SCORED = ["softmax", "general", "threshold"]
+SCORED = ["softmax", "general", "threshold", "topk", "sparse", "longformer", "nonlocal", "reformer"]
+MIXERS = ["linformer", "nystrom", "agent", "soft", "asymmetric_nonlocal", "emanet"]
 
 
 def made(name: str) -> softless.Mechanism:
@@ -165,7 +166,7 @@ OPTIONS = {
     "variant": (lambda: mechanism("transnormer", variant="t3"), ["t3", "t1", "t2"]),
     "variant of diagonal": (lambda: mechanism("diagonal", variant=2), [2, "t1", "t2"]),
     "block zero": (lambda: mechanism("diagonal", block=0), ["block", 0, "at least 1"]),
-    "block a fraction": (lambda: mechanism("diagonal", block=2.5), ["block", 2.5, "tokens"]),
+    "block a fraction": (lambda: mechanism("diagonal", block=2.5), ["block", 2.5, "whole number"]),
     "exact as a word": (lambda: mechanism("angular", exact="no"), ["exact", "no"]),
     "learned_scale as a word": (lambda: mechanism("focused", learned_scale="no"), ["learned_scale", "no"]),
 }
@@ -300,7 +301,25 @@ def test_inputs_that_do_not_fit_are_named(mistake):
 @pytest.mark.parametrize("name", SCORED)
 def test_a_scored_mechanism_has_no_state(name):
     q = some(2, 4, 5, 3)
-    refuses(lambda: attention_with_state(q, q, q, made(name)), name, "KV cache")
+    refuses(lambda: attention_with_state(q, q, q, made(name), inputs=inputs(name, q, q)), name, "KV cache")
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_what_mixes_all_tokens_is_not_causal(name):
+    q, one = some(2, 4, 5, 3), made(name)
+    refuses(
+        lambda: attention(q, q, q, one, inputs=inputs(name, q, q), is_causal=True),
+        name,
+        "is_causal is True",
+        "mixes all tokens",
+    )
+    refuses(
+        lambda: attention_weights(q, q, one, inputs=inputs(name, q, q), is_causal=True),
+        name,
+        "is_causal is True",
+        "mixes all tokens",
+    )
+    refuses(lambda: attention_with_state(q, q, q, one, inputs=inputs(name, q, q)), name, "mixes all tokens")
 
 
 def state_of(name: str, *, heads: int = 4, dim: int = 3, dtype: torch.dtype = torch.float32, batch: int = 2) -> State:
@@ -462,7 +481,8 @@ def test_nothing_in_padding_changes_an_output_or_a_gradient(name, is_causal, bac
         leaves = [x.clone().requires_grad_() for x in (q, torch.where(hidden, k, fill), torch.where(hidden, v, fill))]
         call = {"key_mask": mask, "inputs": inputs(name, q, k), "backend": backend}
         out = attention(*leaves, made(name), is_causal=is_causal, **call)
-        return [out, *torch.autograd.grad(out.sin().sum(), leaves)]
+        found = torch.autograd.grad(out.sin().sum(), leaves, materialize_grads=True)  # emanet's reach v alone
+        return [out, *found]
 
     for what, clean, poisoned in zip(("output", "q", "k", "v"), run(0.5), run(poison), strict=True):
         assert poisoned.isfinite().all(), f"{what} is not finite"

@@ -33,6 +33,21 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
     "diagonal": {"variant": ["t1", "t2", None], "block": [1, 4, 64, 0, 2.5, "a"]},
     "mlla": {},
     "a2": {},
+    "topk": {"k": [1, 3, 100, 0, 2.5, INF, "a"]},
+    "sparse": {
+        "pattern": ["local", "strided", "local+strided", "fixed", "nope", 3],
+        "stride": [1, 4, 64, 0, -1, 2.5],
+        "summary": [1, 2, 100, 0],
+    },
+    "longformer": {"window": [0, 2, 100, -1, 1.5], "global_tokens": [0, 1, 100, -1, NAN]},
+    "linformer": {"rank": [1, 4, 0, 2.5], "length": [9, 66, 0], "share": ["none", "heads", "kv", "layers"]},
+    "nystrom": {"landmarks": [1, 4, 100, 0, "a"], "steps": [1, 6, 0]},
+    "agent": {"agents": [1, 4, 100, 0, 2.5]},
+    "soft": {"landmarks": [1, 4, 100, 0, NAN]},
+    "nonlocal": {"pairing": ["softmax", "dot", "concatenation", "gaussian"]},
+    "asymmetric_nonlocal": {"pyramid": [(1, 3), (1, 100), (), (0,), 4, "1,3"]},
+    "emanet": {"bases": [1, 4, 0], "rounds": [1, 3, 0], "detach": [True, False, 1]},
+    "reformer": {"buckets": [2, 4, 3, 0], "rounds": [1, 2, 0], "window": [1, 8, 100, 0]},
     "unknown": {},
 }
 

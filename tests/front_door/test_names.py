@@ -38,6 +38,7 @@ SIGNATURES = {
     "nn.Attention": "dim, heads, mechanism='inline', local=False, *, kv_heads=None, window=None, shifted=False, "
     "qkv_bias=True, attn_drop=0.0, proj_drop=0.0",
     "nn.LocalResidual": "dim, heads",
+    "nn.LongformerAttention": "dim, heads, *, window=256, global_tokens=1, kv_heads=None, qkv_bias=True, proj_drop=0.0",
     "nn.LocalResidual.forward": "self, context, v, grid, prefix=0",
 }
 
@@ -65,6 +66,7 @@ def test_a_module_takes_the_grid_in_second_place():
 def test_the_mechanisms_are_those_of_this_version():
     names = "softmax general linear inline efficient taylor hydra angular focused threshold cosformer performer"
     names += " delta efla decay transnormer diagonal mlla a2"
+    names += " topk sparse longformer linformer nystrom agent soft nonlocal asymmetric_nonlocal emanet reformer"
     assert softless.list_mechanisms() == names.split()
     softless.list_mechanisms().clear()
     assert softless.list_mechanisms() == names.split()
@@ -158,7 +160,8 @@ def test_mechanisms_differ_by_option_and_by_kind():
 def test_a_mechanism_declares_the_inputs_it_needs(case):
     made = CASES[case]
     expected = {"affine_relu": ("weight", "bias"), "learned": ("scale",), "performer": ("projection",)}
-    expected |= {"delta": ("beta",), "efla": ("beta",)}
+    expected |= {"delta": ("beta",), "efla": ("beta",), "concatenation": ("weight",)}
+    expected |= {"linformer": ("e",), "emanet": ("bases",), "reformer": ("rotations",)}
     assert made.inputs == expected.get(case.rpartition("-")[2], expected.get(made.name, ()))
 
 

@@ -12,6 +12,21 @@ pytestmark = [
 ]
 
 MECHANISMS = ("softmax", "linear", "inline", "efficient", "taylor", "hydra", "angular", "focused", "threshold")
+SCORED = {
+    "topk": softless.mechanism("topk", k=9),
+    "sparse": softless.mechanism("sparse", stride=13),
+    "sparse fixed": softless.mechanism("sparse", pattern="fixed", stride=16),
+    "longformer": softless.mechanism("longformer", window=11, global_tokens=2),
+    "reformer": softless.mechanism("reformer", buckets=8, rounds=2, window=16),
+    "nonlocal": softless.mechanism("nonlocal", pairing="dot"),
+    "linformer": softless.mechanism("linformer", rank=16, length=200),
+    "nystrom": softless.mechanism("nystrom", landmarks=8),
+    "agent": softless.mechanism("agent", agents=8),
+    "soft": softless.mechanism("soft", landmarks=8),
+    "asymmetric_nonlocal": softless.mechanism("asymmetric_nonlocal"),
+    "emanet": softless.mechanism("emanet", bases=8, detach=False),
+}
+CALLS = [(name, causal) for name, made in SCORED.items() for causal in (False, True) if made.lacks(causal) is None]
 ULPS = 5  # R3: min(2 x eager, 4 ulp) + 1 ulp, and softmax's own kernels are the eager side here
 
 
@@ -42,6 +57,25 @@ def test_float64_gradients_equal_those_of_the_weights(name: str, is_causal: bool
         gradients.append(torch.autograd.grad(out.square().sum(), leaves))
     for fast, exact in zip(*gradients, strict=True):
         assert (fast - exact).abs().max() <= 1e-10 * (1 + exact.abs().max())
+
+
+@pytest.mark.parametrize(("name", "is_causal"), CALLS)
+def test_scored_mechanisms_equal_their_weights(name: str, is_causal: bool) -> None:
+    made = SCORED[name]
+    shapes = made.input_shapes(4, 32)
+    inputs = {name: torch.randn(shape, dtype=torch.float64).cuda() for name, shape in shapes.items()}
+    leaves = [x.cuda().requires_grad_() for x in draw(131, torch.float64)]
+    mask = torch.arange(131, device="cuda") < torch.tensor([[131], [100]], device="cuda")
+    found = []
+    for backend in ("torch", "reference"):
+        out = softless.attention(*leaves, made, is_causal=is_causal, key_mask=mask, inputs=inputs, backend=backend)
+        found.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
+    for fast, exact in zip(*found, strict=True):
+        assert (fast - exact).abs().max() <= 1e-10 * (1 + exact.abs().max())
+    half = [x.detach().half() for x in leaves]
+    small = softless.attention(*half, made, is_causal=is_causal, key_mask=mask, inputs=inputs)
+    assert small.dtype == torch.float16
+    assert small.isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["linear", "inline", "efficient"])

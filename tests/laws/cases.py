@@ -15,7 +15,7 @@ from torch import Tensor
 
 import softless
 from softless import State
-from tests.laws import oracle
+from tests.laws import oracle, oracle_scored
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 EDGES = (1, 2, 3, 7, 17, 63, 64, 65, 127, 128, 129, 130, 131, 193, 257)  # a chunk is 64 tokens, hydra's 8
@@ -114,8 +114,16 @@ CASES = [
     case("mlla", forms=ALL_ONLY),
     case("a2", forms=ALL_ONLY),
 ]
+CASES += [
+    case(name, forms=ALL_ONLY if name in oracle_scored.NOT_CAUSAL else EITHER, **options)
+    for name, options in oracle_scored.CASES
+]
+FORMULAS = oracle.FORMULAS | oracle_scored.FORMULAS
+STATELESS = ("softmax", "general", "threshold", "diagonal", *oracle_scored.FORMULAS)
+SQUARE = ("diagonal", "sparse", "longformer", "reformer")  # as many queries as keys, unless causal
+PLACED = ("sparse", "longformer", "linformer")  # what a query sees depends on where it stands, padding counted
 WHOLE, CAUSAL = ([each for each in CASES if form in each.forms] for form in EITHER)
-STATEFUL = [each for each in CAUSAL if each.name not in ("softmax", "general", "threshold", "diagonal")]
+STATEFUL = [each for each in CAUSAL if each.name not in STATELESS]
 FORMS = [pytest.param(each, form, id=f"{each}-{'causal' if form else 'all'}") for each in CASES for form in each.forms]
 every_form = pytest.mark.parametrize(("case", "is_causal"), FORMS)
 
@@ -241,7 +249,7 @@ def true_rows(case: Case, at: Ask, *, is_causal: bool = False, **call: Any) -> o
     seen = oracle.visible(q, k, is_causal, at.key_mask)
     call |= {"is_causal": is_causal} if case.name == "cosformer" else {}
     call |= {"grid": at.extra["grid"]} if at.picture else {}
-    return oracle.FORMULAS[case.name](q, k, seen, oracle.Limits(*limits), inputs, **case.options, **call)
+    return FORMULAS[case.name](q, k, seen, oracle.Limits(*limits), inputs, **case.options, **call)
 
 
 def normalized(case: Case) -> tuple[int, ...]:

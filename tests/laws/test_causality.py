@@ -9,11 +9,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from softless import attention, attention_weights, attention_with_state
-from tests.laws.cases import CAUSAL, STATEFUL, Ask, Case, ask, asks
+from tests.laws.cases import CAUSAL, STATEFUL, TOLERANCE, Ask, Case, ask, asks
 
+SORTED = ("reformer",)  # later tokens move earlier ones in the order, and so the order of their sums
 FUTURES = ("other", "huge", "tiny", "zero", "masked")
+
+
+def unheard(case: Case, here: Tensor, there: Tensor) -> bool:
+    """The same bits; sums in another order agree to R1's bar."""
+    if case.name in SORTED:
+        return bool(((here - there).abs() <= TOLERANCE[here.dtype] * (1 + here.abs().max())).all())
+    return torch.equal(here, there)
 
 
 def change_after(at: Ask, i: int, future: str) -> Ask:
@@ -51,7 +60,7 @@ def test_the_past_does_not_hear_of_the_future(case: Case, data: st.DataObject):
 
     changed = answers(other)
     for how, out in answers(at).items():
-        assert torch.equal(out[:, :, : i + 1], changed[how][:, :, : i + 1]), how
+        assert unheard(case, out[:, :, : i + 1], changed[how][:, :, : i + 1]), how
 
 
 @pytest.mark.parametrize("tokens", [63, 64, 65, 127, 128, 129])
@@ -61,7 +70,7 @@ def test_the_last_token_is_heard_by_itself_alone(case: Case, tokens: int):
     at = ask(case, tokens)._replace(key_mask=torch.ones(2, tokens, dtype=torch.bool))
     other = change_after(at, tokens - 2, "other")
     outs = [attention(*x[:3], case.made, is_causal=True, **at.extra) for x in (at, other)]
-    assert torch.equal(outs[0][:, :, :-1], outs[1][:, :, :-1])
+    assert unheard(case, outs[0][:, :, :-1], outs[1][:, :, :-1])
     assert not torch.equal(outs[0][:, :, -1], outs[1][:, :, -1])
 
 
@@ -77,7 +86,7 @@ def test_the_last_query_stands_at_the_last_key(case: Case, shape: tuple[int, int
         k, v = at.k.clone(), at.v.clone()
         k[:, :, seen:], v[:, :, seen:] = 1e30, -1e30
         changed = attention(at.q, k, v, case.made, is_causal=True, **at.extra)
-        assert torch.equal(out[:, :, : i + 1], changed[:, :, : i + 1]), i
+        assert unheard(case, out[:, :, : i + 1], changed[:, :, : i + 1]), i
         if not seen:
             assert torch.equal(out[:, :, i], torch.zeros_like(out[:, :, i])), i
 

@@ -12,22 +12,16 @@ from tests.laws.cases import FORMS, TOLERANCE, Case, ask, every_form, true_answe
 
 DRAWS = 1000
 COUNTS = [DRAWS, pytest.param(10 * DRAWS, marks=pytest.mark.slow)]
-DO_NOT_SUM_TO_ONE = (
-    "hydra",
-    "angular",
-    "delta",
-    "efla",
-    "decay",
-    "transnormer",
-    "mlla",
-)  # and linear with normalize="none"
+DO_NOT_SUM_TO_ONE = ("hydra", "angular", "delta", "efla", "decay", "transnormer", "mlla", "linformer", "soft", "emanet")
+NEARLY = ("nystrom",)  # as far as its inverse has converged
+OPTIONS_THAT_DO_NOT = {"normalize": ("none",), "variant": ("t1",), "pairing": ("dot", "concatenation")}
 LINES = [(expansion, tail) for expansion in ("max", "mean", "minimax") for tail in ("drop", "mean")]
 
 
 def sums_to_one(case: Case) -> bool:
-    if "t1" in case.options.values():
+    if any(case.options.get(option) in values for option, values in OPTIONS_THAT_DO_NOT.items()):
         return False
-    return case.name not in DO_NOT_SUM_TO_ONE and case.options.get("normalize") != "none"
+    return case.name not in (*DO_NOT_SUM_TO_ONE, *NEARLY)
 
 
 @every_form
@@ -38,7 +32,7 @@ def test_rows_sum_to_one_where_it_says_so(case: Case, is_causal: bool):
     sums = attention_weights(at.q, at.k, case.made, is_causal=is_causal, **at.extra).sum(-1)
     if sums_to_one(case):
         assert ((sums - 1).abs() <= TOLERANCE[torch.float64] * rows.size)[rows.safe].all()
-    else:
+    elif case.name not in NEARLY:
         assert ((sums - 1).abs() > 1e-3).float().mean() > 0.9
 
 

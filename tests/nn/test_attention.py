@@ -137,11 +137,18 @@ def test_what_a_mechanism_learns_belongs_to_the_module_and_trains(made, shapes):
     assert torch.equal(again(x), layer(x))
 
 
-def test_what_a_mechanism_draws_is_a_buffer_that_is_saved_and_can_be_drawn_again():
-    layer, x = Attention(12, 3, softless.mechanism("performer", features=9)), torch.randn(2, 5, 12)
-    assert {name: tuple(x.shape) for name, x in layer.inputs.named_buffers()} == {"projection": (9, 4)}
+@pytest.mark.parametrize(
+    ("made", "drawn"),
+    [
+        (softless.mechanism("performer", features=9), {"projection": (9, 4)}),
+        (softless.mechanism("reformer", buckets=4, window=1, rounds=2), {"rotations": (3, 2, 4, 2)}),
+        (softless.mechanism("emanet", bases=5), {"bases": (3, 5, 4)}),
+    ],
+)
+def test_what_a_mechanism_draws_is_a_buffer_that_is_saved_and_can_be_drawn_again(made, drawn):
+    layer, again, x = Attention(12, 3, made), Attention(12, 3, made), torch.randn(2, 9, 12)
+    assert {name: tuple(x.shape) for name, x in layer.inputs.named_buffers()} == drawn
     assert not list(layer.inputs.parameters())
-    again = Attention(12, 3, softless.mechanism("performer", features=9))
     assert not torch.equal(again(x), layer(x))
     again.load_state_dict(layer.state_dict())
     assert torch.equal(again(x), layer(x))
@@ -319,3 +326,15 @@ def test_it_moves_and_copies_like_any_module():
     real.load_state_dict(layer.state_dict())
     x = torch.randn(2, 8, 12)
     assert torch.equal(real(x, (2, 4)), layer(x, (2, 4)))
+
+
+@pytest.mark.parametrize("name", ["reformer", "soft"])
+def test_one_projection_serves_queries_and_keys(name):
+    layer = Attention(12, 3, name)
+    assert layer.qkv.out_features == 2 * 12
+    x = torch.randn(2, 9, 12)
+    q, v = (part.unflatten(-1, (3, 4)).transpose(1, 2) for part in layer.qkv(x).chunk(2, -1))
+    out = softless.attention(q, q, v, name, inputs=layer.inputs(x))
+    torch.testing.assert_close(layer(x), layer.proj(out.transpose(1, 2).flatten(2)))
+    with pytest.raises(softless.errors.ArgumentError, match=f"'{name}' has k = q"):
+        Attention(12, 4, name, kv_heads=2)

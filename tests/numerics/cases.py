@@ -65,6 +65,19 @@ CASES: dict[str, Mechanism] = {
     "diagonal-t1": mechanism("diagonal", variant="t1", block=5),
     "mlla": mechanism("mlla"),
     "a2": mechanism("a2"),
+    "topk": mechanism("topk", k=2),
+    "sparse": mechanism("sparse", stride=5),
+    "sparse-fixed": mechanism("sparse", pattern="fixed", stride=6, summary=2),
+    "longformer": mechanism("longformer", window=4, global_tokens=2),
+    "linformer": mechanism("linformer", rank=2, length=150),
+    "nystrom": mechanism("nystrom", landmarks=3),
+    "agent": mechanism("agent", agents=4),
+    "soft": mechanism("soft", landmarks=3),
+    "nonlocal-dot": mechanism("nonlocal", pairing="dot"),
+    "nonlocal-concatenation": mechanism("nonlocal", pairing="concatenation"),
+    "asymmetric_nonlocal": mechanism("asymmetric_nonlocal", pyramid=(1, 3)),
+    "emanet": mechanism("emanet", bases=3, detach=False),
+    "reformer": mechanism("reformer", buckets=4, rounds=2, window=5),
 }
 
 # Their denominators may change sign; they are held to a bar only where |mass| >= 0.1 sum |s|.
@@ -170,12 +183,24 @@ def smooth(case: str, given: Draw, *, is_causal: bool, margin: float = 1e-2) -> 
     if "affine_relu" in case:
         corners = [x @ inputs["weight"].mT + inputs["bias"][:, None] for x in (q, k)]
         return all(x.abs().min() > margin for x in corners)
+    if case in ("nonlocal-concatenation", "topk"):
+        return _far_from_corners(case, given, is_causal) > margin
     if "threshold" in case:
         s = scores(q, k)
         rows = [s[..., i, : i + 1] for i in range(s.shape[-2])] if is_causal else list(s.unbind(-2))
         tau = CASES[case].tau
         return all(_clear(row, tau, margin) for row in rows)
     return True
+
+
+def _far_from_corners(case: str, given: Draw, is_causal: bool) -> float:
+    """The least of |w.[q, k]|, or of the steps between the second and the third best key."""
+    q, k, _, inputs = given
+    if case == "topk":
+        ordered = masked_scores(q, k, is_causal).sort(-1, descending=True).values
+        return (ordered[..., 1] - ordered[..., 2]).nan_to_num(torch.inf).min().item()
+    of_q, of_k = inputs["weight"][:, None].chunk(2, -1)
+    return (q @ of_q.mT + (k @ of_k.mT).mT).abs().min().item()
 
 
 def _clear(row: Tensor, tau: float, margin: float) -> bool:
@@ -195,13 +220,20 @@ def draw_smooth(case: str, tokens: int, dim: int, *, is_causal: bool, **options:
     raise AssertionError(f"{case}: no smooth draw")
 
 
+def masked_scores(q: Tensor, k: Tensor, is_causal: bool) -> Tensor:
+    s = scores(q, k)
+    return torch.where(torch.ones_like(s[0, 0]).bool().tril(k.shape[2] - q.shape[2]), s, -torch.inf) if is_causal else s
+
+
 def judged(case: str, q: Tensor, k: Tensor, *, is_causal: bool) -> Tensor:
     """Rows [B, H, N] with one right answer: steady, and no score so near a threshold that rounding picks the side."""
     rows = steady(case, q, k, is_causal=is_causal)
-    if "threshold" not in case:
+    if "threshold" not in case and case != "topk":
         return rows
-    s = scores(q, k)
-    s = torch.where(torch.ones_like(s[0, 0]).bool().tril(k.shape[2] - q.shape[2]), s, -torch.inf) if is_causal else s
+    s = masked_scores(q, k, is_causal)
+    if case == "topk":
+        best = s.topk(min(CASES[case].k, s.shape[-1]), -1).values[..., -1:]
+        return rows & ~((s != best) & ((s - best).abs() < 1e-4 * (1 + best.abs()))).any(-1)
     top = s.amax(-1, keepdim=True)
     near = (s - top + CASES[case].tau).abs() < 1e-4 * (1 + top.abs())
     return rows & ~near.any(-1)

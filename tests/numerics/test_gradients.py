@@ -12,7 +12,6 @@ from torch.autograd import gradcheck, gradgradcheck
 from softless import State, attention, attention_weights, attention_with_state
 from tests.numerics.cases import (
     CASES,
-    CAUSALITY,
     HEADS,
     NORMALIZED,
     STATEFUL,
@@ -27,7 +26,6 @@ from tests.numerics.cases import (
 )
 
 every_stateful_case = pytest.mark.parametrize("case", STATEFUL)
-both_causalities = pytest.mark.parametrize("is_causal", CAUSALITY.values(), ids=CAUSALITY)
 
 
 def asking(given: Draw) -> list[Tensor]:
@@ -79,8 +77,7 @@ def test_the_fast_path_is_differentiated_right_with_padding_and_shared_key_heads
     assert exactly(gradcheck, output, asking(given))
 
 
-@pytest.mark.parametrize("case", [case for case, made in CASES.items() if made.takes_bias])
-@both_causalities
+@forms([case for case, made in CASES.items() if made.takes_bias])
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 def test_the_bias_is_differentiated_right(case, is_causal, backend):
     given = draw_smooth(case, tokens=3, dim=2, heads=HEADS[case], is_causal=is_causal)

@@ -10,10 +10,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from softless import attention, attention_weights, attention_with_state, mechanism
+from tests.numerics import eager, eager_scored
 from tests.numerics.budget import FORWARD, GRADIENT, assert_within_budget, worst
 from tests.numerics.cases import CASES, FORMS, Draw, attend, draw, every_form, gradients, grid, judged
-from tests.numerics.eager import FORMULAS, visible
+from tests.numerics.eager import visible
 
+FORMULAS = eager.FORMULAS | eager_scored.FORMULAS
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 every_case = pytest.mark.parametrize("case", CASES)

@@ -1,0 +1,66 @@
+"""EMANet (Li et al. 2019, arXiv 1907.13426): attention through a few bases, found by expectation maximization.
+
+    z_jb = softmax over bases b of mu_b.k_j        how much of token j is base b
+    r_bj = z_jb / sum_j z_jb                       each base's share of the tokens
+    mu_b = sum_j r_bj k_j / |sum_j r_bj k_j|       the bases anew; 3 rounds, from `bases`
+    o_i  = sum_b z_ib sum_j r_bj v_j / |sum_j r_bj k_j|           z_i from q_i, with the bases of the last round
+
+With q = k = v, as published, o is the reconstruction of x from its bases. The authors hold z, r and mu constant in the
+backward pass, and so does `detach=True`: gradients reach v alone. A module draws `bases` and keeps them; the authors'
+moving average of mu over training batches is the caller's to make.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from softless.algebra.feature_maps import unit
+from softless.mechanisms.base import Call
+from softless.mechanisms.low_rank import LowRank
+from softless.mechanisms.scored import check_count
+
+
+@dataclass(frozen=True)
+class EMANet(LowRank):
+    name: ClassVar[str] = "emanet"
+    formula: ClassVar[str] = "softmax_b(q mu^T) r v / |r k|,  mu bases of k by expectation maximization"
+
+    bases: int = 64
+    rounds: int = 3
+    detach: bool = True
+
+    def __post_init__(self) -> None:
+        check_count("bases", self.bases)
+        check_count("rounds", self.rounds)
+
+    def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
+        return {"bases": (heads, self.bases, head_dim)}
+
+    def draw(self, heads: int, head_dim: int, generator: Generator | None = None) -> dict[str, Tensor]:
+        """Bases of length 1, no direction more likely than another."""
+        shape = self.input_shapes(heads, head_dim)["bases"]
+        return {"bases": unit(torch.randn(shape, generator=generator))}
+
+    @property
+    def rows_sum_to_one(self) -> bool:
+        return False
+
+    def default_scale(self, head_dim: int) -> float | None:
+        return 1.0
+
+    def factors(self, q: Tensor, k: Tensor, call: Call) -> Sequence[Tensor]:
+        with torch.no_grad() if self.detach else nullcontext():
+            mu, hidden = call.inputs["bases"].to(q.dtype), ~call.visible(q, k)  # [B, 1, 1, M]
+            for _ in range(self.rounds):
+                before, share = mu, (call.scale * (mu @ k.mT)).log_softmax(-2)  # [B, H, bases, M]
+                share = torch.where(hidden, torch.finfo(q.dtype).min, share).softmax(-1)
+                share = torch.where(hidden, 0.0, share)
+                mean = share @ k
+                mu = unit(mean)
+            length = mean.norm(dim=-1, keepdim=True)
+            gain = torch.where(length > 0, 1 / torch.where(length > 0, length, 1.0), 0.0)
+            return (call.scale * (q @ before.mT)).softmax(-1), gain * share

@@ -1,0 +1,62 @@
+"""Scored attention of low rank: queries and keys meet in m tokens that stand for all, m much less than N.
+
+    W = A_1 A_2 ... A_r,    A_1 [N, m],  A_r [m, M]            the N x M product is formed only to be looked at
+    o = A_1 (A_2 ... (A_r v))                                   cost N m d
+
+Each of the m mixes tokens of all times, so none of these is causal. The scores are not those of pairs, so none
+takes a bias on pairs. What the key mask hides has a column of zeros in A_r.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from softless.mechanisms.base import Call, Mechanism, repeat_heads
+
+
+@dataclass(frozen=True)
+class LowRank(Mechanism):
+    """A subclass says `factors`."""
+
+    family: ClassVar[str] = "scored"
+    form: ClassVar[str] = "low rank"
+
+    def lacks(self, is_causal: bool) -> str | None:
+        return "mixes all tokens before it weighs them" if is_causal else None
+
+    def default_scale(self, head_dim: int) -> float | None:
+        return head_dim**-0.5
+
+    def factors(self, q: Tensor, k: Tensor, call: Call) -> Sequence[Tensor]:
+        """A_1 [B, H, N, m] to A_r [B, H, m, M], for k with as many heads as q."""
+        raise NotImplementedError
+
+    def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
+        return reduce(torch.matmul, self.factors(q, repeat_heads(k, q.shape[1]), call))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        out = repeat_heads(v, q.shape[1])
+        for factor in reversed(self.factors(q, repeat_heads(k, q.shape[1]), call)):
+            out = factor @ out
+        return out
+
+
+def query_mask(q: Tensor, k: Tensor, call: Call) -> Tensor | None:
+    """With as many queries as keys, query i is token i, and padding among them stands for nothing."""
+    return call.key_mask if q.shape[2] == k.shape[2] else None
+
+
+def segments(x: Tensor, count: int, mask: Tensor | None) -> Tensor:
+    """Means of `count` runs of consecutive real tokens of x, as a matrix [B, 1, count, N]; B is 1 without a mask.
+
+    Of n real tokens the r-th is in run floor(r count / n): padding, wherever it is, moves no one. With n < count
+    some runs are empty, and their rows are zero.
+    """
+    real = torch.ones(1, x.shape[2], dtype=torch.bool, device=x.device) if mask is None else mask
+    run = (real.cumsum(-1) - 1) * count // real.sum(-1, keepdim=True).clamp(min=1)
+    member = (run[:, None] == torch.arange(count, device=x.device)[:, None]) & real[:, None]  # [B, count, N]
+    return (member.to(x.dtype) / member.sum(-1, keepdim=True).clamp(min=1))[:, None]

@@ -1,0 +1,63 @@
+"""Softmax attention over a fixed pattern of keys, without ever forming the N x M matrix.
+
+    w_ij = e^{s_ij} / sum_{j' in S_i} e^{s_ij'}   where j is in S_i,   0 elsewhere
+    S_i  = the keys that the pattern gives to position i, less the hidden ones
+
+The last query stands at the last key. A pattern is a union of lots that share no key, each computed in blocks
+(pieces.py). A bias is an N x M matrix itself: with one, explicit weights are formed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from softless.mechanisms.base import Call, repeat_heads
+from softless.mechanisms.pieces import Blocks, Piece, join, read
+from softless.mechanisms.scored import Scored, check_square, softmax
+
+
+@dataclass(frozen=True)
+class Restricted(Scored):
+    """A subclass says its pattern twice: as a mask, the specification, and as lots, the fast way."""
+
+    form: ClassVar[str] = "blocks"
+
+    def gives(self, i: Tensor, j: Tensor) -> Tensor:
+        """Whether position i [N, 1] is given key j [M], causality apart."""
+        raise NotImplementedError
+
+    def lots(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, is_causal: bool) -> Sequence[Piece]:
+        """The lots of the last N of M >= N positions. q comes scaled; `seen` [B, M] leaves the hidden keys out."""
+        raise NotImplementedError
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
+        check_square(self.name, q, k, call)
+
+    def rule(self, scores: Tensor, visible: Tensor) -> Tensor:
+        queries, keys = scores.shape[-2:]
+        i = torch.arange(queries, device=scores.device)[:, None] + keys - queries
+        return softmax(scores, visible & self.gives(i, torch.arange(keys, device=scores.device)))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        if call.bias is not None:
+            return super().attend(q, k, v, call)
+        early = max(q.shape[2] - k.shape[2], 0)  # queries before the first key
+        k, v = (repeat_heads(x, q.shape[1]) for x in (k, v))
+        seen = k.new_ones(1, k.shape[2]).bool() if call.key_mask is None else call.key_mask
+        lots = self.lots(call.scale * q[:, :, early:], k, v, seen, call.is_causal)
+        return F.pad(join(lots), (0, 0, early, 0))
+
+
+def band(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, before: int, after: int) -> Piece:
+    """Each of the last N of M positions with the keys from `before` it to `after` it."""
+    past = min(before, k.shape[2] - q.shape[2])
+    q, start = F.pad(q, (0, 0, past, 0)), k.shape[2] - q.shape[2] - past
+    k, v, seen = k[:, :, start:], v[:, :, start:], seen[:, start:]
+    cut = Blocks(k.shape[2], before, after)
+    visible = cut.keys(seen[..., None]).mT & cut.near(q.device)  # [B, blocks, size, before + size + after]
+    out, log_mass = read(cut.queries(q) @ cut.keys(k).mT, visible[:, None], cut.keys(v))
+    return Piece(cut.back(out)[:, :, past:], cut.back(log_mass)[:, :, past:])

@@ -1,0 +1,100 @@
+"""Sparse attention (Child et al. 2019, arXiv 1904.10509): softmax over a fixed, thin pattern of keys.
+
+With l the stride, c the summary columns, and i the query's position, key j is seen if
+
+    local           |i - j| < l                          the last l keys, itself among them, if causal
+    strided         (i - j) mod l = 0
+    local+strided   either of them: the paper's strided attention, merged in one head
+    fixed           i and j are in one group of l, or j is among the last c of its group
+
+Causal keeps the j <= i of these; not causal, the patterns are symmetric. The paper's own local part has l + 1 keys;
+its code, followed here, has l. Strided keys share a residue: the sequence is read as a table of l columns, and each
+column attends to itself. Cost is N l for local, N^2 / l more for the columns: N^1.5 in all at l = sqrt(N).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from softless.errors import ArgumentError
+from softless.mechanisms.pieces import Piece, read
+from softless.mechanisms.restricted import Restricted, band
+from softless.mechanisms.scored import check_count
+
+PATTERNS = ("local", "strided", "local+strided", "fixed")
+
+
+@dataclass(frozen=True)
+class Sparse(Restricted):
+    name: ClassVar[str] = "sparse"
+    formula: ClassVar[str] = "softmax over |i - j| < l and (i - j) mod l = 0, l the stride"
+
+    pattern: str = "local+strided"
+    stride: int = 64
+    summary: int = 4
+
+    def __post_init__(self) -> None:
+        if self.pattern not in PATTERNS:
+            raise ArgumentError(f"pattern {self.pattern!r} is not one of {', '.join(PATTERNS)}")
+        check_count("stride", self.stride)
+        check_count("summary", self.summary)
+        if self.pattern == "fixed" and self.summary > self.stride:
+            raise ArgumentError(f"summary {self.summary} is more than the {self.stride} keys of a group, the stride")
+
+    def gives(self, i: Tensor, j: Tensor) -> Tensor:
+        if self.pattern == "fixed":
+            return (i // self.stride == j // self.stride) | (j % self.stride >= self.stride - self.summary)
+        local, strided = (i - j).abs() < self.stride, (i - j) % self.stride == 0
+        return {"local": local, "strided": strided, "local+strided": local | strided}[self.pattern]
+
+    def lots(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, is_causal: bool) -> Sequence[Piece]:
+        if self.pattern == "fixed":
+            return self._fixed(q, k, v, seen, is_causal)
+        reach, lots = self.stride - 1, []
+        if "local" in self.pattern:
+            lots.append(band(q, k, v, seen, reach, 0 if is_causal else reach))
+        if "strided" in self.pattern:
+            lots.append(self._columns(q, k, v, seen, is_causal, itself=self.pattern == "strided"))
+        return lots
+
+    def _columns(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, is_causal: bool, itself: bool) -> Piece:
+        """Tokens in rows of l that end with the last token; a query sees its column, with or without `itself`."""
+
+        def table(x: Tensor) -> Tensor:
+            """[..., N, d] -> [..., l, rows, d]"""
+            return F.pad(x, (0, 0, -x.shape[-2] % self.stride, 0)).unflatten(-2, (-1, self.stride)).transpose(-3, -2)
+
+        queries, keys = table(q), table(k)
+        i = torch.arange(queries.shape[-2], device=q.device)[:, None] + keys.shape[-2] - queries.shape[-2]
+        j = torch.arange(keys.shape[-2], device=q.device)
+        visible = table(seen[..., None]).mT[:, None]  # [B, 1, l, 1, rows]
+        visible = visible & (j <= i) if is_causal else visible
+        visible = visible if itself else visible & (j != i)
+        piece = read(queries @ keys.mT, visible, table(v))
+        return Piece(*(x.transpose(-3, -2).flatten(-3, -2)[..., -q.shape[2] :, :] for x in piece))
+
+    def _fixed(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, is_causal: bool) -> Sequence[Piece]:
+        """Each group with its own keys, and with the last c keys of the other groups."""
+        past = k.shape[2] - q.shape[2]
+        first, lead = past // self.stride, past % self.stride  # the first query's group, and its place there
+
+        def groups(x: Tensor, lead: int = 0) -> Tensor:
+            """[..., N, d] -> [..., groups, l, d]"""
+            return F.pad(x, (0, 0, lead, -k.shape[2] % self.stride)).unflatten(-2, (-1, self.stride))
+
+        queries, (keys, values, real) = groups(q, lead), (groups(x) for x in (k, v, seen[..., None]))
+        visible = real[:, first:].mT[:, None]  # [B, 1, groups, 1, l]
+        if is_causal:
+            visible = visible & torch.ones(self.stride, self.stride, dtype=torch.bool, device=q.device).tril()
+        own = read(queries @ keys[:, :, first:].mT, visible, values[:, :, first:])
+
+        keys, values, real = (x[..., -self.summary :, :].flatten(-3, -2) for x in (keys, values, real))
+        group = torch.arange(keys.shape[-2], device=q.device) // self.summary
+        here = torch.arange(past, past + q.shape[2], device=q.device)[:, None] // self.stride
+        other = group < here if is_causal else group != here
+        rest = read(q @ keys.mT, real.mT[:, None] & other, values)
+        return Piece(*(x.flatten(-3, -2)[..., lead : lead + q.shape[2], :] for x in own)), rest

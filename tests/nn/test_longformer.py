@@ -1,0 +1,99 @@
+"""LongformerAttention: a window through one set of projections, global tokens through the other."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from softless.errors import SoftlessError
+from softless.nn import Attention, LongformerAttention
+
+
+def by_hand(layer: LongformerAttention, x: Tensor, mask: Tensor, is_causal: bool) -> Tensor:
+    """Query by query: the keys it sees, one softmax, the heads side by side."""
+    batch, tokens, _ = x.shape
+    window, some, d = layer.mechanism.window, layer.global_tokens, layer.head_dim
+    out = torch.zeros_like(x)
+    for b in range(batch):
+        q, k, v, q_all, k_all, v_all = (
+            part for project in (layer.qkv, layer.qkv_global) for part in project(x[b]).chunk(3, -1)
+        )
+        for i in range(tokens):
+            far = i < some
+            seen = [
+                j
+                for j in range(tokens)
+                if mask[b, j] and (j <= i or not is_causal) and (far or j < some or abs(i - j) <= window)
+            ]
+            mine, keys, values = (q_all[i], k_all[seen], v_all[seen]) if far else (q[i], k[seen], v[seen])
+            for h in range(layer.heads):
+                here = slice(h * d, (h + 1) * d)
+                weights = (keys[:, here] @ mine[here] * d**-0.5).softmax(0)
+                out[b, i, here] = weights @ values[:, here]
+    return layer.proj(out)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("window", "some"), [(2, 1), (3, 3), (1, 0), (20, 2), (2, 30)])
+def test_it_is_the_formula(window: int, some: int, is_causal: bool):
+    layer = LongformerAttention(12, 3, window=window, global_tokens=some).double()
+    torch.nn.init.normal_(layer.qkv_global.weight)
+    x, mask = torch.randn(2, 13, 12, dtype=torch.float64), torch.ones(2, 13, dtype=torch.bool)
+    mask[1, 9:] = False
+    out = layer(x, key_mask=mask, is_causal=is_causal)
+    torch.testing.assert_close(out[mask], by_hand(layer, x, mask, is_causal)[mask], rtol=1e-12, atol=1e-12)
+
+
+def test_it_starts_as_the_mechanism_with_one_set():
+    """qkv_global is a copy: until it is trained, nothing has changed."""
+    layer, plain = LongformerAttention(12, 3, window=4, global_tokens=2), Attention(12, 3, "longformer")
+    plain.mechanism = layer.mechanism
+    plain.load_state_dict({key: x for key, x in layer.state_dict().items() if not key.startswith("qkv_global")})
+    x = torch.randn(2, 20, 12)
+    torch.testing.assert_close(layer(x), plain(x))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_every_parameter_learns(kv_heads: int):
+    layer = LongformerAttention(12, 4, window=2, kv_heads=kv_heads)
+    layer(torch.randn(2, 9, 12)).square().sum().backward()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
+
+
+def test_what_it_cannot_do_is_refused():
+    layer = LongformerAttention(12, 3)
+    with pytest.raises(SoftlessError, match="bias would be added"):
+        layer(torch.randn(2, 9, 12), bias=torch.zeros(9, 9))
+    with pytest.raises(SoftlessError, match="keep a KV cache"):
+        layer.with_state(torch.randn(2, 9, 12))
+    with pytest.raises(SoftlessError, match="window -1"):
+        LongformerAttention(12, 3, window=-1)
+
+
+def test_it_is_transformers_longformer():
+    """The same weights, padding and global tokens; Hugging Face's attention_window counts both sides."""
+    longformer = pytest.importorskip("transformers.models.longformer.modeling_longformer", reason="softless[hf]")
+    from transformers import LongformerConfig
+
+    config = LongformerConfig(hidden_size=12, num_attention_heads=3, attention_window=[8], num_hidden_layers=1)
+    config.attention_probs_dropout_prob = 0.0
+    peer = longformer.LongformerSelfAttention(config, layer_id=0).double().eval()
+    layer = LongformerAttention(12, 3, window=4, global_tokens=2).double()
+    for suffix in ("", "_global"):
+        parts = [getattr(peer, f"{name}{suffix}") for name in ("query", "key", "value")]
+        mine = getattr(layer, f"qkv{suffix}")
+        mine.load_state_dict({kind: torch.cat([getattr(part, kind) for part in parts]) for kind in ("weight", "bias")})
+    x = torch.randn(2, 32, 12, dtype=torch.float64)
+    states = torch.zeros(2, 32)  # below zero: padding; above: global
+    states[:, :2], states[1, 25:] = 1.0, -1.0
+    theirs = peer(
+        x,
+        attention_mask=torch.where(states < 0, torch.finfo(torch.float64).min, states.double() * 10_000),
+        is_index_masked=states < 0,
+        is_index_global_attn=states > 0,
+        is_global_attn=True,
+    )[0]
+    ours = layer.mixed(x, key_mask=states >= 0)
+    ulp = torch.finfo(torch.float32).eps * theirs.abs().max().item()  # their softmax is float32
+    torch.testing.assert_close(ours[states >= 0], theirs[states >= 0], rtol=0, atol=4 * ulp)
