@@ -35,12 +35,18 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Options of mechanisms that run with their defaults at every change: these wait for make slow.
 VARIANTS = {"performer-hyperbolic", "cosformer", "decay-retention", "transnormer-t1", "diagonal-t1"}
 VARIANTS |= {"performer features=3 kind=hyperbolic", "decay slopes=retention factor=0.5", "transnormer variant=t1"}
-VARIANTS |= {"diagonal variant=t1 block=16"}
+VARIANTS |= {"diagonal variant=t1 block=16", "sparse-fixed", "nonlocal-concatenation", "nonlocal pairing=concatenation"}
+VARIANTS |= {f"sparse pattern={rest}" for rest in ("local stride=5", "strided stride=4", "fixed stride=6 summary=2")}
+VARIANTS |= {"linformer rank=4 length=257 share=none", "nonlocal-dot", "agent", "asymmetric_nonlocal"}
+# Of these, the tests with many examples wait: topk, sparse and nystrom, which work alike, have theirs at every change.
+ALIKE = {"longformer", "soft", "nonlocal pairing=dot", "agent agents=5", "asymmetric_nonlocal pyramid=(1, 3, 6)"}
+ALIKE |= {"longformer window=4 global_tokens=2", "soft landmarks=4"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if str(getattr(item, "callspec", None) and item.callspec.params.get("case")) in VARIANTS:
+        case = str(getattr(item, "callspec", None) and item.callspec.params.get("case"))
+        if case in VARIANTS or (case in ALIKE and getattr(item.obj, "is_hypothesis_test", False)):
             item.add_marker(pytest.mark.slow)
     if "SOFTLESS_SHUFFLE" in os.environ:
         random.Random(os.environ["SOFTLESS_SHUFFLE"]).shuffle(items)

@@ -131,7 +131,9 @@ def crossover(made: Mechanism, shape: Shape, *, is_causal: bool = False) -> int 
 
     tokens = 4096
     for power in (1.0,) * 3 + (0.5,) * 9:
-        tokens = min(max(1, ceil(tokens * ratio(tokens) ** power)), 2**20)
+        before, tokens = tokens, min(max(1, ceil(tokens * ratio(tokens) ** power)), 2**20)
+        if tokens == before:
+            break  # the steps that are left stay here too
     return tokens if ratio(2 * tokens) < 1 else None
 
 

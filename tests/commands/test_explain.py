@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-import softless as library
 from softless.commands import units
+from softless.mechanisms import MECHANISMS
 
 
 def explained(softless, *words):
@@ -14,10 +14,13 @@ def explained(softless, *words):
     return json.loads(result.stdout)
 
 
+# Of those in blocks and of low rank, at every change diagonal and linformer speak for the others.
+LATER = {name for name, each in MECHANISMS.items() if each.form in ("blocks", "low rank")} - {"diagonal", "linformer"}
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in LATER)) for name in MECHANISMS]
 COST = ["form", "flops", "floor_bytes", "weight_bytes", "state_bytes"]
 
 
-@pytest.mark.parametrize("name", library.list_mechanisms())
+@pytest.mark.parametrize("name", NAMES)
 def test_the_json_schema_is_frozen(softless, name):
     document = explained(softless, name, "--shape", "1,2,32,8")
     assert list(document) == [
@@ -63,7 +66,7 @@ def test_cuda_is_counted_without_one_and_marked_untested(softless):
 
 
 @pytest.mark.parametrize("columns", ["80", pytest.param("120", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", library.list_mechanisms())
+@pytest.mark.parametrize("name", NAMES)
 def test_what_is_printed_is_what_the_json_says(softless, monkeypatch, name, columns):
     monkeypatch.setenv("COLUMNS", columns)
     document = explained(softless, name)

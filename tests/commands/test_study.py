@@ -8,7 +8,7 @@ import pytest
 
 from softless.commands import study_measure, study_plan, study_show
 from softless.errors import ArgumentError
-from softless.probes.cases import study_cases
+from softless.probes.cases import CASES, study_cases
 
 LAP = {"label": "str", "tokens": "int", "head_dim": "int", "seconds": "float", "fastest": "float", "repeats": "int"}
 LAP |= {"speedup": "float", "peak_bytes": "int", "skipped": "NoneType"}
@@ -88,6 +88,15 @@ def without_time(document):
     return document
 
 
+@pytest.fixture
+def named_cases(monkeypatch):
+    """The named cases alone, where it does not matter which mechanisms a study compares."""
+    monkeypatch.setattr(study_measure, "study_cases", lambda: CASES)
+
+
+few = pytest.mark.usefixtures("named_cases")
+
+
 def test_the_json_schema_is_frozen(softless):
     document = studied(softless)
     assert outline(document) == frozen(SCHEMA)
@@ -95,6 +104,7 @@ def test_the_json_schema_is_frozen(softless):
     assert document["schema"] == "softless.study/1"
 
 
+@few
 def test_the_file_holds_what_json_prints(softless, tmp_path):
     document = studied(softless, "--quick", "--out", "deep/er")
     assert json.loads((tmp_path / "deep/er/study.json").read_text()) == document
@@ -146,22 +156,26 @@ def test_the_paper_s_collisions_are_counted_in_a_study(softless, monkeypatch):
     assert found["inline"] == found["softmax"] == (0, 1000)
 
 
+@few
 def test_tokens_are_sorted_and_counted_once(softless):
     assert studied(softless, "--tokens", "16,4,16")["speed"]["tokens"] == [4, 16]
 
 
+@few
 def test_one_length_has_no_growth(softless):
     document = studied(softless, "--tokens", "1")
     assert all(trend["seconds_growth"] is None for trend in document["speed"]["trends"])
     assert softless("study", "--tokens", "1").exit_code == 0
 
 
+@few
 def test_many_lengths_still_fit(softless):
     text = softless("study", "--tokens", "1,2,3,4,5,6,7,8").stdout
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
 
 
+@few
 def test_the_command_that_is_recorded_repeats_the_study(softless):
     document = studied(softless, "--tokens", "4,8", "--seed", "5")
     assert document["command"] == "softless study --tokens 4,8 --seed 5 --device cpu"

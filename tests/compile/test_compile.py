@@ -40,8 +40,7 @@ MECHANISMS = [
 UNROLLED = ("delta", "efla", "decay", "decay-retention")
 CHOSEN = [*MECHANISMS, "linear-exp", "inline-exp", "linear-affine_relu", "threshold-minimax-mean"]
 CHOSEN += ["cosformer-fixed", "performer", "efla", "decay", "transnormer", "diagonal", "mlla"]
-SCORED = ["topk", "sparse", "longformer", "linformer", "nystrom", "agent", "soft", "nonlocal-dot"]
-SCORED += ["asymmetric_nonlocal", "emanet", "reformer"]  # at every change only as causal as they can be
+SCORED = ["topk", "sparse", "linformer", "reformer"]  # only as causal as they can be
 CHOSEN += SCORED
 
 
