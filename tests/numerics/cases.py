@@ -69,14 +69,14 @@ CASES: dict[str, Mechanism] = {
     "sparse": mechanism("sparse", stride=5),
     "sparse-fixed": mechanism("sparse", pattern="fixed", stride=6, summary=2),
     "longformer": mechanism("longformer", window=4, global_tokens=2),
-    "linformer": mechanism("linformer", rank=2, length=150),
+    "linformer": mechanism("linformer", rank=2, length=200),
     "nystrom": mechanism("nystrom", landmarks=3),
     "agent": mechanism("agent", agents=4),
     "soft": mechanism("soft", landmarks=3),
     "nonlocal-dot": mechanism("nonlocal", pairing="dot"),
     "nonlocal-concatenation": mechanism("nonlocal", pairing="concatenation"),
     "asymmetric_nonlocal": mechanism("asymmetric_nonlocal", pyramid=(1, 3)),
-    "emanet": mechanism("emanet", bases=3, detach=False),
+    "emanet": mechanism("emanet", bases=5, detach=False),
     "reformer": mechanism("reformer", buckets=4, rounds=2, window=5),
 }
 
