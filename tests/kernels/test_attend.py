@@ -346,9 +346,7 @@ def questions(choose: st.DrawFn, case: str, *, tame: bool = False) -> tuple[laws
     dims = choose(st.tuples(st.sampled_from([1, 2, 5, 33]), st.sampled_from([1, 3, 34])))
     cancels = case.startswith("linear") or case == "efficient"  # whatever the size of a query's features
     law = laws.case(CASES[case].made.name, 1e3 if cancels or "exp" not in case else 10.0, **CASES[case].options)
-    q, k, v, *_ = laws.ask(
-        law, queries, keys, batch=1, heads=heads, dims=dims, seed=choose(st.integers(0, 2**32 - 1))
-    )
+    q, k, v, *_ = laws.ask(law, queries, keys, batch=1, heads=heads, dims=dims, seed=choose(st.integers(0, 2**32 - 1)))
     if not tame:
         q, k = (x * min(law.largest, 10.0 ** choose(st.integers(-3, 3))) for x in (q, k))
         v = v + choose(st.sampled_from([0.0, 1.0, 1e4]))
