@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from tests.train.curve import KEPT, UPDATES, losses, machine
+from tests.train.curve import KEPT, UPDATES, alone, machine
 
 
 def test_a_hundred_losses_are_those_that_were_committed():
     """Bit by bit where torch and the processor's instructions are the same, to 1e-4 elsewhere."""
     kept = json.loads(KEPT.read_text())
     expected = [float.fromhex(text) for text in kept.pop("losses")]
-    found = losses()
+    found = alone()
     assert len(found) == len(expected) == UPDATES
     assert found[-1] < 0.95 * found[0]
     if machine() == kept:
