@@ -9,7 +9,6 @@ import json
 import platform
 import subprocess
 import sys
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
