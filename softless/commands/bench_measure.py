@@ -14,7 +14,7 @@ from softless.probes import contest
 from softless.probes.contestants import Terms, contestants
 from softless.probes.cost import Shape, chosen
 from softless.probes.speed import steady_threads
-from softless.probes.stopwatch import copy_rate, threads
+from softless.probes.stopwatch import Timing, copy_rate, threads
 
 PASSES = {False: "forward", True: "forward+backward"}
 
@@ -122,6 +122,16 @@ def _results(plan: Plan, rate: float, show_progress: bool) -> Iterator[dict[str,
                 }
 
 
+def times(timing: Timing | None) -> dict[str, Any]:
+    """What a document says of one timing."""
+    return {
+        "ms": None if timing is None else timing.seconds * 1e3,
+        "fastest_ms": None if timing is None else timing.fastest * 1e3,
+        "repeats": 0 if timing is None else timing.repeats,
+        "timing": None if timing is None else timing.timing,
+    }
+
+
 def _row(result: contest.Result) -> dict[str, Any]:
     timing = result.timing
     eager = None if timing is None else timing.eager_seconds
@@ -129,10 +139,7 @@ def _row(result: contest.Result) -> dict[str, Any]:
         "label": result.label,
         "role": result.role,
         "mechanism": result.mechanism,
-        "ms": None if timing is None else timing.seconds * 1e3,
-        "fastest_ms": None if timing is None else timing.fastest * 1e3,
-        "repeats": 0 if timing is None else timing.repeats,
-        "timing": None if timing is None else timing.timing,
+        **times(timing),
         "eager_ms": None if eager is None else eager * 1e3,
         "ratio": result.ratio,
         "share": result.share,

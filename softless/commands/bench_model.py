@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from softless.commands.bench_measure import PASSES
+from softless.commands.bench_measure import PASSES, times
 from softless.commands.model import model_options, settled
 from softless.commands.progress import progress
 from softless.commands.study_measure import circumstances, pick_device
@@ -153,10 +153,7 @@ def _row(result: ModelResult, batch: int) -> dict[str, Any]:
         "parameters": result.parameters,
         "images_per_second": result.images_per_second,
         "ratio": result.ratio,
-        "ms": None if timing is None else timing.seconds * 1e3,
-        "fastest_ms": None if timing is None else timing.fastest * 1e3,
-        "repeats": 0 if timing is None else timing.repeats,
-        "timing": None if timing is None else timing.timing,
+        **times(timing),
         "eager_images_per_second": None if eager is None else batch / eager,
         "memory_bytes": result.memory_bytes,
         "skipped": result.skipped,

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from softless.data.images import Images, MissingPartError, Split, open_images
+from softless.data.images import Images, MissingPartError, Split
 from softless.data.reading import Bad, Draw, Reader, read_all
+from softless.data.sources import open_images
 from softless.io.pictures import BadImage
 
 if TYPE_CHECKING:

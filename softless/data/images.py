@@ -1,27 +1,20 @@
-"""A set of labeled images, whatever it lies in, and what must be true of one before it is trained on.
-
-    None, "digits"    the embedded set: scikit-learn's 1,797 handwritten digits
-    a folder          train/CLASS/*.jpg and val/ or test/ likewise, or CLASS/*.jpg
-    a parquet file    columns image (encoded bytes) and label (0, 1, ...)
+"""A set of labeled images, whatever it lies in (`sources`), and what must be true of one before it is trained on.
 
 A set is a Python sequence of `Sample`, decoded when it is asked for. It holds arrays, not objects, so that processes
 forked from this one share it.
 """
 
 import hashlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from softless.errors import ArgumentError, FileError
+from softless.errors import FileError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Split = Literal["train", "test"]
-
-DIGITS = "digits"
 
 
 class MissingPartError(FileError):
@@ -53,45 +46,6 @@ class Images(Protocol):
 
     def __getitem__(self, index: int) -> Sample:
         """Raises `BadImage` for one that cannot be decoded."""
-
-
-def open_images(source: str | Path | None, split: Split) -> Images:
-    """The images to train on, or those to test on; what is wrong with their names and labels is said here.
-
-    >>> from softless.data import open_images
-    >>> digits = open_images("digits", "test")
-    >>> len(digits), digits.classes[:3], digits[0].image.size
-    (360, ('0', '1', '2'), (8, 8))
-
-    A source of one part, class folders alone or a parquet file that is not half of a pair, is that part for both words.
-    """
-    if split not in ("train", "test"):
-        raise ArgumentError(f"split is {split!r} and must be 'train' or 'test'")
-    if source is None or source == DIGITS:
-        from softless.data.digits import DigitImages
-
-        return DigitImages(split)
-    path = Path(source)
-    if path.is_dir():
-        from softless.data.folder import open_folder
-
-        return open_folder(path, split)
-    if path.is_file():
-        from softless.data.parquet import open_parquet
-
-        return open_parquet(path, split)
-    raise FileError(f"{path}: there is no such folder of images or parquet file")
-
-
-def open_splits(source: str | Path | None) -> tuple[Images, Images]:
-    """(train, test), if they are not the same images."""
-    train, test = open_images(source, "train"), open_images(source, "test")
-    if train.fingerprint == test.fingerprint:
-        raise FileError(
-            f"{source}: it has one part, and images to test on are needed beside those to train on: "
-            "train/ and val/ in a folder, NAME-train.parquet and NAME-val.parquet, or a column 'split'"
-        )
-    return train, test
 
 
 def check_labels(where: str, labels: np.ndarray, classes: tuple[str, ...], *, empty: list[str]) -> None:
