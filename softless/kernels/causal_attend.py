@@ -14,7 +14,7 @@ from torch import Tensor
 from softless.kernels import causal_tiles, tiles
 from softless.kernels.causal_decode import decode_kernel
 from softless.kernels.causal_forward import forward_kernel
-from softless.kernels.causal_key_gradient import key_gradient_kernel, sums_kernel
+from softless.kernels.causal_key_gradient import key_gradient_kernel, later_kernel, sums_kernel
 from softless.kernels.causal_memory import Memory
 from softless.kernels.causal_plain import plain_kernel
 from softless.kernels.causal_query_gradient import query_gradient_kernel
@@ -23,6 +23,8 @@ from softless.kernels.causal_tiles import Tile
 from softless.kernels.launch import as_triton, block, launch
 from softless.kernels.mask import mask_of
 from softless.kernels.rows import rows
+
+LINE = 64  # of the D E + D + E numbers of a segment's sums that a program adds up
 
 
 class Past(NamedTuple):
@@ -75,11 +77,6 @@ def walk(table: dict[int, Tile], q: Tensor, v: Tensor) -> dict[str, int]:
     return sizes(q, v, tile.columns) | {"CHUNK": tile.chunk, "STAGES": tile.stages, "num_warps": tile.warps}
 
 
-def is_even(key_mask: Tensor | None, tokens: int, size: dict[str, int]) -> bool:
-    """Whether every chunk is full: its kernels need no masks."""
-    return key_mask is None and tokens % size["CHUNK"] == 0
-
-
 def choose(table: dict[int, Tile], q: Tensor, v: Tensor) -> Tile:
     return causal_tiles.tile(table, max(block(q.shape[3]), min(block(v.shape[3]), 128)), q.dtype)
 
@@ -103,7 +100,7 @@ def starts(k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, phi
     launch(
         prefix_kernel, k.shape[0] * k.shape[1] * k.shape[3], k, memory_of(states), memory_of(past),
         before.n, before.v_mean, segments, D=k.shape[3], E=v.shape[3], BE=block(v.shape[3]),
-        SEGMENTS=block(segments, 2), num_warps=4,
+        SEGMENTS=block(segments, 64), num_warps=4,
     )  # fmt: skip
     return before
 
@@ -121,13 +118,12 @@ def forward(
     elif segments > 1:
         passed = past_like(k, v, segments)
     size = walk(causal_tiles.FORWARD, q, v)
-    kernel, flags = forward_kernel, {}
-    if recipe.reader != "subtract" and q.dtype != torch.float32:
-        kernel, flags = plain_kernel, {"EVEN": is_even(key_mask, q.shape[2], size)}
+    plain = recipe.reader != "subtract" and q.dtype != torch.float32
     launch(
-        kernel, heads * (segments // walked) * -(-v.shape[3] // size["BE"]), q, rows(q), rows(k), rows(v), rows(out),
+        plain_kernel if plain else forward_kernel, heads * (segments // walked) * -(-v.shape[3] // size["BE"]), q,
+        rows(q), rows(k), rows(v), rows(out),
         mask_of(key_mask), memory_of(before), memory_of(passed), memory_of(after), q.shape[1], q.shape[2], segments,
-        walked, length, recipe.scale, SHARED=q.shape[1] // k.shape[1], **recipe.names, **flags, **size,
+        walked, length, recipe.scale, SHARED=q.shape[1] // k.shape[1], **recipe.names, **size,
     )  # fmt: skip
     return after, before if walked < segments else passed
 
@@ -137,11 +133,11 @@ def decode(
 ) -> Past:
     """One token: fill `out`; the State after it."""
     after, d, e = past_like(k, v), k.shape[3], v.shape[3]
-    columns = min(block(e), 64)  # a block of the State is 16 KB at d = 64, 128 numbers a thread: all loads in flight
+    columns = min(block(e), 64)  # a block of the State is 16 KB at d = 64, 64 numbers a thread: all loads in flight
     launch(
         decode_kernel, k.shape[0] * k.shape[1] * -(-e // columns), q, rows(q), rows(k), rows(v), rows(out),
         mask_of(key_mask), memory_of(past), memory_of(after), k.shape[1], recipe.scale,
-        D=d, E=e, BD=block(d), BE=columns, SHARED=q.shape[1] // k.shape[1], num_warps=-(-block(d) // 64),
+        D=d, E=e, BD=block(d), BE=columns, SHARED=q.shape[1] // k.shape[1], num_warps=max(1, block(d) // 32),
         **recipe.names,
     )  # fmt: skip
     return after
@@ -198,43 +194,50 @@ def _backward(
     """`backward` for value columns that fit into one program."""
     (batch, heads, tokens, d), groups, e = q.shape, k.shape[1], v.shape[3]
     segments, length = causal_tiles.cut(tokens, batch * heads, d)
-    size, key_size = (walk(table, q, v) for table in (causal_tiles.QUERIES, causal_tiles.KEYS))
-    shared, width = heads // groups, v_ref.stride(1)
-    scalars = q.new_empty(batch, heads, 3, tokens, dtype=torch.float32)
-    later = None
+    width, scalars = v_ref.stride(1), q.new_empty(batch, heads, 3, tokens, dtype=torch.float32)
+    names = {"SHARED": heads // groups, "PHI_Q": recipe.phi_q, "PHI_K": recipe.phi_k}
     launch(
         query_gradient_kernel, batch * heads * segments, q, rows(q), rows(k), rows(v), rows(given), rows(filled[0]),
         mask_of(key_mask), memory_of(before), v_ref, width, scalars, heads, tokens,
-        segments, length, recipe.scale, SHARED=shared, EVEN=is_even(key_mask, tokens, size), **recipe.names, **size,
+        segments, length, recipe.scale, READER=recipe.reader, CONSTANT=recipe.constant, **names,
+        **walk(causal_tiles.QUERIES, q, v),
     )  # fmt: skip
-    if last is not None:
-        later = torch.cat([x.flatten(2) for x in (last.outer, last.of_queries, last.of_outputs)], 2)
-    if causal_tiles.walked(segments, batch * heads) == segments:
-        segments, length = 1, tokens
-    if summed or segments > 1:
-        sums = q.new_empty(batch, groups, shared, segments, d * e + d + e, dtype=torch.float32)
-        launch(
-            sums_kernel, batch * heads * segments, q, rows(q), rows(k), rows(given), mask_of(key_mask), scalars, sums,
-            heads, tokens, segments, length, SHARED=shared, PHI_Q=recipe.phi_q, PHI_K=recipe.phi_k,
-            CENTERED=recipe.reader == "subtract",
-            EVEN=is_even(key_mask, tokens, key_size), **key_size,
-        )  # fmt: skip
-        running = _running(sums.sum(2), later)
-        later = running[:, :, :-1].flip(2).contiguous()
+    later = _later(q, k, given, key_mask, scalars, last, summed, recipe)
     launch(
-        key_gradient_kernel, 2 * batch * groups * segments, q, rows(q), rows(k), rows(v), rows(given), rows(filled[1]),
-        rows(filled[2]), mask_of(key_mask), v_ref, width, scalars, later, groups, tokens,
-        segments, length, SHARED=shared, PHI_Q=recipe.phi_q, PHI_K=recipe.phi_k,
-            CENTERED=recipe.reader == "subtract",
-        EVEN=is_even(key_mask, tokens, key_size), **key_size,
+        key_gradient_kernel, batch * groups * segments, q, rows(q), rows(k), rows(v), rows(given), rows(filled[1]),
+        rows(filled[2]), mask_of(key_mask), v_ref, width, scalars, later, groups, tokens, segments, length,
+        CENTERED=recipe.reader == "subtract", **names, **walk(causal_tiles.KEYS, q, v),
     )  # fmt: skip
-    if not summed:
+    if later is None or not summed:
         return None
-    outer, of_queries, of_outputs = running[:, :, -1].split([d * e, d, e], -1)
+    outer, of_queries, of_outputs = later[:, :, 0].split([d * e, d, e], -1)
     return Sums(outer.unflatten(-1, (d, e)), of_queries, of_outputs)
 
 
-def _running(sums: Tensor, last: Tensor | None) -> Tensor:
-    """Sums over what comes after the last segment, the one before it, ..., after none: [B, G, segments + 1, .]."""
-    first = torch.zeros_like(sums[:, :, :1]) if last is None else last[:, :, None]
-    return torch.cat([first, sums.flip(2)], 2).cumsum(2)
+def _later(
+    q: Tensor, k: Tensor, given: Tensor, key_mask: Tensor | None, scalars: Tensor, last: Sums | None, summed: bool,
+    recipe: Recipe,
+) -> Tensor | None:  # fmt: skip
+    """The sums over the queries of each segment and all that follow, then `last`: [B, G, segments + 1, .].
+
+    None where nothing follows any segment. Without `summed` the first row lacks the first segment: nobody asks.
+    """
+    (batch, heads, tokens, d), groups, e = q.shape, k.shape[1], given.shape[3]
+    segments, length = causal_tiles.cut(tokens, batch * heads, d)
+    if segments == 1 and last is None and not summed:
+        return None
+    shared, size, skipped = heads // groups, d * e + d + e, int(not summed)
+    pieces, left_out = segments * causal_tiles.PIECES, skipped * causal_tiles.PIECES
+    sums = q.new_empty(batch, groups, shared, pieces - left_out, size, dtype=torch.float32)
+    launch(
+        sums_kernel, batch * heads * (pieces - left_out), q, rows(q), rows(k), rows(given), mask_of(key_mask), scalars,
+        sums, heads, tokens, pieces, left_out, length // causal_tiles.PIECES, SHARED=shared, PHI_Q=recipe.phi_q,
+        PHI_K=recipe.phi_k, CENTERED=recipe.reader == "subtract", **walk(causal_tiles.KEYS, q, given),
+    )  # fmt: skip
+    later = q.new_empty(batch, groups, segments + 1, size, dtype=torch.float32)
+    end = None if last is None else torch.cat([x.flatten(2) for x in last], 2)
+    launch(
+        later_kernel, batch * groups * -(-size // LINE), q, sums, end, later, segments, skipped, size,
+        PIECES=causal_tiles.PIECES, SHARED=shared, ROWS=block(segments + 1, 64), BLOCK=LINE, num_warps=4,
+    )  # fmt: skip
+    return later

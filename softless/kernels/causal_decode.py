@@ -41,7 +41,6 @@ def decode_kernel(q, k, v, out, mask, before, after, groups, scale, D: tl.conste
     comoment += (past * share * k_step)[:, None] * v_step[None, :]
     k_mean += share * k_step
     v_mean += share * v_step
-    remember(after, p, dims, columns, n, k_mean, v_mean, comoment, D, E)
     for r in range(SHARED):
         h = g * SHARED + r
         queries = feature(load(q, b, h, token, dims, (token < 1)[:, None] & inside), 0.0, D, PHI_Q)
@@ -53,3 +52,4 @@ def decode_kernel(q, k, v, out, mask, before, after, groups, scale, D: tl.conste
         else:
             answer += v_mean[None, :]
         store(out, b, h, token, columns, (token < 1)[:, None] & valued, tl.where(n > 0, answer, 0.0))
+    remember(after, p, dims, columns, n, k_mean, v_mean, comoment, D, E)

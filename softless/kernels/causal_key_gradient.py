@@ -1,4 +1,4 @@
-"""The gradients of keys and values: two programs walk back along a segment of one key head, one for each.
+"""The gradients of keys and values: a program walks back along a segment of one key head.
 
 With v' = v - v_ref as in `causal_query_gradient`, h' = h - k_ref where CENTERED and h elsewhere, and the scalars that
 `causal_query_gradient` left,
@@ -8,32 +8,40 @@ With v' = v - v_ref as in `causal_query_gradient`, h' = h - k_ref where CENTERED
 
     outer = sum g f do^T [D, E]       of_queries = sum g delta f [D]       of_outputs = sum even do [E]
 
-The references may know the future: the gradients of keys and values do anyway. Both programs keep `outer`: sharing it
-would need twice the registers. `sums_kernel` makes the three sums over each segment's queries, and `later` holds what
-follows each segment; they lie one after the other, D E + D + E numbers.
+The references may know the future: the gradients of keys and values do anyway. `sums_kernel` makes the three sums over
+pieces of segments, and `later_kernel` those of all queries after each segment; they lie one after the other, D E + D +
+E numbers.
+
+Beyond the end the last token is read again. It has no gain there, so it moves nothing, and is not stored.
 """
 
 import triton
 import triton.language as tl
 
 from softless.kernels.arithmetic import ONES, factor, held, product, summed, weighted_sums
-from softless.kernels.causal_memory import SIZES, relative
+from softless.kernels.causal_memory import SIZES
 from softless.kernels.features import feature, slope
 from softless.kernels.mask import visible
 from softless.kernels.query import contrast
 from softless.kernels.reference import typical
-from softless.kernels.rows import keep, load, store
+from softless.kernels.rows import load, store
 
 
 @triton.jit
-def gained_queries(q, scalars, b, h, here, dims, stop, D: tl.constexpr, PHI: tl.constexpr, PHI_K: tl.constexpr,
-                   EVEN: tl.constexpr):  # fmt: skip
-    """g f as a factor, less what `query.contrast` knows the keys do not see; 0 beyond `stop`."""
-    some, full = here < stop, EVEN and D == dims.shape[0]
-    queries = feature(load(q, b, h, here, dims, some[:, None] & (dims < D)[None, :], full), 0.0, D, PHI)
-    queries = contrast(held(queries, q.at.dtype.element_ty), D, PHI_K, True)
+def asked(q, do, scalars, b, h, here, stop, tokens, dims, columns, D: tl.constexpr, E: tl.constexpr,
+          PHI: tl.constexpr, PHI_K: tl.constexpr):  # fmt: skip
+    """(g f, the same less what `query.contrast` knows keys' gradients do not see, do, delta, even) of a chunk's
+    queries; the first three are factors.
+    """
+    DTYPE: tl.constexpr = q.at.dtype.element_ty
+    some, near = here < stop, tl.minimum(here, stop - 1)
     gain = tl.load(scalars + here, mask=some, other=0.0)
-    return factor(keep(gain[:, None] * queries, some[:, None], 0.0, EVEN), q.at.dtype.element_ty)
+    delta = tl.load(scalars + tokens + here, mask=some, other=0.0)
+    even = tl.load(scalars + 2 * tokens + here, mask=some, other=0.0)
+    queries = feature(load(q, b, h, near, dims, (dims < D)[None, :], D == dims.shape[0]), 0.0, D, PHI)
+    queries = gain[:, None] * held(queries, DTYPE)
+    given = factor(load(do, b, h, near, columns, (columns < E)[None, :], E == columns.shape[0]), DTYPE)
+    return factor(queries, DTYPE), factor(contrast(queries, D, PHI_K, True), DTYPE), given, delta, even
 
 
 @triton.jit
@@ -47,135 +55,112 @@ def backwards(mask, steps, seen):
 
 
 @triton.jit
-def value_walk(q, k, do, dv, mask, k_ref, scalars, later, b, g, start, stop, tokens, D: tl.constexpr, E: tl.constexpr,
-               BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr, PHI_Q: tl.constexpr,
-               PHI_K: tl.constexpr, EVEN: tl.constexpr, CENTERED: tl.constexpr,
-               STAGES: tl.constexpr):  # fmt: skip
-    """dv of one segment; `scalars` and `later` point at this key head's."""
-    DTYPE: tl.constexpr = q.at.dtype.element_ty
-    FULL_K: tl.constexpr = EVEN and D == BD
-    FULL_V: tl.constexpr = EVEN and E == BE
-    dims, columns, steps = tl.arange(0, BD), tl.arange(0, BE), tl.arange(0, CHUNK)
-    inside, valued = (dims < D)[None, :], (columns < E)[None, :]
-    turned, of_outputs = tl.zeros((BE, BD), tl.float32), tl.zeros((BE,), tl.float32)  # outer^T: do is read as it lies
-    pulls = tl.zeros((BE, ONES), tl.float32)
-    if later is not None:
-        turned += tl.load(later + dims[None, :] * E + columns[:, None], mask=(columns < E)[:, None] & inside, other=0.0)
+def following(later, row, dims, columns, k_ref, D: tl.constexpr, E: tl.constexpr):
+    """(outer^T, of_queries, of_outputs) of what comes after a segment; outer^T, since do is read as it lies."""
+    turned = tl.zeros((columns.shape[0], dims.shape[0]), tl.float32)
+    of_queries, of_outputs = tl.zeros((dims.shape[0],), tl.float32), tl.zeros((columns.shape[0],), tl.float32)
+    if later is None:
+        return turned, of_queries, of_outputs
+    else:
+        later += row * (D * E + D + E)
+        inside = (columns < E)[:, None] & (dims < D)[None, :]
+        turned += tl.load(later + dims[None, :] * E + columns[:, None], mask=inside, other=0.0)
+        of_queries += tl.load(later + D * E + dims, mask=dims < D, other=0.0)
         of_outputs += tl.load(later + D * E + D + columns, mask=columns < E, other=0.0)
-        if CENTERED:
-            of_outputs += tl.sum(turned * k_ref[None, :], 1)  # `later` is of keys as they are
-    chunks = (stop - start + CHUNK - 1) // CHUNK
-    for step in tl.range(0, chunks, num_stages=STAGES):
-        here = start + (chunks - 1 - step) * CHUNK + steps
-        some, seen = here < stop, visible(mask, b, here, stop)
-        keys = feature(load(k, b, g, here, dims, seen[:, None] & inside, FULL_K), 0.0, D, PHI_K)
-        keys = factor(keep(keys - k_ref[None, :] if CENTERED else keys, seen[:, None], 0.0, EVEN), DTYPE)
-        gradient = product(keys, factor(tl.trans(turned), DTYPE), tl.zeros((CHUNK, BE), tl.float32), DTYPE)
-        gradient += (of_outputs + summed(pulls))[None, :]
-        sight = backwards(mask, steps, seen)
-        for r in range(SHARED):
-            of_head = scalars + r * 3 * tokens
-            queries = gained_queries(q, of_head, b, g * SHARED + r, here, dims, stop, D, PHI_Q, "identity", EVEN)
-            given = factor(load(do, b, g * SHARED + r, here, columns, some[:, None] & valued, FULL_V), DTYPE)
-            even = tl.load(of_head + 2 * tokens + here, mask=some, other=0.0)
-            pulls = weighted_sums(even[:, None], given, pulls, DTYPE)
-            weights = product(keys, tl.trans(queries), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
-            weights = factor(tl.where(sight, weights + even[None, :], 0.0), DTYPE)
-            gradient = product(weights, given, gradient, DTYPE)
-            turned = product(tl.trans(given), queries, turned, DTYPE)
-        gradient = keep(gradient, seen[:, None], 0.0, EVEN)
-        store(dv, b, g, here, columns, some[:, None] & valued, gradient, FULL_V)
+        return turned, of_queries, of_outputs + tl.sum(turned * k_ref[None, :], 1)  # `later` is of keys as they are
 
 
 @triton.jit
-def key_walk(q, k, v, do, dk, mask, v_ref, scalars, later, b, g, start, stop, tokens, D: tl.constexpr,
-             E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr,
-             PHI_Q: tl.constexpr, PHI_K: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """dk of one segment; `scalars` and `later` point at this key head's."""
-    DTYPE: tl.constexpr = q.at.dtype.element_ty
-    FULL_K: tl.constexpr = EVEN and D == BD
-    FULL_V: tl.constexpr = EVEN and E == BE
-    dims, columns, steps = tl.arange(0, BD), tl.arange(0, BE), tl.arange(0, CHUNK)
-    inside, valued = (dims < D)[None, :], (columns < E)[None, :]
-    turned, of_queries = tl.zeros((BE, BD), tl.float32), tl.zeros((BD,), tl.float32)
-    drifts = tl.zeros((BD, ONES), tl.float32)
-    if later is not None:
-        turned += tl.load(later + dims[None, :] * E + columns[:, None], mask=(columns < E)[:, None] & inside, other=0.0)
-        of_queries += tl.load(later + D * E + dims, mask=dims < D, other=0.0)
-    chunks = (stop - start + CHUNK - 1) // CHUNK
-    for step in tl.range(0, chunks, num_stages=STAGES):
-        here = start + (chunks - 1 - step) * CHUNK + steps
-        some, seen = here < stop, visible(mask, b, here, stop)
-        values = relative(load(v, b, g, here, columns, seen[:, None] & valued, FULL_V), v_ref, seen, DTYPE, EVEN)
-        gradient = product(values, factor(turned, DTYPE), tl.zeros((CHUNK, BD), tl.float32), DTYPE)
-        gradient -= (of_queries + summed(drifts))[None, :]
-        sight = backwards(mask, steps, seen)
-        for r in range(SHARED):
-            of_head = scalars + r * 3 * tokens
-            queries = gained_queries(q, of_head, b, g * SHARED + r, here, dims, stop, D, PHI_Q, PHI_K, EVEN)
-            given = factor(load(do, b, g * SHARED + r, here, columns, some[:, None] & valued, FULL_V), DTYPE)
-            delta = tl.load(of_head + tokens + here, mask=some, other=0.0)
-            drifts = weighted_sums(delta[:, None], queries, drifts, DTYPE)
-            through = product(values, tl.trans(given), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
-            through = factor(tl.where(sight, through - delta[None, :], 0.0), DTYPE)
-            gradient = product(through, queries, gradient, DTYPE)
-            turned = product(tl.trans(given), queries, turned, DTYPE)
-        keys = load(k, b, g, here, dims, seen[:, None] & inside, FULL_K)
-        gradient = slope(keys, feature(keys, 0.0, D, PHI_K), gradient, 0.0, PHI_K)
-        gradient = keep(gradient, seen[:, None], 0.0, EVEN)
-        store(dk, b, g, here, dims, some[:, None] & inside, gradient, FULL_K)
+def written(x, b, g, here, columns, seen, mask, stop, width, gradient):
+    """Store a chunk's gradient: 0 for hidden tokens."""
+    if mask is not None:
+        gradient = tl.where(seen[:, None], gradient, 0.0)
+    store(x, b, g, here, columns, (here < stop)[:, None] & (columns < width)[None, :], gradient)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def key_gradient_kernel(q, k, v, do, dk, dv, mask, v_ref, width, scalars, later, groups, tokens, segments,
                         length, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                         CHUNK: tl.constexpr, SHARED: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr,
-                        EVEN: tl.constexpr, CENTERED: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """Two programs a segment and key head; they serve all query heads that share the key head."""
+                        CENTERED: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """One program a segment and key head; it serves all query heads that share the key head."""
+    DTYPE: tl.constexpr = q.at.dtype.element_ty
+    BARE: tl.constexpr = PHI_K == "softmax"
     program = tl.program_id(0).to(tl.int64)
-    segment, p = program // 2 % segments, program // 2 // segments
+    segment, p = program % segments, program // segments
     b, g = p // groups, p % groups
     start = (segment * length).to(tl.int32)
     stop = tl.minimum(start + length, tokens)
-    dims, columns = tl.arange(0, BD), tl.arange(0, BE)
+    dims, columns, steps = tl.arange(0, BD), tl.arange(0, BE), tl.arange(0, CHUNK)
+    inside, valued = (dims < D)[None, :], (columns < E)[None, :]
     scalars += p * SHARED * 3 * tokens
-    if later is not None:
-        later += program // 2 * (D * E + D + E)
-    if program % 2 == 0:
-        mean = tl.zeros((BD,), tl.float32)
-        if CENTERED:
-            mean = typical(k, mask, b, g, 0, tokens, 0.0, dims, D, PHI_K)
-        value_walk(q, k, do, dv, mask, mean, scalars, later, b, g, start, stop, tokens, D, E, BD, BE, CHUNK, SHARED,
-                   PHI_Q, PHI_K, EVEN, CENTERED, STAGES)  # fmt: skip
-    else:
-        center = tl.load(v_ref + p * width + columns, mask=columns < E, other=0.0)
-        key_walk(q, k, v, do, dk, mask, center, scalars, later, b, g, start, stop, tokens, D, E, BD, BE, CHUNK, SHARED,
-                 PHI_Q, PHI_K, EVEN, STAGES)  # fmt: skip
+    center = tl.load(v_ref + p * width + columns, mask=columns < E, other=0.0)
+    k_ref = typical(k, mask, b, g, 0, tokens, 0.0, dims, D, PHI_K) if CENTERED else tl.zeros((BD,), tl.float32)
+    turned, of_queries, of_outputs = following(later, p * (segments + 1) + segment + 1, dims, columns, k_ref, D, E)
+    drifts, pulls = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
+    bared = contrast(turned, D, PHI_K, True)  # outer^T of bare queries, where that differs
+    chunks = (stop - start + CHUNK - 1) // CHUNK
+    for step in tl.range(0, chunks, num_stages=STAGES):
+        here = start + (chunks - 1 - step) * CHUNK + steps
+        near, seen = tl.minimum(here, stop - 1), visible(mask, b, here, stop)
+        x = load(k, b, g, near, dims, seen[:, None] & inside, mask is None and D == BD)
+        phi = feature(x, 0.0, D, PHI_K)
+        keys = factor(phi - k_ref[None, :] if CENTERED else phi, DTYPE)
+        past, sight = factor(turned, DTYPE), backwards(mask, steps, seen)
+        if SHARED == 1:
+            queries, bare, given, delta, even = asked(q, do, scalars, b, g, here, stop, tokens, dims, columns, D, E,
+                                                      PHI_Q, PHI_K)  # fmt: skip
+        gradient = product(keys, tl.trans(past), tl.zeros((CHUNK, BE), tl.float32), DTYPE)
+        of_chunk = of_outputs + summed(pulls)
+        for r in range(SHARED):
+            if SHARED > 1:
+                queries, _, given, _, even = asked(q, do, scalars + r * 3 * tokens, b, g * SHARED + r, here, stop,
+                                                   tokens, dims, columns, D, E, PHI_Q, PHI_K)  # fmt: skip
+            weights = product(keys, tl.trans(queries), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
+            weights = factor(tl.where(sight, weights + even[None, :], 0.0), DTYPE)
+            gradient = product(weights, given, gradient, DTYPE)
+            pulls = weighted_sums(even[:, None], given, pulls, DTYPE)
+        written(dv, b, g, here, columns, seen, mask, stop, E, gradient + of_chunk[None, :])
+
+        values = load(v, b, g, near, columns, seen[:, None] & valued, mask is None and E == BE)
+        values = factor(values - center[None, :], DTYPE)
+        past = factor(bared if BARE else turned, DTYPE)
+        gradient = product(values, past, tl.zeros((CHUNK, BD), tl.float32), DTYPE)
+        of_chunk = of_queries + summed(drifts)
+        for r in range(SHARED):
+            if SHARED > 1:
+                queries, bare, given, delta, _ = asked(q, do, scalars + r * 3 * tokens, b, g * SHARED + r, here, stop,
+                                                       tokens, dims, columns, D, E, PHI_Q, PHI_K)  # fmt: skip
+            through = product(values, tl.trans(given), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
+            through = factor(tl.where(sight, through - delta[None, :], 0.0), DTYPE)
+            gradient = product(through, bare, gradient, DTYPE)
+            drifts = weighted_sums(delta[:, None], bare, drifts, DTYPE)
+            turned = product(tl.trans(given), queries, turned, DTYPE)
+            if BARE:
+                bared = product(tl.trans(given), bare, bared, DTYPE)
+        gradient = slope(x, phi, gradient - of_chunk[None, :], 0.0, PHI_K)
+        written(dk, b, g, here, dims, seen, mask, stop, D, gradient)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def sums_kernel(q, k, do, mask, scalars, sums, heads, tokens, segments, length, D: tl.constexpr, E: tl.constexpr,
-                BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr, PHI_Q: tl.constexpr,
-                PHI_K: tl.constexpr, EVEN: tl.constexpr, CENTERED: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """One program a segment and query head: sum g f do^T, sum g delta f, sum even do."""
+def sums_kernel(q, k, do, mask, scalars, sums, heads, tokens, segments, skipped, length, D: tl.constexpr,
+                E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr,
+                PHI_Q: tl.constexpr, PHI_K: tl.constexpr, CENTERED: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """One program a query head and segment but the `skipped` first: sum g f do^T, sum g delta f, sum even do."""
     DTYPE: tl.constexpr = q.at.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
-    segment, p = program % segments, program // segments
+    segment, p = program % (segments - skipped) + skipped, program // (segments - skipped)
     b, h = p // heads, p % heads
     start = (segment * length).to(tl.int32)
     stop = tl.minimum(start + length, tokens)
     dims, columns = tl.arange(0, BD), tl.arange(0, BE)
-    valued = (columns < E)[None, :]
     scalars += p * 3 * tokens
     turned = tl.zeros((BE, BD), tl.float32)
     drifts, pulls = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
     for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
         here = at + tl.arange(0, CHUNK)
-        some = here < stop
-        queries = gained_queries(q, scalars, b, h, here, dims, stop, D, PHI_Q, "identity", EVEN)
-        given = factor(load(do, b, h, here, columns, some[:, None] & valued, EVEN and E == BE), DTYPE)
-        delta = tl.load(scalars + tokens + here, mask=some, other=0.0)
-        even = tl.load(scalars + 2 * tokens + here, mask=some, other=0.0)
+        queries, _, given, delta, even = asked(q, do, scalars, b, h, here, stop, tokens, dims, columns, D, E, PHI_Q,
+                                               "identity")  # fmt: skip
         drifts = weighted_sums(delta[:, None], queries, drifts, DTYPE)
         pulls = weighted_sums(even[:, None], given, pulls, DTYPE)
         turned = product(tl.trans(given), queries, turned, DTYPE)
@@ -186,3 +171,28 @@ def sums_kernel(q, k, do, mask, scalars, sums, heads, tokens, segments, length, 
     tl.store(sums + dims[None, :] * E + columns[:, None], turned, mask=(columns < E)[:, None] & (dims < D)[None, :])
     tl.store(sums + D * E + dims, of_queries, mask=dims < D)
     tl.store(sums + D * E + D + columns, of_outputs, mask=columns < E)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def later_kernel(sums, last, later, segments, skipped, size, PIECES: tl.constexpr, SHARED: tl.constexpr,
+                 ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Row s of `later` [P, segments + 1, size]: the sums of `last` [P, size] and of every segment from s on.
+
+    sums  [P, SHARED, (segments - skipped) PIECES, size]; rows up to `skipped` are what follows the skipped segments.
+    """
+    BLOCKS = (size + BLOCK - 1) // BLOCK
+    program = tl.program_id(0).to(tl.int64)
+    p, columns = program // BLOCKS, program % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    rows = tl.arange(0, ROWS)
+    inside = (columns < size)[None, :]
+    there = ((rows >= skipped) & (rows < segments))[:, None] & inside
+    found = tl.zeros((ROWS, BLOCK), tl.float32)
+    for r in range(SHARED):
+        for piece in range(PIECES):
+            row = (p * SHARED + r) * (segments - skipped) * PIECES + (rows[:, None] - skipped) * PIECES + piece
+            found += tl.load(sums + row * size + columns[None, :], mask=there, other=0.0)
+    found = tl.cumsum(found, 0, reverse=True)
+    if last is not None:
+        found += tl.load(last + p * size + columns, mask=columns < size, other=0.0)[None, :]
+    spots = later + (p * (segments + 1) + rows[:, None]) * size + columns[None, :]
+    tl.store(spots, found, mask=(rows <= segments)[:, None] & inside)

@@ -28,7 +28,16 @@ from softless.kernels.features import feature
 from softless.kernels.mask import first_visible, visible
 from softless.kernels.rows import keep, load
 
-SIZES = ("heads", "groups", "tokens", "segments", "walked", "length")  # numbers that no kernel is compiled anew for
+SIZES = (
+    "heads",
+    "groups",
+    "tokens",
+    "segments",
+    "walked",
+    "skipped",
+    "length",
+    "size",
+)  # numbers that no kernel is compiled anew for
 LEAST = tl.constexpr(2.0**-100)  # a mass no larger counts as 0: its inverse would leave no room for a gradient
 
 
@@ -76,7 +85,8 @@ def remembered(memory, p, dims, columns, D: tl.constexpr, E: tl.constexpr):
     k_mean = tl.load(memory.k_mean + p * D + dims, mask=dims < D, other=0.0)
     v_mean = tl.load(memory.v_mean + p * memory.width + columns, mask=columns < E, other=0.0)
     spots = memory.comoment + (p * D + dims[:, None]) * memory.width + columns[None, :]
-    comoment = tl.load(spots, mask=(dims < D)[:, None] & (columns < E)[None, :], other=0.0)
+    here = (dims < D)[:, None] & (columns < E)[None, :]
+    comoment = tl.load(spots, mask=here, other=0.0, eviction_policy="evict_first")  # read once
     return n, k_mean, v_mean, comoment
 
 
@@ -135,9 +145,9 @@ def absorb(n, k_mean, v_mean, comoment, keys, values, z, y, count, DTYPE: tl.con
 
 
 @triton.jit
-def relative(x, mean, seen, DTYPE: tl.constexpr, EVEN: tl.constexpr = False):
-    """x - mean as a factor, 0 for hidden tokens. EVEN: there are none."""
-    return factor(keep(x - mean[None, :], seen[:, None], 0.0, EVEN), DTYPE)
+def relative(x, mean, seen, DTYPE: tl.constexpr, SEEN: tl.constexpr = False):
+    """x - mean as a factor, 0 for hidden tokens. SEEN: there are none that matter."""
+    return factor(keep(x - mean[None, :], seen[:, None], 0.0, SEEN), DTYPE)
 
 
 @triton.jit

@@ -33,7 +33,7 @@ def causal(
     """Causal attention that goes on from `state`; the output and the State after it."""
     past = _enter(state, k, constant)
     out, *after = _causal(q, k, v, key_mask, *past, phi_q, phi_k, reader, scale, constant)[:5]
-    return out, _leave(Past(*after), q, constant)
+    return out, _leave(Past(*after), q, constant, state)
 
 
 def decode(
@@ -43,7 +43,7 @@ def decode(
     """`causal` for one token, without gradients."""
     past = _enter(state, k, constant)
     out, *after = _decode(q, k, v, key_mask, *past, phi_q, phi_k, reader, scale, constant)
-    return out, _leave(Past(*after), q, constant)
+    return out, _leave(Past(*after), q, constant, state)
 
 
 def _enter(state: State | None, k: Tensor, constant: bool) -> tuple[Tensor | None, ...]:
@@ -57,15 +57,15 @@ def _enter(state: State | None, k: Tensor, constant: bool) -> tuple[Tensor | Non
     return n, k_mean[..., skip:].contiguous(), v_mean.contiguous(), comoment[..., skip:, :].contiguous()
 
 
-def _leave(past: Past, q: Tensor, constant: bool) -> State:
-    """The algebra's State, with a dimension for the queries that share a key head."""
+def _leave(past: Past, q: Tensor, constant: bool, before: State | None) -> State:
+    """The algebra's State, with a dimension for the queries that share a key head; no feature here moves its shift."""
     n, k_mean, v_mean, comoment = past
     if constant:
         k_mean = torch.cat([(n > 0).to(k_mean.dtype)[..., None], k_mean], -1)
         comoment = F.pad(comoment, (0, 0, 1, 0))
     if q.shape[1] != n.shape[1]:
         n, k_mean, v_mean, comoment = (x.unsqueeze(2) for x in (n, k_mean, v_mean, comoment))
-    return State(n, k_mean, v_mean, comoment, torch.zeros_like(k_mean))
+    return State(n, k_mean, v_mean, comoment, torch.zeros_like(k_mean) if before is None else before.shift)
 
 
 def _past(n: Tensor | None, k_mean: Tensor | None, v_mean: Tensor | None, comoment: Tensor | None) -> Past | None:

@@ -18,7 +18,7 @@ from softless.kernels.arithmetic import column_sums, dots, factor, held, product
 from softless.kernels.causal_memory import LEAST, SIZES, counts, place, remember, sees, sums_before
 from softless.kernels.features import feature
 from softless.kernels.mask import visible
-from softless.kernels.rows import keep, load, store
+from softless.kernels.rows import load, store
 
 
 @triton.jit
@@ -55,12 +55,10 @@ def leave(memory, p, dims, columns, n, turned, k_sums, v_sums, D: tl.constexpr, 
 def plain_kernel(q, k, v, out, mask, before, passed, after, heads, tokens, segments, walked, length, scale,
                  D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr,
                  SHARED: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
-                 CONSTANT: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """One program a walk and block of value columns; `causal_forward` has the arguments. EVEN: chunks are full."""
+                 CONSTANT: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """One program a walk and block of value columns; `causal_forward` has the arguments."""
     DTYPE: tl.constexpr = q.at.dtype.element_ty
     BLOCKS: tl.constexpr = (E + BE - 1) // BE
-    FULL_K: tl.constexpr = EVEN and D == BD
-    FULL_V: tl.constexpr = EVEN and E % BE == 0
     program = tl.program_id(0).to(tl.int64)
     columns = (program % BLOCKS).to(tl.int32) * BE + tl.arange(0, BE)
     b, h, g, p, walk = place(program // BLOCKS, heads, segments // walked, SHARED)
@@ -76,10 +74,10 @@ def plain_kernel(q, k, v, out, mask, before, passed, after, heads, tokens, segme
         for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
             here = at + steps
             seen = visible(mask, b, here, stop)
-            keys = feature(load(k, b, g, here, dims, seen[:, None] & inside, FULL_K), 0.0, D, PHI_K)
-            keys = factor(held(keep(keys, seen[:, None], 0.0, EVEN), DTYPE), DTYPE)
-            values = factor(load(v, b, g, here, columns, seen[:, None] & valued, FULL_V), DTYPE)
-            queries = load(q, b, h, here, dims, (here < stop)[:, None] & inside, FULL_K)
+            keys = feature(load(k, b, g, here, dims, seen[:, None] & inside), 0.0, D, PHI_K)
+            keys = factor(held(tl.where(seen[:, None], keys, 0.0), DTYPE), DTYPE)
+            values = factor(load(v, b, g, here, columns, seen[:, None] & valued), DTYPE)
+            queries = load(q, b, h, here, dims, (here < stop)[:, None] & inside)
             queries = factor(feature(queries, 0.0, D, PHI_Q), DTYPE)
 
             known, new = counts(mask, n, seen, steps, stop - at)
@@ -87,7 +85,7 @@ def plain_kernel(q, k, v, out, mask, before, passed, after, heads, tokens, segme
                                 READER, CONSTANT, DTYPE)  # fmt: skip
             if mask is not None:
                 answer = tl.where(known[:, None] > 0, answer, 0.0)
-            store(out, b, h, here, columns, (here < stop)[:, None] & valued, answer, FULL_V)
+            store(out, b, h, here, columns, (here < stop)[:, None] & valued, answer)
             turned = product(tl.trans(values), keys, turned, DTYPE)
             k_sums, v_sums = column_sums(keys, k_sums, DTYPE), column_sums(values, v_sums, DTYPE)
             n += new

@@ -47,18 +47,19 @@ def answer_gradient(phi, keys, plain, values, given, sight, known, past, turned,
     """
     CHUNK: tl.constexpr = phi.shape[0]
     square, zero = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((CHUNK,), tl.float32)
-    queries, z, inner = factor(phi, DTYPE), summed(k_sums), zero
+    queries, z, inner, drawn = factor(phi, DTYPE), summed(k_sums), zero, zero
+    through = tl.where(sight, product(given, tl.trans(values), square, DTYPE), 0.0)
+    before = dot_rows(given, summed(v_sums))  # do.y
+    total = before + tl.sum(through, 1)
     if READER != "none":
         scores = product(queries, tl.trans(keys if READER == "subtract" else plain), square, DTYPE)
         scores = tl.where(sight, scores, 0.0)
         inner = tl.sum(scores, 1) + dot_rows(phi, z + past * k_ref if READER == "divide" else z)
+        drawn = tl.sum(scores * through, 1)
     gain, even = weigh(inner, zero, known, scale, READER, CONSTANT)
-    through = tl.where(sight, product(given, tl.trans(values), square, DTYPE), 0.0)
-    before = dot_rows(given, summed(v_sums))  # do.y
-    total = before + tl.sum(through, 1)
     gradient = product(given, factor(turned, DTYPE), tl.zeros((CHUNK, phi.shape[1]), tl.float32), DTYPE)
     if READER == "divide":
-        drawn = tl.sum(scores * through, 1) + tl.sum(phi * (gradient + before[:, None] * k_ref[None, :]), 1)
+        drawn += tl.sum(phi * (gradient + before[:, None] * k_ref[None, :]), 1)
         delta = even * total + gain * drawn
     elif READER == "subtract":
         delta = total / tl.maximum(known, 1.0)
@@ -75,12 +76,10 @@ def answer_gradient(phi, keys, plain, values, given, sight, known, past, turned,
 def query_gradient_kernel(q, k, v, do, dq, mask, before, v_ref, width, scalars, heads, tokens, segments,
                           length, scale, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                           CHUNK: tl.constexpr, SHARED: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr,
-                          READER: tl.constexpr, CONSTANT: tl.constexpr, EVEN: tl.constexpr,
-                          STAGES: tl.constexpr):  # fmt: skip
-    """One program a segment and head; it walks as the forward does. EVEN: chunks are full."""
+                          READER: tl.constexpr, CONSTANT: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """One program a segment and head; it walks as the forward does. What is beyond the end is seen by no query."""
     DTYPE: tl.constexpr = q.at.dtype.element_ty
-    FULL_K: tl.constexpr = EVEN and D == BD
-    FULL_V: tl.constexpr = EVEN and E == BE
+    SEEN: tl.constexpr = mask is None
     b, h, g, p, segment = place(tl.program_id(0).to(tl.int64), heads, segments, SHARED)
     start = (segment * length).to(tl.int32)
     stop = tl.minimum(start + length, tokens)
@@ -93,13 +92,13 @@ def query_gradient_kernel(q, k, v, do, dq, mask, before, v_ref, width, scalars, 
     for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
         here = at + steps
         some, seen = here < stop, visible(mask, b, here, stop)
-        keys = held(feature(load(k, b, g, here, dims, seen[:, None] & inside, FULL_K), 0.0, D, PHI_K), DTYPE)
-        plain = factor(keep(keys, seen[:, None], 0.0, EVEN), DTYPE)
-        keys = relative(keys, k_ref, seen, DTYPE, EVEN)
-        values = relative(load(v, b, g, here, columns, seen[:, None] & valued, FULL_V), v_ref, seen, DTYPE, EVEN)
-        x = load(q, b, h, here, dims, some[:, None] & inside, FULL_K)
+        keys = held(feature(load(k, b, g, here, dims, seen[:, None] & inside), 0.0, D, PHI_K), DTYPE)
+        plain = factor(keep(keys, seen[:, None], 0.0, SEEN), DTYPE)
+        keys = relative(keys, k_ref, seen, DTYPE, SEEN)
+        values = relative(load(v, b, g, here, columns, seen[:, None] & valued), v_ref, seen, DTYPE, SEEN)
+        x = load(q, b, h, here, dims, some[:, None] & inside)
         phi = held(feature(x, 0.0, D, PHI_Q), DTYPE)
-        given = factor(load(do, b, h, here, columns, some[:, None] & valued, FULL_V), DTYPE)
+        given = factor(load(do, b, h, here, columns, some[:, None] & valued), DTYPE)
 
         known, new = counts(mask, n, seen, steps, stop - at)
         gain, delta, even, gradient = answer_gradient(
@@ -111,7 +110,7 @@ def query_gradient_kernel(q, k, v, do, dq, mask, before, v_ref, width, scalars, 
         tl.store(scalars + tokens + here, delta, mask=some)
         tl.store(scalars + 2 * tokens + here, even, mask=some)
         gradient = slope(x, phi, gain[:, None] * gradient, 0.0, PHI_Q)
-        store(dq, b, h, here, dims, some[:, None] & inside, gradient, FULL_K)
+        store(dq, b, h, here, dims, some[:, None] & inside, gradient)
         turned = product(tl.trans(values), keys, turned, DTYPE)
         k_sums, v_sums = column_sums(keys, k_sums, DTYPE), column_sums(values, v_sums, DTYPE)
         n += new

@@ -14,6 +14,7 @@ import torch
 ENOUGH = 128  # heads: one for nearly each of the 132 multiprocessors of an H100 or H200
 PROGRAMS = 264  # two for each of them
 ALIGNED = 128  # a segment is a multiple of every chunk
+PIECES = 2  # of a segment, summed at the same time: sums over queries have room for four programs a multiprocessor
 
 
 class Tile(NamedTuple):

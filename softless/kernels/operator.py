@@ -1,14 +1,19 @@
 """A function as a PyTorch operator, without PyTorch's compiler.
 
 `torch.library.custom_op` imports that on the first call, which takes seconds. What it registers is registered here.
+
+The first call of an operator in a process is rehearsed: its kernels are compiled at the same time, not in turn.
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 
 from softless.errors import UnsupportedError
+from softless.kernels.arithmetic import INTERPRETED
+from softless.kernels.launch import rehearsal
 
 LIBRARY = torch.library.Library("softless", "DEF")
 
@@ -18,10 +23,25 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
 
     def define(run: Callable[..., Any]) -> Any:
         LIBRARY.define(name + torch.library.infer_schema(run, mutates_args=()), tags=(torch.Tag.pt2_compliant_tag,))
-        LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+        LIBRARY.impl(name, run if INTERPRETED.value else rehearsed(run), "CompositeExplicitAutograd")
         return getattr(torch.ops.softless, name).default
 
     return define
+
+
+def rehearsed(run: Callable[..., Any]) -> Callable[..., Any]:
+    new = True
+
+    @wraps(run)
+    def call(*arguments: Any) -> Any:
+        nonlocal new
+        if new:
+            new = False
+            with rehearsal():
+                run(*arguments)
+        return run(*arguments)
+
+    return call
 
 
 def fake(name: str) -> Callable[[Callable[..., Any]], Any]:
