@@ -93,6 +93,7 @@ def run(
     sharing: Annotated[Share, typer.Option(help="How several devices share a model.")] = Share.ddp,
     workers: Annotated[Any, typer.Option(parser=_from_zero, metavar="NUMBER", help="Processes that decode.")] = "0",
     on_bad_image: Annotated[OnBad, typer.Option(help="skip stops above 0.1 %.")] = OnBad.fail,
+    graph: Annotated[bool, typer.Option("--graph", help="Replay CUDA graphs: small models, one device.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Read the recipe, train, tell."""
@@ -104,7 +105,9 @@ def run(
     asked = {"data": data, "seed": seed, "teacher": teacher}
     settled, asked = settle(out, recipe, model, list(changes or []), asked, resume)
     prepare_folder(out)
-    means = Means(device=device.value, sharing=sharing.value, workers=int(workers), on_bad_image=on_bad_image.value)
+    means = Means(
+        device=device.value, sharing=sharing.value, workers=int(workers), on_bad_image=on_bad_image.value, graph=graph
+    )
     with warnings_in_one_line(), Showing(wanted=not json) as showing:
         try:
             outcome = train(out, settled, watch=showing, means=means, resume=resume, init=init, **asked)

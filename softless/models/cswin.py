@@ -97,10 +97,10 @@ class CSwin(Pyramid):
     """Four stages of cross-shaped or whole-picture attention."""
 
     def build(self) -> None:
-        dims = self.config.dims
+        dims, patch = self.config.dims, self.config.patch
         self.depth = len(dims)
         self.stage1_conv_embed = nn.Sequential(
-            nn.Conv2d(self.in_chans, dims[0], 7, 4, 2), ToPicture(), nn.LayerNorm(dims[0])
+            nn.Conv2d(self.in_chans, dims[0], 7, patch, max(0, (8 - patch) // 2)), ToPicture(), nn.LayerNorm(dims[0])
         )
         for stage in range(self.depth):
             setattr(self, f"stage{stage + 1}", Stage(CSwinBlock(plan) for plan in self.plans(stage)))

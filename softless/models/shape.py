@@ -41,8 +41,6 @@ def _patch(patch_size: object, config: Config) -> int:
         return config.patch
     if type(patch_size) is not int or patch_size < 1:
         raise ArgumentError(f"patch_size {patch_size!r} must be a whole number, at least 1")
-    if config.family == "cswin" and patch_size != config.patch:
-        raise ArgumentError(f"patch_size {patch_size} cannot be made: CSwin's first convolution has a stride of 4")
     return patch_size
 
 

@@ -39,6 +39,7 @@ class Means:
     sharing: Sharing = "ddp"
     workers: int = 0
     on_bad_image: OnBadImage = "fail"
+    graph: bool = False  # record a small model's passes on one CUDA device: the host would hold it back
 
 
 def train(
@@ -62,7 +63,7 @@ def train(
     run, about = Run(folder), describe(recipe, data, images, test, seed, teacher)
     if resume:
         agree(run.read(), about, f"the run in {folder}")
-    devices = Devices(means.device, recipe.precision, means.sharing)
+    devices = Devices(means.device, recipe.precision, means.sharing, means.graph)
     feeds = [feed(part, recipe, seed, devices, means, train=part is images) for part in (images, test)]
     if devices.main and not resume:
         run.begin(about)

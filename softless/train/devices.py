@@ -26,7 +26,9 @@ PATIENCE = timedelta(minutes=10)  # of a rank that waits for the others, who may
 class Devices:
     """Where a model runs and who else runs it."""
 
-    def __init__(self, where: str = "auto", precision: Precision = "fp32", sharing: Sharing = "ddp"):
+    def __init__(
+        self, where: str = "auto", precision: Precision = "fp32", sharing: Sharing = "ddp", graph: bool = False
+    ):
         try:
             from accelerate import Accelerator, InitProcessGroupKwargs
             from accelerate.state import AcceleratorState
@@ -51,6 +53,10 @@ class Devices:
         if self.sharing == "fsdp" and precision == "fp16":
             raise ArgumentError("fsdp runs in bf16 or fp32: fp16 scales its gradients, which sharded ones are not")
         self.scaler = self.accelerator.scaler
+        self.graph = graph
+        if graph and (on_cpu or self.ranks > 1):
+            have = "a CPU" if on_cpu else f"{self.ranks} ranks"
+            raise ArgumentError(f"a CUDA graph is of one CUDA device, and this training has {have}: leave out --graph")
 
     @property
     def main(self) -> bool:
@@ -67,6 +73,17 @@ class Devices:
 
     def autocast(self) -> Any:
         return self.accelerator.autocast()
+
+    def record(self, model: nn.Module, pixels: Tensor) -> None:
+        """From now on it replays its passes for batches of this shape: to start a graph takes the host microseconds.
+
+        Nothing is drawn that an update would have drawn. To evaluate, the model runs as it did.
+        """
+        from accelerate.utils import AutocastKwargs
+
+        uncached = self.accelerator.autocast(autocast_handler=AutocastKwargs(cache_enabled=False))
+        with torch.random.fork_rng(devices=[self.device]), uncached:
+            torch.cuda.make_graphed_callables(model, (pixels.clone(),))
 
     @contextmanager
     def part(self, model: nn.Module, last: bool) -> Iterator[None]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softless.errors import ArgumentError
 from softless.train.devices import Devices
 from softless.train.objective import Objective
 from softless.train.recipe import Recipe
@@ -46,7 +47,10 @@ class Engine:
             self.plain.to(memory_format=torch.channels_last)
         self.ema = ModelEmaV3(self.plain, recipe.ema, use_warmup=recipe.ema_warmup) if recipe.ema else None
         if recipe.compile:
-            self.plain.compile()
+            self.plain.compile(mode="reduce-overhead" if devices.graph else "default")
+        self.unrecorded = devices.graph and not recipe.compile  # the compiler records by itself
+        if devices.graph and recipe.accumulate > 1:
+            raise ArgumentError(f"a CUDA graph cannot accumulate {recipe.accumulate} parts: leave out --graph")
         self.model = devices.share(self.plain, *([self.ema.module] if self.ema else []))
         if objective.teacher is not None:
             objective.teacher.to(devices.device)
@@ -74,6 +78,8 @@ class Engine:
     def update(self, pixels: Tensor, labels: Tensor) -> None:
         """Pixels [B, 3, H, W] as the model sees them, labels [B]."""
         self.schedule.step_update(self.step)
+        if self.devices.graph and self.recipe.compile:
+            torch.compiler.cudagraph_mark_step_begin()
         loss = self._backward(pixels, labels)
         if self.devices.scaler is not None:
             self.devices.scaler.unscale_(self.optimizer)
@@ -97,6 +103,9 @@ class Engine:
         total = torch.zeros((), device=self.devices.device)
         if self.recipe.channels_last:
             pixels = pixels.contiguous(memory_format=torch.channels_last)
+        if self.unrecorded:
+            self.devices.record(self.model, pixels)
+            self.unrecorded = False
         for index, (some, theirs) in enumerate(zip(pixels.chunk(parts), labels.chunk(parts), strict=True)):
             with self.devices.part(self.model, last=index == parts - 1):
                 with self.devices.autocast():

@@ -141,6 +141,7 @@ WRONG = [
     (["--set", "model.dims=7"], "dims [7] are not multiples of heads [2]"),
     (["--set", "batch=11"], "needs 11 images, and an epoch has 10"),
     (["--set", "precision=fp16", "--device", "cpu"], "precision 'fp16' needs a CUDA device"),
+    (["--graph", "--device", "cpu"], "a CUDA graph is of one CUDA device, and this training has a CPU"),
     (["nonsense"], "model 'nonsense' is not one of inline_deit_tiny"),
     (["--out", "/dev/null/run"], "cannot write in the folder '/dev/null/run'"),
     (["--out", "nothing", "--resume"], "nothing holds no run: there is no run.json in it"),

@@ -56,6 +56,15 @@ def test_what_the_authors_do_not_decay_is_not_decayed():
     assert names["blocks.0.attn.residual.2.weight"] == 0.05
 
 
+def test_a_graph_is_of_one_cuda_device_and_whole_batches():
+    with pytest.raises(ArgumentError, match="a CUDA graph is of one CUDA device, and this training has a CPU"):
+        Devices("cpu", graph=True)
+    devices = Devices("cpu")
+    devices.graph = True
+    with pytest.raises(ArgumentError, match="a CUDA graph cannot accumulate 2 parts: leave out --graph"):
+        engine(network(), devices=devices, accumulate=2)
+
+
 def test_a_batch_in_parts_gives_the_update_of_the_whole():
     whole, parts = (network(0.0, torch.float64) for _ in range(2))
     images, labels = batch()
