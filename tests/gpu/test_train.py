@@ -14,6 +14,7 @@ pytestmark = pytest.mark.gpu
 
 
 def training(folder: Path, *, graph: bool, resume: bool = False) -> Job:
+    folder.mkdir(exist_ok=True)
     torch.manual_seed(0)
     model = softless.create_model(
         "inline_deit_tiny", img_size=4, patch_size=2, dims=64, depths=2, heads=2, num_classes=3, drop_path_rate=0.2
