@@ -112,15 +112,20 @@ def resolve_scale(scale: float | None, mechanism: Mechanism, head_dim: int) -> f
 
 
 def check_grid(grid: Any, mechanism: Mechanism, q: Tensor, k: Tensor) -> None:
-    if not mechanism.reads_grid:
-        if grid is not None:
-            raise UnsupportedError(f"grid {grid!r} was given and mechanism '{mechanism.name}' does not read one")
-    elif 0 not in (q.shape[2], k.shape[2]) and not (
-        _are_sides(grid, 0) and grid[0] * grid[1] == q.shape[2] == k.shape[2]
-    ):
+    if not mechanism.reads_grid and grid is not None:
+        raise UnsupportedError(f"grid {grid!r} was given and mechanism '{mechanism.name}' does not read one")
+    if not (mechanism.needs_grid or grid is not None) or 0 in (q.shape[2], k.shape[2]):
+        return
+    inside = grid[0] * grid[1] if _are_sides(grid, 0) else 0
+    if mechanism.needs_grid and not inside == q.shape[2] == k.shape[2]:
         raise ArgumentError(
             f"mechanism '{mechanism.name}' needs grid=(height, width) of the picture that its tokens are, and got "
             f"{grid!r} with {q.shape[2]} queries and {k.shape[2]} keys"
+        )
+    if not 0 < inside <= q.shape[2] == k.shape[2]:
+        raise ArgumentError(
+            f"grid {grid!r} must be (height, width) of a picture, all of the tokens or the last of them, and there "
+            f"are {q.shape[2]} queries and {k.shape[2]} keys"
         )
 
 

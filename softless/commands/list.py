@@ -1,8 +1,8 @@
-"""softless list: every mechanism, its formula, what it can do and the options it takes; or every model and its size.
+"""softless list: every mechanism, its formula, cost, abilities, options and paper; or every model and its size.
 
 JSON (schema softless.list/1):
 
-    {"schema", "mechanisms": [{"name", "family", "formula", "causal", "state", "bias",
+    {"schema", "mechanisms": [{"name", "family", "formula", "cost", "paper", "causal", "state", "bias", "grid",
                                "options": {option: default}}]}
 
 With --models (schema softless.list-models/1), parameters and multiply-adds as they are counted:
@@ -18,14 +18,17 @@ import typer
 
 from softless.commands.manners import console, emit_json, polite
 
+COSTS = "Cost: N tokens, d channels of a head, m stand-ins or features, w window, l stride, r rounds."
 SCHEMA, MODELS_SCHEMA = "softless.list/1", "softless.list-models/1"
 SUMMARY = "Every mechanism or model: what it is, its options or size."
-HELP = """List the mechanisms: formula, abilities, options with their defaults.
+HELP = """List the mechanisms: paper, family, cost, formula, abilities, options with their defaults.
 
 \b
+cost    N tokens, d channels of a head, m stand-ins or features, w window, l stride, r rounds
 causal  has a causal form
 state   carries a state of fixed size: prefill, decode, streaming
 bias    takes a bias on its scores
+grid    reads tokens as a picture, if given its height and width
 
 With --models, the vision backbones: parameters, multiply-adds, image size, accuracy in the paper.
 """
@@ -63,9 +66,12 @@ def _row(name: str) -> dict[str, Any]:
         "name": name,
         "family": cls.family,
         "formula": cls.formula,
+        "cost": cls.cost,
+        "paper": cls.paper,
         "causal": made.lacks(is_causal=True) is None,
         "state": made.carries_state,
         "bias": cls.takes_bias,
+        "grid": cls.reads_grid,
         "options": {field.name: word(field.default) for field in fields(cls)},
     }
 
@@ -76,10 +82,10 @@ def _show(rows: list[dict[str, Any]]) -> None:
 
     out = console()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-    for column in ("mechanism", "family", "formula and options"):
-        table.add_column(column, no_wrap=column != "formula and options")
+    for column in ("mechanism\npaper", "family\ncost", "formula\nabilities, options"):
+        table.add_column(column, no_wrap=column.startswith(("mechanism", "family")))
     for row in rows:
-        abilities = "  ".join(name for name in ("causal", "state", "bias") if row[name])
+        abilities = "  ".join(name for name in ("causal", "state", "bias", "grid") if row[name])
         options = "  ".join(f"{name}={default}" for name, default in row["options"].items())
         options = f"needs {', '.join(row['options'])}, a function" if row["name"] == "general" else options
         text = Text(row["formula"])
@@ -87,8 +93,11 @@ def _show(rows: list[dict[str, Any]]) -> None:
             text.append(f"\n{abilities}", style="green")
         if options:
             text.append(f"\n{options}", style="dim")
-        table.add_row(Text(row["name"], style="bold"), row["family"], text)
+        name = Text(row["name"], style="bold").append(f"\n{row['paper']}", style="not bold dim")
+        table.add_row(name, Text(row["family"]).append(f"\n{row['cost']}"), text)
     out.print(table)
+    out.print()
+    out.print(Text(COSTS, style="dim"))
 
 
 def _models() -> list[dict[str, Any]]:

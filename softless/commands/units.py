@@ -48,6 +48,13 @@ def seconds(value: float) -> str:
     return f"{short(value)} s" if value >= 1 else f"{short(value * 1e3)} ms"
 
 
+def duration(value: float) -> str:
+    """8 s, 2 min, 1.5 h: as long as one plans with."""
+    if value < 90:
+        return f"{max(value, 1):.0f} s"
+    return f"{value / 60:.0f} min" if value < 90 * 60 else f"{short(value / 3600)} h"
+
+
 def compare(ratio: float, more: str, less: str) -> str:
     """How a quantity compares, `ratio` times the other: '64x less', '1.5x more', 'the same'."""
     if 0.995 < ratio < 1.005:

@@ -1,11 +1,15 @@
 """What the words of a command line stand for."""
 
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+
 import typer
 
 from softless.commands.manners import whole_number
 
 LONGEST = 2**20
 LARGEST_SIDE = 2**14
+MOST_LAYERS = 10_000
 
 
 def four_numbers(text: str) -> tuple[int, ...]:
@@ -52,3 +56,16 @@ def windows(text: str) -> tuple[int | None, ...]:
     """W,W,...: sorted, each once; none, the whole picture, last."""
     found = {None if part.strip().lower() == "none" else whole_number(part) for part in text.split(",")}
     return tuple(sorted(found, key=lambda side: (side is None, side or 0)))
+
+
+def layer_choice(text: str) -> Callable[[int, str], bool]:
+    """LAYER,LAYER,...: numbers from 0, spans such as 0-3, or names, in which * stands for anything."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise typer.BadParameter(f"{text!r} is not a list of layers such as 0,5 or 0-3 or blocks.0.attn")
+    numbers: set[int] = set()
+    for part in parts:
+        low, dash, high = part.partition("-")
+        if low.isdecimal() and (high.isdecimal() or not dash):
+            numbers |= set(range(whole_number(low, 0), min(whole_number(high if dash else low, 0), MOST_LAYERS) + 1))
+    return lambda at, name: at in numbers or any(fnmatchcase(name, part) for part in parts)

@@ -1,10 +1,10 @@
 """Agent attention (Han et al. 2023, arXiv 2312.08874): a few agents ask for the queries, and report to them.
 
-    a = means of m runs of consecutive queries
+    a = means of m runs of consecutive queries; of a picture, of p x p cells of queries, p^2 = m
     o = softmax(s q a^T) softmax(s a k^T) v,      s = d^-1/2
 
-Both matrices have rows that sum to one, and so has their product. The paper's agents are means over the cells of a
-picture; its agent biases and its convolution of v are left to the module around it.
+Both matrices have rows that sum to one, and so has their product. The paper has pictures (`grid=`), whose class tokens
+are in no cell; its agent biases and its convolution of v are left to the module around it.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from softless.mechanisms.base import Call
-from softless.mechanisms.low_rank import LowRank, query_mask, segments
+from softless.mechanisms.low_rank import LowRank, check_cells, pooled, query_mask
 from softless.mechanisms.scored import check_count, softmax
 
 
@@ -22,14 +22,21 @@ from softless.mechanisms.scored import check_count, softmax
 class Agent(LowRank):
     name: ClassVar[str] = "agent"
     formula: ClassVar[str] = "softmax(q a^T / sqrt(d)) softmax(a k^T / sqrt(d)) v,  a means of queries"
+    cost: ClassVar[str] = "O(N m d)"
+    paper: ClassVar[str] = "Han et al. 2023"
+    mixes_queries: ClassVar[bool] = True
+    reads_grid: ClassVar[bool] = True
 
     agents: int = 49
 
     def __post_init__(self) -> None:
         check_count("agents", self.agents)
 
+    def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
+        check_cells("agents", self.agents, call.grid)
+
     def factors(self, q: Tensor, k: Tensor, call: Call) -> Sequence[Tensor]:
-        means = segments(q, self.agents, query_mask(q, k, call))
+        means = pooled(q, self.agents, query_mask(q, k, call), call.grid)
         used = (means > 0).any(-1, keepdim=True)  # [B, 1, m, 1]
         agents = call.scale * (means @ q)
         return softmax(q @ agents.mT, used.mT), softmax(agents @ k.mT, used & call.visible(q, k))

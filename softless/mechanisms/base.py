@@ -41,13 +41,18 @@ class Mechanism:
     name: ClassVar[str]
     family: ClassVar[str]  # kernelized | scored | recurrent
     formula: ClassVar[str]  # one line, as `softless list` prints it
+    cost: ClassVar[str]  # N tokens, d channels a head, m stand-ins, w window, l stride, r rounds
+    paper: ClassVar[str]  # who and when
     form: ClassVar[str] = "explicit weights"  # how plain torch computes a scored one
     takes_bias: ClassVar[bool] = False
     carries_state: ClassVar[bool] = False
-    reads_grid: ClassVar[bool] = False
+    reads_grid: ClassVar[bool] = False  # tokens may be a picture, after some that are not in it
+    needs_grid: ClassVar[bool] = False  # tokens are a picture
     fused_on_gpu: ClassVar[bool] = False  # a kernel there takes half precision as it is
     token_inputs: ClassVar[tuple[str, ...]] = ()  # inputs of one number a key: [B, G, M]
     shares_keys: ClassVar[bool] = False  # meant for k = q: a module projects one for both
+    moves_inputs: ClassVar[bool] = False  # training moves what was drawn: `moved` says where to
+    mixes_queries: ClassVar[bool] = False  # a query's output depends on the others, padding among them if N != M
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the `inputs` that are the same for every token, for q with these heads."""
@@ -64,6 +69,10 @@ class Mechanism:
 
     def draw(self, heads: int, head_dim: int, generator: Generator | None = None) -> dict[str, Tensor]:
         """Those of the `inputs` that are drawn at random and not learned."""
+        return {}
+
+    def moved(self, k: Tensor, call: Call) -> dict[str, Tensor]:
+        """What its drawn inputs become after a training batch with these keys [B, H, M, d]."""
         return {}
 
     def initialize(self, name: str, tensor: Tensor) -> None:

@@ -26,6 +26,8 @@ from softless.mechanisms.recurrent import Recurrent
 class Decay(Recurrent):
     name: ClassVar[str] = "decay"
     formula: ClassVar[str] = "sum_{j<=i} e^{-slope (i - j)} q.k_j v_j, a slope a head"
+    cost: ClassVar[str] = "O(N d^2)"
+    paper: ClassVar[str] = "Qin et al. 2023"
 
     slopes: str = "lightning"  # lightning | retention
     factor: float = 1.0

@@ -25,6 +25,8 @@ from softless.mechanisms.transnormer import check_variant, norm
 class Diagonal(Scored):
     name: ClassVar[str] = "diagonal"
     formula: ClassVar[str] = "softmax attention within blocks of tokens (t1: norm of relu)"
+    cost: ClassVar[str] = "O(N w d)"
+    paper: ClassVar[str] = "Qin et al. 2022"
     form: ClassVar[str] = "blocks"
     takes_bias: ClassVar[bool] = False
 

@@ -6,8 +6,8 @@
     o_i  = sum_b z_ib sum_j r_bj v_j / |sum_j r_bj k_j|           z_i from q_i, with the bases of the last round
 
 With q = k = v, as published, o is the reconstruction of x from its bases. The authors hold z, r and mu constant in the
-backward pass, and so does `detach=True`: gradients reach v alone. A module draws `bases` and keeps them; the authors'
-moving average of mu over training batches is the caller's to make.
+backward pass, and so does `detach=True`: gradients reach v alone. A module draws `bases`, keeps them, and in training
+moves them as the authors do: bases <- 0.9 bases + 0.1 mu, mu a mean over the batch.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,17 @@ from softless.mechanisms.base import Call
 from softless.mechanisms.low_rank import LowRank
 from softless.mechanisms.scored import check_count
 
+MOMENTUM = 0.9
+
 
 @dataclass(frozen=True)
 class EMANet(LowRank):
     name: ClassVar[str] = "emanet"
     formula: ClassVar[str] = "softmax_b(q mu^T) r v / |r k|,  mu bases of k by expectation maximization"
+    cost: ClassVar[str] = "O(N m d)"
+    paper: ClassVar[str] = "Li et al. 2019"
+
+    moves_inputs: ClassVar[bool] = True
 
     bases: int = 64
     rounds: int = 3
@@ -54,13 +60,25 @@ class EMANet(LowRank):
 
     def factors(self, q: Tensor, k: Tensor, call: Call) -> Sequence[Tensor]:
         with torch.no_grad() if self.detach else nullcontext():
-            mu, hidden = call.inputs["bases"].to(q.dtype), ~call.visible(q, k)  # [B, 1, 1, M]
-            for _ in range(self.rounds):
-                before, share = mu, (call.scale * (mu @ k.mT)).log_softmax(-2)  # [B, H, bases, M]
-                share = torch.where(hidden, torch.finfo(q.dtype).min, share).softmax(-1)
-                share = torch.where(hidden, 0.0, share)
-                mean = share @ k
-                mu = unit(mean)
+            before, share, mean = self._rounds(k, call)
             length = mean.norm(dim=-1, keepdim=True)
             gain = torch.where(length > 0, 1 / torch.where(length > 0, length, 1.0), 0.0)
             return (call.scale * (q @ before.mT)).softmax(-1), gain * share
+
+    def moved(self, k: Tensor, call: Call) -> dict[str, Tensor]:
+        """A mean over the samples that have a token."""
+        mu, old = unit(self._rounds(k, call)[2]), call.inputs["bases"].to(k.dtype)
+        some = call.visible(k, k).any(-1, keepdim=True).expand(len(k), -1, -1, -1)  # [B, 1, 1, 1]
+        mean = torch.where(some, mu, 0.0).sum(0) / some.sum(0).clamp(min=1)
+        return {"bases": torch.where(some.any(0), MOMENTUM * old + (1 - MOMENTUM) * mean, old)}
+
+    def _rounds(self, k: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+        """The last round: the bases it starts from, each base's share of the tokens, and the mean it takes of them."""
+        mu, hidden = call.inputs["bases"].to(k.dtype), ~call.visible(k, k)  # [B, 1, 1, M]
+        for _ in range(self.rounds):
+            before, share = mu, (call.scale * (mu @ k.mT)).log_softmax(-2)  # [B, H, bases, M]
+            share = torch.where(hidden, torch.finfo(k.dtype).min, share).softmax(-1)
+            share = torch.where(hidden, 0.0, share)
+            mean = share @ k
+            mu = unit(mean)
+        return before, share, mean

@@ -22,6 +22,8 @@ class General(Mechanism):
     name: ClassVar[str] = "general"
     family: ClassVar[str] = "scored"
     formula: ClassVar[str] = "sum_j sim(q, k_j) v_j / sum_j sim(q, k_j)"
+    cost: ClassVar[str] = "O(N^2 d)"
+    paper: ClassVar[str] = "Tsai et al. 2019"
 
     sim: Callable[[Tensor, Tensor], Tensor] | None = None
 

@@ -22,6 +22,8 @@ from softless.mechanisms.kernelized import Kernelized
 class Hydra(Kernelized):
     name: ClassVar[str] = "hydra"
     formula: ClassVar[str] = "q^ * sum_j k^_j * v_j, channel by channel"
+    cost: ClassVar[str] = "O(N d)"
+    paper: ClassVar[str] = "Bolya et al. 2022"
     reader: ClassVar[str] = "none"
     chunk: ClassVar[int] = 8
 

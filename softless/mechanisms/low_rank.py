@@ -7,14 +7,17 @@ Each of the m mixes tokens of all times, so none of these is causal. The scores 
 takes a bias on pairs. What the key mask hides has a column of zeros in A_r.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from softless.errors import ArgumentError
 from softless.mechanisms.base import Call, Mechanism, repeat_heads
 
 
@@ -48,6 +51,38 @@ class LowRank(Mechanism):
 def query_mask(q: Tensor, k: Tensor, call: Call) -> Tensor | None:
     """With as many queries as keys, query i is token i, and padding among them stands for nothing."""
     return call.key_mask if q.shape[2] == k.shape[2] else None
+
+
+def pooled(x: Tensor, count: int, mask: Tensor | None, grid: tuple[int, int] | None) -> Tensor:
+    """Means of x as a matrix [B, 1, count, N]: over the cells of a picture, or over runs of a sequence."""
+    return segments(x, count, mask) if grid is None else cells(x, count, mask, grid)
+
+
+def check_cells(option: str, count: int, grid: tuple[int, int] | None) -> None:
+    """Refuse a number of means that does not cut a picture."""
+    if grid is not None and math.isqrt(count) ** 2 != count:
+        raise ArgumentError(f"{option} {count} is not a square, and a picture {grid} is cut into p x p cells")
+
+
+def cells(x: Tensor, count: int, mask: Tensor | None, grid: tuple[int, int]) -> Tensor:
+    """Means of the p x p cells of a picture, p^2 = count, as a matrix [B, 1, count, N]; B is 1 without a mask.
+
+    Row a of the cells has rows floor(a h / p) to ceil((a + 1) h / p) - 1 of the picture's h, and columns alike:
+    adaptive pooling. The picture is the last h w tokens; those before it are in no cell. Means are over real tokens,
+    and a cell without any has a row of zeros.
+    """
+    side, outside = math.isqrt(count), x.shape[2] - grid[0] * grid[1]
+
+    def bands(length: int) -> Tensor:
+        """Which of a side's tokens are in which row of cells [p, length]."""
+        place, a = torch.arange(length, device=x.device), torch.arange(side, device=x.device)[:, None]
+        return (place >= a * length // side) & (place < -(-(a + 1) * length // side))
+
+    down, across = bands(grid[0]), bands(grid[1])
+    member = (down[:, None, :, None] & across[None, :, None, :]).flatten(2).flatten(0, 1)  # [count, h w]
+    member = F.pad(member, (outside, 0))[None]
+    member = member if mask is None else member & mask[:, None]
+    return (member.to(x.dtype) / member.sum(-1, keepdim=True).clamp(min=1))[:, None]
 
 
 def segments(x: Tensor, count: int, mask: Tensor | None) -> Tensor:

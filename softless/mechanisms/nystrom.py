@@ -25,6 +25,9 @@ from softless.mechanisms.scored import check_count, softmax
 class Nystrom(LowRank):
     name: ClassVar[str] = "nystrom"
     formula: ClassVar[str] = "softmax(q k~^T) softmax(q~ k~^T)^+ softmax(q~ k^T) v,  q~ and k~ landmarks"
+    cost: ClassVar[str] = "O(N m d)"
+    paper: ClassVar[str] = "Xiong et al. 2021"
+    mixes_queries: ClassVar[bool] = True
 
     landmarks: int = 64
     steps: int = 6

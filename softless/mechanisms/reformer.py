@@ -30,6 +30,8 @@ from softless.mechanisms.scored import Scored, check_count, check_square, softma
 class Reformer(Scored):
     name: ClassVar[str] = "reformer"
     formula: ClassVar[str] = "softmax of q.k/|k| over the nearby keys of i's buckets, some rounds of them"
+    cost: ClassVar[str] = "O(N w r d)"
+    paper: ClassVar[str] = "Kitaev et al. 2020"
     form: ClassVar[str] = "blocks"
     shares_keys: ClassVar[bool] = True
 

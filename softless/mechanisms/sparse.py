@@ -32,6 +32,8 @@ PATTERNS = ("local", "strided", "local+strided", "fixed")
 class Sparse(Restricted):
     name: ClassVar[str] = "sparse"
     formula: ClassVar[str] = "softmax over |i - j| < l and (i - j) mod l = 0, l the stride"
+    cost: ClassVar[str] = "O(N (l + N/l) d)"
+    paper: ClassVar[str] = "Child et al. 2019"
 
     pattern: str = "local+strided"
     stride: int = 64

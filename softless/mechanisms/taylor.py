@@ -26,6 +26,8 @@ from softless.mechanisms.kernelized import Kernelized
 class Taylor(Kernelized):
     name: ClassVar[str] = "taylor"
     formula: ClassVar[str] = "sim = 1 + q^.k^ (order 1), 1 + a + a^2/2 (order 2)"
+    cost: ClassVar[str] = "O(N d^2)"
+    paper: ClassVar[str] = "Su 2020"
     reader: ClassVar[str] = "divide"
 
     order: int = 1

@@ -21,6 +21,8 @@ from softless.mechanisms.scored import Scored, check_count, softmax
 class TopK(Scored):
     name: ClassVar[str] = "topk"
     formula: ClassVar[str] = "softmax over the k keys that score highest"
+    cost: ClassVar[str] = "O(N^2 d)"
+    paper: ClassVar[str] = "Zhao et al. 2019"
 
     k: int = 32
 

@@ -27,6 +27,7 @@ class Backbone(CallsBack):
     """A family's blocks with timm's contract around them. Make one with `softless.create_model`."""
 
     pools: tuple[str, ...] = ("avg", "")
+    has_positions = False  # a table of them
 
     def __init__(
         self,
@@ -39,8 +40,10 @@ class Backbone(CallsBack):
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        position_std: float | None = None,
     ):
         super().__init__()
+        self.position_std = self._deviation(position_std)
         rates = {"proj_drop_rate": proj_drop_rate, "attn_drop_rate": attn_drop_rate, "drop_path_rate": drop_path_rate}
         for name, rate in {"drop_rate": drop_rate, **rates}.items():
             check_rate(name, rate)
@@ -68,6 +71,16 @@ class Backbone(CallsBack):
         if name is not None and name not in self.pools:
             raise ArgumentError(f"global_pool {name!r} is not one of {', '.join(map(repr, self.pools))}")
         return self.pools[0] if name is None else name
+
+    def _deviation(self, given: float | None) -> float:
+        """Of the table of positions at the start."""
+        if given is None:
+            return 0.02
+        if not self.has_positions:
+            raise ArgumentError(f"position_std {given} would change nothing: {type(self).__name__} has no positions")
+        if not 0 <= given <= 1:
+            raise ArgumentError(f"position_std {given} is not a deviation between 0 and 1")
+        return given
 
     def _classifier(self) -> nn.Module:
         return nn.Linear(self.num_features, self.num_classes) if self.num_classes else nn.Identity()
@@ -212,6 +225,6 @@ def initialize(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
-def table(*shape: int) -> nn.Parameter:
+def table(*shape: int, std: float = 0.02) -> nn.Parameter:
     """A table to be learned, of positions or class tokens."""
-    return nn.Parameter(trunc_normal_(torch.empty(shape), std=0.02))
+    return nn.Parameter(trunc_normal_(torch.empty(shape), std=std))

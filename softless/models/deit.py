@@ -25,6 +25,7 @@ class DeiT(Backbone):
 
     pools = ("token", "avg", "")
     num_prefix_tokens = 1
+    has_positions = True
 
     def build(self) -> None:
         dim = self.config.dims[0]
@@ -34,7 +35,7 @@ class DeiT(Backbone):
             None, self.patch, self.in_chans, dim, output_fmt="NLC", strict_img_size=False, dynamic_img_pad=True
         )
         self.cls_token = table(1, 1, dim)
-        self.pos_embed = table(1, 1 + native[0] * native[1], dim)
+        self.pos_embed = table(1, 1 + native[0] * native[1], dim, std=self.position_std)
         self.blocks = Stage(Block(plan, attention(plan), 1e-6) for plan in self.plans(0))
         self.norm = nn.LayerNorm(dim, 1e-6)
         self.feature_info = [

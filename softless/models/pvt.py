@@ -74,6 +74,8 @@ class ReducedAttention(Mixing):
 class PVT(Pyramid):
     """Four stages on the whole picture, each with its own positions."""
 
+    has_positions = True
+
     def build(self) -> None:
         dims = self.config.dims
         self.depth = len(dims)
@@ -86,7 +88,7 @@ class PVT(Pyramid):
                 None, patch, before, dim, nn.LayerNorm, output_fmt="NHWC", strict_img_size=False, dynamic_img_pad=True
             )
             setattr(self, f"patch_embed{stage + 1}", embed)
-            setattr(self, f"pos_embed{stage + 1}", table(1, native[0] * native[1], dim))
+            setattr(self, f"pos_embed{stage + 1}", table(1, native[0] * native[1], dim, std=self.position_std))
             blocks = Stage(Block(plan, ReducedAttention(plan), 1e-6) for plan in self.plans(stage))
             setattr(self, f"block{stage + 1}", blocks)
         self.describe([f"block{stage + 1}" for stage in range(self.depth)])

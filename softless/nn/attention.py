@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from softless.algebra.state import State
+from softless.algebra.state import State, keep
 from softless.errors import ArgumentError, UnsupportedError
-from softless.functional import attention_with_state
-from softless.mechanisms import Mechanism
+from softless.functional import attention_weights, attention_with_state
+from softless.mechanisms import Call, Mechanism
 from softless.nn.mixing import Heads, Mixing, check_rate
 
 
@@ -110,6 +110,18 @@ class Attention(Mixing):
         inputs = self.inputs(x)
         out, state = attention_with_state(q, k, v, self.mechanism, state, key_mask=key_mask, inputs=inputs)
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2))), state
+
+    def with_weights(
+        self, x: Float[Tensor, "b n c"], *, key_mask: Bool[Tensor, "b n"] | None = None
+    ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b m n n"]]:
+        """The output, and the explicit weights that it is made with: a matrix for each head."""
+        if self.residual is not None or self.window is not None:
+            raise UnsupportedError("local=True and window add to the weights: softless.nn.maps has those of a model")
+        q, k, v = self._project(x)
+        weights = attention_weights(q, k, self.mechanism, key_mask=key_mask, inputs=self.inputs(x))
+        v = keep(v, None if key_mask is None else key_mask[:, None])
+        out = self.mechanism.combine(weights, v, Call(key_mask=key_mask))
+        return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2))), weights
 
     def _qkv(self, x: Tensor) -> Tensor:
         dim = self.heads * self.head_dim

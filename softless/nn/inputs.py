@@ -1,15 +1,18 @@
 """What a mechanism needs beyond q, k and v, owned by a module.
 
 learned     a parameter, one for all tokens          affine_relu's weight and bias, focused's scale, linformer's e
-drawn       a buffer, saved with the weights         performer's projection, reformer's rotations, emanet's bases
+drawn       a buffer, saved with the weights         performer's projection, reformer's rotations, emanet's bases,
+                                                     which training moves
 predicted   sigmoid(W x + b), one number a token     the step of delta and efla
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from softless.mechanisms import Mechanism
+from softless.functional import full_precision, hide, widen
+from softless.mechanisms import Call, Mechanism
+from softless.mechanisms.base import repeat_heads
 
 
 class Inputs(nn.Module):
@@ -31,10 +34,22 @@ class Inputs(nn.Module):
     def forward(self, x: Float[Tensor, "b n c"] | None) -> dict[str, Tensor]:
         names = self.mechanism.input_shapes(self.heads, self.head_dim)
         found = {name: getattr(self, name) for name in names}
+        if self.training and self.mechanism.moves_inputs:  # a graph may hold them when they move
+            found = {name: x.clone() for name, x in found.items()}
         for name, predict in self.predicted.items():
             assert x is not None, f"{name} is predicted from the tokens"
             found[name] = predict(x).sigmoid().transpose(1, 2)  # [B, kv_heads, N]
         return found
+
+    @torch.no_grad()
+    def move(self, k: Float[Tensor, "b g m d"], key_mask: Bool[Tensor, "b m"] | None) -> None:
+        """What was drawn, moved towards what this training batch says."""
+        k = widen(hide(repeat_heads(k, self.heads), key_mask))
+        scale = self.mechanism.default_scale(self.head_dim)
+        call = Call(key_mask=key_mask, scale=1.0 if scale is None else scale, inputs=self(None))
+        with full_precision(k):
+            for name, x in self.mechanism.moved(k, call).items():
+                getattr(self, name).copy_(x)
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
         """Draw anew what is drawn."""

@@ -75,14 +75,17 @@ class Mixing(nn.Module):
         qkv: Float[Tensor, "b n 3 heads d"] | Heads,
         grid: Grid | None = None,
         *,
-        source: Float[Tensor, "b n c"] | None = None,
-        key_mask: Bool[Tensor, "b n"] | None = None,
+        source: Float[Tensor, "b m c"] | None = None,
+        key_mask: Bool[Tensor, "b m"] | None = None,
         bias: Tensor | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b n c"]:
         """Mixed heads, side by side. `source` holds the tokens whose mean predicts the local residual's kernels."""
         asked, cut = self.asked(qkv, grid, source, key_mask, bias, is_causal)
-        return self._mix(asked) if cut is None else cut.join(self._mix(asked))
+        out = self._mix(asked)
+        if self.training and self.mechanism.moves_inputs:
+            self.inputs.move(as_heads(asked.qkv)[1], asked.key_mask)
+        return out if cut is None else cut.join(out)
 
     def asked(
         self,

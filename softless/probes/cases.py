@@ -1,5 +1,6 @@
 """The mechanisms a study compares: each one of the table, with the options people use."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from softless.errors import ArgumentError
@@ -44,9 +45,21 @@ def study_cases() -> tuple[Case, ...]:
     return (*CASES, *(case for case in others if _runs_alone(case)))
 
 
+def cases_named(names: Iterable[str]) -> tuple[Case, ...]:
+    """Cases by label, or mechanisms by name with their default options; "all" is every one."""
+    every = study_cases()
+    known = {case.name: Case(case.name, case.name) for case in every} | {case.label: case for case in every}
+    names = list(dict.fromkeys(names))
+    if names == ["all"]:
+        return every
+    if unknown := [name for name in names if name not in known]:
+        raise ArgumentError(f"{', '.join(map(repr, unknown))} cannot be compared: there are {', '.join(known)}, or all")
+    return tuple(known[name] for name in names)
+
+
 def _runs_alone(case: Case) -> bool:
     try:
         made = case.mechanism
     except ArgumentError:
         return False
-    return not made.inputs and not made.reads_grid and made.lacks(is_causal=False) is None
+    return not made.inputs and not made.needs_grid and made.lacks(is_causal=False) is None

@@ -113,7 +113,7 @@ def flops(
 
 def picture(made: Mechanism, tokens: int) -> tuple[int, int] | None:
     """Tokens as a picture of one row, for a mechanism that reads one."""
-    return (1, tokens) if made.reads_grid else None
+    return (1, tokens) if made.needs_grid else None
 
 
 def crossover(made: Mechanism, shape: Shape, *, is_causal: bool = False) -> int | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -15,6 +16,7 @@ from softless.commands import units
 from softless.commands.mechanism import make, word
 from softless.errors import SoftlessError, UnsupportedError
 from softless.mechanisms import MECHANISMS
+from softless.probes.cost import Shape, flops
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +30,9 @@ def test_the_json_schema_is_frozen(softless):
     assert list(document) == ["schema", "mechanisms"]
     assert document["schema"] == "softless.list/1"
     for row in document["mechanisms"]:
-        assert list(row) == ["name", "family", "formula", "causal", "state", "bias", "options"]
+        assert list(row) == [
+            "name", "family", "formula", "cost", "paper", "causal", "state", "bias", "grid", "options",
+        ]  # fmt: skip
 
 
 def test_every_mechanism_is_listed_with_its_options(softless):
@@ -37,10 +41,12 @@ def test_every_mechanism_is_listed_with_its_options(softless):
     for row in rows:
         assert row["options"] == {field.name: word(field.default) for field in fields(MECHANISMS[row["name"]])}
         assert row["formula"] == MECHANISMS[row["name"]].formula
+        assert row["cost"] == MECHANISMS[row["name"]].cost
+        assert re.search(r"[A-Za-z]+.* (19|20)\d\d$", row["paper"]), "who and when"
 
 
 def test_abilities_are_those_the_mechanisms_show(softless):
-    q, k, v = torch.randn(3, 1, 2, 4, 3).unbind()
+    q, k, v = torch.randn(3, 1, 2, 4, 4).unbind()
     for row in listed(softless)["mechanisms"]:
         made = make(row["name"], {})
 
@@ -55,16 +61,46 @@ def test_abilities_are_those_the_mechanisms_show(softless):
         assert row["causal"] == can(lambda made, i: library.attention(q, k, v, made, inputs=i, is_causal=True))
         assert row["state"] == can(lambda made, i: library.attention_with_state(q, k, v, made, inputs=i))
         assert row["bias"] == can(lambda made, i: library.attention(q, k, v, made, inputs=i, bias=torch.zeros(4, 4)))
+        assert row["grid"] == can(
+            lambda made, i: library.attention(q, k, v, made, inputs=i, grid=(2, 2), is_causal=bool(made.lacks(False)))
+        )
 
 
-@pytest.mark.parametrize("columns", ["80", "120"])
+# Options with which the default's stand-ins, windows and lengths are far from the number of tokens.
+SMALL = {
+    "linformer": {"rank": 16, "length": 8192},
+    "longformer": {"window": 16},
+    "reformer": {"window": 8},
+    "sparse": {"stride": 16},
+    "cosformer": {"length": 8192},
+    "nystrom": {"landmarks": 8},
+}
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_the_cost_is_what_is_counted(name):
+    """Twice the tokens: four times the products where the cost says N^2, and twice where it says N."""
+    made = make(name, {}) if name == "general" else library.mechanism(name, **SMALL.get(name, {}))
+    tokens = 512 if made.family == "recurrent" else 4096
+    causal = made.lacks(False) is not None
+    once, twice = (flops(made, Shape(1, 2, n, 8, n, 2), is_causal=causal) for n in (tokens, 2 * tokens))
+    squared = "N^2" in made.cost or "N/l" in made.cost
+    assert twice / once == pytest.approx(4 if squared else 2, rel=0.1)
+
+
+@pytest.mark.parametrize("columns", ["80", "100", "120"])
 def test_the_table_fits_and_holds_every_name_formula_and_option(softless, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
     text = softless("list").stdout
     assert max(map(len, text.splitlines())) <= int(columns)
-    words = " ".join(text.split())
+    lines = text.splitlines()
+    cuts = [lines[0].index(column) for column in ("family", "formula")]
+    left, middle, words = (
+        " ".join(" ".join(line[a:b] for line in lines).split()) for a, b in zip((0, *cuts), (*cuts, None), strict=True)
+    )
     for row in listed(softless)["mechanisms"]:
-        assert row["name"] in words
+        assert f"{row['name']} {row['paper']}" in left
+        assert f"{row['family']} {row['cost']}" in middle
         for part in row["formula"].split(", "):
             assert " ".join(part.split()) in words
         for option, default in row["options"].items():

@@ -40,6 +40,15 @@ SIGNATURES = {
     "nn.LocalResidual": "dim, heads",
     "nn.LongformerAttention": "dim, heads, *, window=256, global_tokens=1, kv_heads=None, qkv_bias=True, proj_drop=0.0",
     "nn.LocalResidual.forward": "self, context, v, grid, prefix=0",
+    "nn.Reversible": "pairs",
+    "nn.PreNorm": "dim, inner",
+    "nn.EliminationEncoder": "dim, heads, depth, length, *, mechanism='softmax', ratio=4",
+    "nn.significance": "weights, key_mask=None",
+    "nn.FunnelEncoder": "dim, heads, blocks=(4, 4, 4), *, mechanism='softmax', pool='mean', prefix=1, hidden=None",
+    "nn.FunnelDecoder": "dim, heads, blocks, layers=2, *, mechanism='softmax', prefix=1, hidden=None",
+    "nn.StridedFeedForward": "dim, hidden=None, *, stride=2, width=None, renormalize=False",
+    "nn.pool_tokens": "x, key_mask=None, *, stride=2, width=None, mode='mean', prefix=0",
+    "nn.repeat_tokens": "x, stride, length, prefix=0",
 }
 
 

@@ -185,7 +185,7 @@ def ask(
     for name, shape in case.made.needed(q, k).items():
         drawn = torch.randn(*shape, generator=rng, dtype=torch.float64)
         inputs[name] = drawn.sigmoid() if name in A_TOKEN else drawn
-    return Ask(q, k, v, None, inputs, case.made.reads_grid).to(dtype)
+    return Ask(q, k, v, None, inputs, case.made.needs_grid).to(dtype)
 
 
 @st.composite

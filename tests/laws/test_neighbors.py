@@ -79,7 +79,7 @@ def test_the_batch_and_its_order_do_not_matter(case: Case, data: st.DataObject):
         assert_answers(alone, Answer(*(x[b : b + 1] for x in true._replace(out=together))), f"row {b}")
 
 
-@pytest.mark.parametrize("case", [each for each in CASES if not each.made.reads_grid], ids=str)  # a picture has places
+@pytest.mark.parametrize("case", [each for each in CASES if not each.made.needs_grid], ids=str)  # a picture has places
 @given(data=st.data())
 def test_padding_does_not_matter(case: Case, data: st.DataObject):
     """At the left, at the right or in between; where places count, padding must come last."""

@@ -140,7 +140,16 @@ WRONG = [
     ({"proj_drop_rate": 1.5}, "proj_drop_rate 1.5 is not a rate between 0 and 1"),
     ({"num_classes": -1}, "num_classes -1 must be a whole number, at least 0"),
     ({"in_chans": 0}, "in_chans 0 must be a whole number, at least 1"),
+    ({"position_std": 0.1}, "position_std 0.1 would change nothing: Swin has no positions"),
+    ({"name": "inline_pvt_tiny", "position_std": -1}, "position_std -1 is not a deviation between 0 and 1"),
 ]
+
+
+def test_positions_start_as_far_apart_as_they_are_told():
+    for std in (None, 0.3):
+        model = softless.create_model("inline_deit_tiny", depths=1, position_std=std)
+        assert model.pos_embed.std().item() == pytest.approx(std or 0.02, rel=0.05)
+        assert model.cls_token.std().item() < 0.05
 
 
 @pytest.mark.parametrize(("given", "words"), WRONG)

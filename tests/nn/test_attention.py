@@ -95,7 +95,7 @@ def test_the_softmax_module_is_multi_head_attention():
 @pytest.mark.parametrize("local", [False, True])
 def test_every_parameter_gets_a_finite_gradient(case, local):
     layer, order = Attention(12, 3, CASES[case], local=local), {"is_causal": FORMS[case] == [True]}
-    tokens = 8 if layer.mechanism.reads_grid else 9  # a class token is not in the picture
+    tokens = 8 if layer.mechanism.needs_grid else 9  # a class token is not in the picture
     if local and order["is_causal"]:
         with pytest.raises(UnsupportedError, match="it is not causal"):
             layer(torch.randn(2, tokens, 12), grid=(2, 4), **order)
@@ -338,3 +338,44 @@ def test_one_projection_serves_queries_and_keys(name):
     torch.testing.assert_close(layer(x), layer.proj(out.transpose(1, 2).flatten(2)))
     with pytest.raises(softless.errors.ArgumentError, match=f"'{name}' has k = q"):
         Attention(12, 4, name, kv_heads=2)
+
+
+@pytest.mark.parametrize("detach", [True, False])
+@pytest.mark.parametrize("kv_heads", [3, 1])
+def test_training_moves_the_bases_of_emanet_and_nothing_else_does(detach, kv_heads):
+    """bases <- 0.9 bases + 0.1 mu: their loop of three rounds, sample by sample, padding left out."""
+    layer = Attention(12, 3, softless.mechanism("emanet", bases=5, detach=detach), kv_heads=kv_heads).double()
+    x, mask = torch.randn(3, 9, 12, dtype=torch.float64), torch.arange(9) < torch.tensor([[9], [6], [0]])
+    old = layer.inputs.bases.clone()
+    out = layer.eval()(x, key_mask=mask)
+    assert torch.equal(layer.inputs.bases, old)
+    torch.testing.assert_close(layer.train()(x, key_mask=mask), out, rtol=1e-12, atol=1e-12)
+    k = layer._project(x)[1]
+    for head in range(3):
+        ends = []
+        for b, count in enumerate((9, 6)):  # the third sample has no token
+            tokens, mu = k[b, head * kv_heads // 3, :count].T, old[head].T  # [d, n], [d, bases]
+            for _ in range(3):
+                z = (tokens.T @ mu).softmax(-1)
+                mu = torch.nn.functional.normalize(tokens @ (z / z.sum(0)), dim=0)
+            ends.append(mu.T)
+        expected = 0.9 * old[head] + 0.1 * torch.stack(ends).mean(0)
+        torch.testing.assert_close(layer.inputs.bases[head], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_bases_may_move_before_the_backward_pass():
+    layer, x = Attention(12, 3, softless.mechanism("emanet", bases=5, detach=False)), torch.randn(2, 9, 12)
+    first = layer(x)
+    (first + layer(x)).square().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+    before = layer.inputs.bases.clone()
+    layer(x, key_mask=torch.zeros(2, 9, dtype=torch.bool))  # nothing to learn from
+    assert torch.equal(layer.inputs.bases, before)
+
+
+def test_a_half_precision_module_moves_its_bases():
+    layer = Attention(12, 3, softless.mechanism("emanet", bases=5)).bfloat16()
+    before = layer.inputs.bases.clone()
+    layer(torch.randn(2, 9, 12).bfloat16())
+    assert layer.inputs.bases.isfinite().all()
+    assert not torch.equal(layer.inputs.bases, before)

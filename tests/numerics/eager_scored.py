@@ -59,7 +59,7 @@ def soft(q: Tensor, k: Tensor, v: Tensor, _seen: Tensor, _inputs: dict[str, Tens
     def gaussian(a: Tensor, b: Tensor) -> Tensor:
         return (-0.5 * q.shape[-1] ** -0.5 * (a[..., :, None, :] - b[..., None, :, :]).square().sum(-1)).exp()
 
-    marks = mean_matrix(k, 3) @ k
+    marks = mean_matrix(k, 4) @ k
     center = gaussian(marks, marks) + 0.01 * torch.eye(marks.shape[2], dtype=q.dtype)
     inverse = torch.linalg.inv(center.to(torch.promote_types(q.dtype, torch.float32))).to(q.dtype)  # has no half
     return gaussian(q, marks) @ (inverse @ (gaussian(marks, k) @ v))
@@ -76,7 +76,7 @@ def concatenation(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, inputs: dict[st
 
 
 def asymmetric_nonlocal(q: Tensor, k: Tensor, v: Tensor, _seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
-    means = torch.cat([mean_matrix(k, 1), mean_matrix(k, 3)])
+    means = torch.cat([mean_matrix(k, 1), mean_matrix(k, 4)])
     return (q @ (means @ k).mT * q.shape[-1] ** -0.5).softmax(-1) @ (means @ v)
 
 

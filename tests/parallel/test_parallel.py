@@ -58,6 +58,7 @@ def test_two_ranks_together_are_one_device(two):
     assert_equal(two, len(CASES))
 
 
+@pytest.mark.slow
 def test_three_ranks_together_are_one_device(tmp_path):
     assert_equal(run(tmp_path, 3, FIRST, len(CASES)), len(CASES))
 

@@ -1,0 +1,140 @@
+"""Funnel-Transformer (Dai et al. 2020, arXiv 2006.03236): blocks of layers on ever fewer tokens, and a way back.
+
+    block 0      layers on all N tokens
+    block b      starts with  q = pool(h), k = v = h:  N / 2^b tokens read all tokens of the block before
+    decoder      layers on  h_0 + repeat(h_last),  h_0 the output of block 0
+    layer        a = norm(q + attention(q, k, v));   norm(a + feed forward(a))
+
+The class tokens, the first `prefix`, are never pooled. Pooling takes real tokens alone, and a pooled token is real if
+one of its own is: pad at the end, and a sequence gives the same in any batch. The authors' `truncate_seq` drops the
+last token of the array to keep lengths even, which would make that false; it is left out. So are their relative
+positions, a kind of attention of its own: put positions into x.
+
+Shapes: B batch, N tokens, C channels, n = tokens left.
+"""
+
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from softless.algebra.state import keep
+from softless.errors import ArgumentError, UnsupportedError
+from softless.mechanisms import Mechanism, resolve
+from softless.nn.mixing import Mixing
+from softless.nn.pooling import MODES, Tokens, pool_tokens, repeat_tokens
+
+
+class Funneled(NamedTuple):
+    """What an encoder leaves: the last block's tokens, and the first block's, which a decoder goes back to."""
+
+    short: Tokens
+    full: Tokens
+
+
+class FunnelEncoder(nn.Module):
+    """Blocks of layers, each on half as many tokens as the one before.
+
+    >>> import torch, softless
+    >>> encoder = softless.nn.FunnelEncoder(dim=64, heads=2, blocks=(2, 2, 2))
+    >>> found = encoder(torch.randn(5, 101, 64))                        # [B, N, C]
+    >>> found.short.x.shape, found.full.x.shape                         # a class token, 100 / 4 others; all of them
+    (torch.Size([5, 26, 64]), torch.Size([5, 101, 64]))
+
+    blocks     layers in each block
+    pool       mean | max | first
+    prefix     class tokens, which stay apart
+    mechanism  any that lets queries and keys differ in number
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        blocks: tuple[int, ...] = (4, 4, 4),
+        *,
+        mechanism: str | Mechanism = "softmax",
+        pool: str = "mean",
+        prefix: int = 1,
+        hidden: int | None = None,
+    ):
+        super().__init__()
+        if not blocks or any(count < 1 for count in blocks):
+            raise ArgumentError(f"blocks {blocks} must say how many layers each block has, at least 1")
+        if pool not in MODES:
+            raise ArgumentError(f"pool {pool!r} is not one of {', '.join(MODES)}")
+        made = resolve(mechanism)
+        if made.mixes_queries and len(blocks) > 1:
+            raise UnsupportedError(f"'{made.name}' mixes the queries, and cannot tell which pooled ones are padding")
+        self.pool, self.prefix = pool, prefix
+        self.ends = tuple(accumulate(blocks))  # a block starts where the one before it ends
+        self.layers = nn.ModuleList(FunnelLayer(dim, heads, mechanism, hidden) for _ in range(self.ends[-1]))
+
+    def forward(self, x: Float[Tensor, "b n c"], key_mask: Bool[Tensor, "b n"] | None = None) -> Funneled:
+        real = x.new_ones(x.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
+        now = full = Tokens(keep(x, real), real)
+        for number, layer in enumerate(self.layers):
+            asked = pool_tokens(*now, mode=self.pool, prefix=self.prefix) if number in self.ends else now
+            now = Tokens(layer(asked.x, *now), asked.key_mask)
+            full = now if number < self.ends[0] else full
+        return Funneled(now, full)
+
+
+class FunnelDecoder(nn.Module):
+    """The tokens of the last block, repeated and added to those of the first, and a few more layers on all of them.
+
+    >>> import torch, softless
+    >>> encoder = softless.nn.FunnelEncoder(dim=64, heads=2, blocks=(2, 2, 2))
+    >>> decoder = softless.nn.FunnelDecoder(dim=64, heads=2, blocks=3)
+    >>> decoder(encoder(torch.randn(5, 101, 64))).shape                 # [B, N, C]
+    torch.Size([5, 101, 64])
+
+    blocks   how many the encoder has; prefix as there
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        blocks: int,
+        layers: int = 2,
+        *,
+        mechanism: str | Mechanism = "softmax",
+        prefix: int = 1,
+        hidden: int | None = None,
+    ):
+        super().__init__()
+        if blocks < 1:
+            raise ArgumentError(f"blocks {blocks} must be how many blocks the encoder has, at least 1")
+        self.stride, self.prefix = 2 ** (blocks - 1), prefix
+        self.layers = nn.ModuleList(FunnelLayer(dim, heads, mechanism, hidden) for _ in range(layers))
+
+    def forward(self, found: Funneled) -> Float[Tensor, "b n c"]:
+        (x, real), short = found.full, found.short.x
+        x = x + repeat_tokens(short, self.stride, x.shape[1], self.prefix)
+        for layer in self.layers:
+            x = layer(x, x, real)
+        return x
+
+
+class FunnelLayer(Mixing):
+    """Queries from one set of tokens, keys and values from another; norms after the sums, as the authors have them."""
+
+    def __init__(self, dim: int, heads: int, mechanism: str | Mechanism = "softmax", hidden: int | None = None):
+        super().__init__(dim, heads, mechanism)
+        hidden = 4 * dim if hidden is None else hidden
+        self.q, self.kv, self.proj = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.feed = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
+
+    def forward(
+        self, asked: Float[Tensor, "b n c"], x: Float[Tensor, "b m c"], key_mask: Bool[Tensor, "b m"] | None = None
+    ) -> Float[Tensor, "b n c"]:
+        q, k, v = (
+            part.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)  # [B, heads, N, d]
+            for part in (self.q(asked), *self.kv(x).chunk(2, -1))
+        )
+        asked = self.norm1(asked + self.proj(self.mix((q, k, v), source=x, key_mask=key_mask)))
+        return self.norm2(asked + self.feed(asked))

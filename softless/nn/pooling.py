@@ -1,0 +1,89 @@
+"""Runs of tokens pooled to one token each, and tokens repeated to runs.
+
+    pool     window t = tokens p + s t to p + s t + r - 1, p the prefix, s the stride, r the width
+             y_t = mean, maximum or first of its real tokens;    real if any of them is
+    repeat   token t becomes s tokens, the prefix stays
+
+The first `prefix` tokens (class tokens) stay apart. The last window may reach beyond the end: what is not there counts
+as padding does, so a sequence gives the same alone and padded at its end.
+
+Shapes: B batch, N tokens, C channels, n = p + ceil((N - p) / s).
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from softless.algebra.state import keep
+from softless.errors import ArgumentError
+
+MODES = ("mean", "max", "first")
+
+
+class Tokens(NamedTuple):
+    """Tokens, and which of them are real."""
+
+    x: Float[Tensor, "b n c"]
+    key_mask: Bool[Tensor, "b n"]
+
+
+def pool_tokens(
+    x: Float[Tensor, "b n c"],
+    key_mask: Bool[Tensor, "b n"] | None = None,
+    *,
+    stride: int = 2,
+    width: int | None = None,
+    mode: str = "mean",
+    prefix: int = 0,
+) -> Tokens:
+    """One token for each window of tokens.
+
+    >>> import torch
+    >>> from softless.nn import pool_tokens
+    >>> x = torch.tensor([0.0, 1, 2, 3, 4, 5])[None, :, None]             # [B, N, C]
+    >>> pool_tokens(x, prefix=1).x[0, :, 0]
+    tensor([0.0000, 1.5000, 3.5000, 5.0000])
+    """
+    if mode not in MODES:
+        raise ArgumentError(f"mode {mode!r} is not one of {', '.join(MODES)}")
+    real = x.new_ones(x.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
+    pieces, valid = (windows(each[:, prefix:], stride, width) for each in (x, real[..., None]))  # [B, n, r, .]
+    if mode == "mean":
+        pooled = keep(pieces, valid[..., 0]).sum(2) / valid.sum(2).clamp(min=1)
+    elif mode == "max":
+        pooled = keep(pieces, valid[..., 0], torch.finfo(x.dtype).min).amax(2)
+    else:
+        first = valid.int().argmax(2, keepdim=True)
+        pooled = pieces.gather(2, first.expand(-1, -1, -1, x.shape[2]))[:, :, 0]
+    some = valid.any(2)[..., 0]
+    return Tokens(torch.cat([x[:, :prefix], keep(pooled, some)], 1), torch.cat([real[:, :prefix], some], 1))
+
+
+def repeat_tokens(x: Float[Tensor, "b n c"], stride: int, length: int, prefix: int = 0) -> Float[Tensor, "b m c"]:
+    """Each token as many times as it stands for tokens, up to `length` of them.
+
+    >>> import torch
+    >>> from softless.nn import repeat_tokens
+    >>> x = torch.tensor([0.0, 1, 2])[None, :, None]                       # [B, N, C]
+    >>> repeat_tokens(x, stride=2, length=4, prefix=1)[0, :, 0]
+    tensor([0., 1., 1., 2.])
+    """
+    out = torch.cat([x[:, :prefix], x[:, prefix:].repeat_interleave(stride, 1)], 1)
+    if out.shape[1] < length:
+        raise ArgumentError(f"{x.shape[1]} tokens, {stride} times each, are not the {length} asked for")
+    return out[:, :length]
+
+
+def windows(x: Tensor, stride: int, width: int | None = None) -> Tensor:
+    """[B, N, C] -> [B, ceil(N / stride), width, C], with zeros beyond the end."""
+    width = stride if width is None else width
+    if stride < 1 or width < stride:
+        raise ArgumentError(f"stride {stride} and width {width} must be at least 1, and no token may be left between")
+    count = -(-x.shape[1] // stride)
+    if count == 0:
+        return x.new_zeros(x.shape[0], 0, width, x.shape[2])
+    beyond = (count - 1) * stride + width - x.shape[1]
+    return F.pad(x, (0, 0, 0, beyond)).unfold(1, width, stride).mT

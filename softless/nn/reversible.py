@@ -1,0 +1,175 @@
+"""Reversible residual layers (Gomez et al. 2017; Reformer, Kitaev et al. 2020): depth without its memory.
+
+    y1 = x1 + F(x2)            x2 = y2 - G(y1)
+    y2 = x2 + G(y1)            x1 = y1 - F(x2)
+
+Only the last y1, y2 are kept for the backward pass; each layer's input is computed from its output, and F and G run a
+second time to have their gradients. That time they find the random numbers, autocast and buffers of the first.
+
+Sums are taken in float64 on a grid of 2^-30, where they are exact up to 2^23: the inverse returns the very bits, so a
+choice made inside F (a hash, the k best keys) is made again. Streams of float64 come back within rounding.
+
+Shapes: B batch, N tokens, C channels.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.func import functional_call
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+from softless.errors import ArgumentError
+
+STEP = 2.0**-30
+
+
+class PreNorm(nn.Module):
+    """inner(norm(x)): what F and G usually are.
+
+    >>> import torch, softless
+    >>> softless.nn.PreNorm(64, softless.nn.Attention(64, 2))(torch.randn(5, 9, 64)).shape        # [B, N, C]
+    torch.Size([5, 9, 64])
+    """
+
+    def __init__(self, dim: int, inner: nn.Module):
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(dim), inner
+
+    def forward(self, x: Float[Tensor, "*b c"], **context: Any) -> Tensor:
+        return self.inner(self.norm(x), **context)
+
+
+class Reversible(nn.Module):
+    """A stack of pairs (F, G), whose activations take the memory of one layer.
+
+    >>> import torch, softless
+    >>> from torch import nn
+    >>> def attend(): return softless.nn.PreNorm(64, softless.nn.Attention(64, 2, "reformer"))
+    >>> def feed(): return softless.nn.PreNorm(64, nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)))
+    >>> stack = softless.nn.Reversible((attend(), feed()) for _ in range(12))
+    >>> stack(torch.randn(5, 100, 64), key_mask=torch.ones(5, 100).bool()).shape          # [B, N, C]
+    torch.Size([5, 100, 64])
+
+    Both streams start as x, and their mean is returned; `streams` takes and gives the two. What the call says besides x
+    goes to every F, and tensors among it get their gradients. Gradients are those of the plain stack; they cannot be
+    differentiated again.
+    """
+
+    def __init__(self, pairs: Iterable[Any]):
+        super().__init__()
+        self.f, self.g = nn.ModuleList(), nn.ModuleList()
+        for number, pair in enumerate(pairs):
+            members = pair if isinstance(pair, tuple | list) else (pair,)
+            if [isinstance(each, nn.Module) for each in members] != [True, True]:
+                given = ", ".join(type(each).__name__ for each in members)
+                raise ArgumentError(f"pair {number} is ({given}) and must be two modules, (F, G)")
+            self.f.append(pair[0])
+            self.g.append(pair[1])
+
+    def forward(self, x: Float[Tensor, "b n c"], **context: Any) -> Float[Tensor, "b n c"]:
+        one, two = self.streams(x, x, **context)
+        return (one + two) / 2
+
+    def streams(
+        self, x1: Float[Tensor, "b n c"], x2: Float[Tensor, "b n c"], **context: Any
+    ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b n c"]]:
+        """y1 and y2 of the last layer."""
+        given = [each for each in context.values() if isinstance(each, Tensor)]
+        leaves = [each for each in (*self.parameters(), *given) if each.requires_grad]
+        return _Run.apply(self, context, x1, x2, *leaves)
+
+
+class _Run(torch.autograd.Function):
+    """The stack as one step of autograd, which keeps its last streams alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, stack: Reversible, context: dict[str, Any], x1: Tensor, x2: Tensor, *leaves: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        y1, y2, moments = _on_grid(x1), _on_grid(x2), []
+        for f, g in zip(stack.f, stack.g, strict=True):
+            here = Moment.now(y1)
+            y1 = y1 + _on_grid(_checked(f, f(y2.to(x1.dtype), **context), y2))
+            moments.append((here, Moment.now(y1)))
+            y2 = y2 + _on_grid(_checked(g, g(y1.to(x1.dtype)), y1))
+        ctx.stack, ctx.context, ctx.dtype, ctx.moments, ctx.leaves = stack, context, x1.dtype, moments, leaves
+        ctx.save_for_backward(y1, y2, *leaves)
+        return y1.to(x1.dtype, copy=True), y2.to(x1.dtype, copy=True)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *dy: Tensor) -> tuple[Tensor | None, ...]:
+        y1, y2, *_ = ctx.saved_tensors
+        dy1, dy2 = (each.double() for each in dy)
+        found: dict[Tensor, Tensor] = {}
+        layers = list(zip(ctx.stack.f, ctx.stack.g, ctx.moments, strict=True))
+        for f, g, (before_f, before_g) in reversed(layers):
+            with before_g.again(y1):
+                out, dx = _again(g, y1.to(ctx.dtype), {}, dy2, found)
+            y2, dy1 = y2 - out, dy1 + dx
+            with before_f.again(y1):
+                out, dx = _again(f, y2.to(ctx.dtype), ctx.context, dy1, found)
+            y1, dy2 = y1 - out, dy2 + dx
+        return None, None, dy1.to(ctx.dtype), dy2.to(ctx.dtype), *(found.get(leaf) for leaf in ctx.leaves)
+
+
+def _again(
+    module: nn.Module, x: Tensor, context: dict[str, Any], grad: Tensor, found: dict[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """What the module gave for x, and the gradient at x; gradients of what else it read are added to `found`."""
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}  # a running mean moves once a step
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        out = functional_call(module, buffers, (x,), context)
+    others = [*module.parameters(), *(each for each in context.values() if isinstance(each, Tensor))]
+    read = [x, *(each for each in others if each.requires_grad)]
+    gradients = torch.autograd.grad(out, read, grad.to(out.dtype), allow_unused=True) if out.requires_grad else ()
+    for leaf, more in zip(read[1:], gradients[1:], strict=False):
+        if more is not None:
+            found[leaf] = found[leaf] + more if leaf in found else more
+    dx = gradients[0] if gradients and gradients[0] is not None else torch.zeros_like(x)
+    return _on_grid(out.detach()), dx.double()
+
+
+class Moment(NamedTuple):
+    """What a call may depend on besides its arguments: random numbers and autocast."""
+
+    cpu: Tensor
+    devices: list[int]
+    states: list[Tensor]
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+
+    @classmethod
+    def now(cls, x: Tensor) -> "Moment":
+        kinds = [kind for kind in {"cpu", x.device.type} if torch.amp.is_autocast_available(kind)]
+        autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
+        return cls(torch.get_rng_state(), *get_device_states(x), autocast)
+
+    @contextmanager
+    def again(self, x: Tensor) -> Iterator[None]:
+        """As it was then; and afterwards, as it is now."""
+        kind = "cuda" if x.is_cpu else x.device.type
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(self.devices, device_type=kind))
+            torch.set_rng_state(self.cpu)
+            set_device_states(self.devices, self.states, device_type=kind)
+            for each, enabled, dtype in self.autocast:
+                stack.enter_context(torch.autocast(each, dtype, enabled))
+            yield
+
+
+def _checked(module: nn.Module, out: Any, x: Tensor) -> Tensor:
+    if not isinstance(out, Tensor) or out.shape != x.shape:
+        given = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ArgumentError(f"{type(module).__name__} gave {given} and must give the shape it got, {list(x.shape)}")
+    return out
+
+
+def _on_grid(x: Tensor) -> Tensor:
+    """In float64, on multiples of STEP; float64 as it is."""
+    return x if x.dtype == torch.float64 else (x.double() / STEP).round() * STEP
