@@ -58,3 +58,10 @@ def collinear_collisions(
 def row_distance(a: Float[Tensor, "b c n m"], b: Float[Tensor, "b c n m"], heads: int) -> Float[Tensor, "b {heads} n"]:
     """|a_i - b_i| over the keys, and over a head's matrices where it has several (hydra)."""
     return (a - b).unflatten(1, (heads, -1)).square().sum((2, 4)).sqrt()
+
+
+def side_by_side(weights: Float[Tensor, "b c n m"], heads: int) -> Float[Tensor, "b {heads} n k"]:
+    """A query's row of each head: where a head has several matrices (hydra), their rows one after the other."""
+    if weights.shape[1] == heads:
+        return weights
+    return weights.unflatten(1, (heads, -1)).transpose(2, 3).flatten(3)

@@ -125,7 +125,7 @@ def test_the_study_covers_every_mechanism_that_runs_on_q_k_and_v_alone():
             made = softless.mechanism(name)
         except softless.errors.ArgumentError:
             continue
-        alone = not made.inputs and not made.reads_grid and made.lacks(is_causal=False) is None
+        alone = not made.inputs and not made.needs_grid and made.lacks(is_causal=False) is None
         assert (name in named) == alone
     labels = [case.label for case in study_cases()]
     assert len(labels) == len(set(labels))

@@ -1,0 +1,136 @@
+"""Confusion counts, against every pair compared one by one."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import softless
+from softless.probes import confusion
+from softless.probes.confusion import collinear_distance, collinear_pairs, confusions
+from softless.probes.layer import Layer
+
+DRAWS = 1000
+
+
+def brute(weights, tolerance=1e-3, q=None, real=None):
+    """Pair by pair."""
+    samples, matrices, tokens, _ = weights.shape
+    count = torch.zeros(samples, matrices, dtype=torch.long)
+    for b in range(samples):
+        for c in range(matrices):
+            for i in range(tokens):
+                for j in range(i + 1, tokens):
+                    close = (weights[b, c, i] - weights[b, c, j]).double().norm() < tolerance
+                    differ = q is None or bool((q[b, c, i] != q[b, c, j]).any())
+                    count[b, c] += bool(close and differ and (real is None or (real[b, i] and real[b, j])))
+    return count
+
+
+def rows_with_twins(samples=2, matrices=3, tokens=9, keys=7):
+    """A third of the rows lie within 1e-3 of another, at distances around it."""
+    weights = torch.randn(samples, matrices, tokens, keys).softmax(-1)
+    step = torch.randn(samples, matrices, tokens // 3, keys)
+    length = torch.tensor([0.0, 0.7e-3, 1.4e-3])[:, None]
+    weights[:, :, : tokens // 3] = weights[:, :, tokens // 3 : 2 * (tokens // 3)] + length * step / step.norm(
+        dim=-1, keepdim=True
+    )
+    return weights
+
+
+def layer(q, k, mechanism, **more):
+    return Layer("layer", q, k, k, softless.mechanism(mechanism) if isinstance(mechanism, str) else mechanism, **more)
+
+
+@pytest.mark.parametrize("block", [1, 40, 1000, 2**21])
+def test_counts_are_those_of_every_pair_whatever_the_block(monkeypatch, block):
+    monkeypatch.setattr(confusion, "BLOCK", block)
+    weights = rows_with_twins()
+    found = confusions(weights)
+    assert torch.equal(found, brute(weights))
+    assert (found == 2).all()  # of three twins a matrix, one is too far
+
+
+def test_equal_queries_are_no_confusion():
+    weights, q = torch.full((1, 1, 5, 4), 0.25), torch.randn(1, 1, 5, 3)
+    q[:, :, 1] = q[:, :, 0]
+    q[:, :, 2], q[:, :, 3] = 0.0, -0.0
+    assert confusions(weights).item() == 10
+    assert confusions(weights, q=q).item() == brute(weights, q=q).item() == 8
+
+
+def test_padding_is_in_no_pair():
+    weights = rows_with_twins()
+    real = torch.rand(2, 9) < 0.6
+    assert torch.equal(confusions(weights, real=real), brute(weights, real=real))
+    assert confusions(weights, real=torch.zeros(2, 9, dtype=torch.bool)).sum() == 0
+
+
+def test_distances_far_below_the_size_of_the_rows_are_told_apart():
+    """Rows of length 1 that differ by 0.9e-3 and 1.1e-3: float32 products would not see it."""
+    a = torch.zeros(1, 1, 3, 2)
+    a[..., 0] = 1.0
+    a[0, 0, 1, 1], a[0, 0, 2, 1] = 0.9e-3, 2.0e-3
+    assert confusions(a).item() == 1
+
+
+class Largest(TorchDispatchMode):
+    """How many numbers the largest tensor has that is formed within."""
+
+    def __enter__(self):
+        self.numbers = 0
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and not out._is_view():
+            self.numbers = max(self.numbers, out.numel())
+        return out
+
+
+@pytest.mark.parametrize("keys", [16, pytest.param(4096, marks=pytest.mark.slow)])
+def test_memory_is_bounded_for_4096_tokens(keys):
+    """They have 8 million pairs: no tensor is formed that holds more than a block."""
+    weights = torch.rand(1, 1, 4096, keys).softmax(-1)
+    with Largest() as largest:
+        found = confusions(weights, 0.05, q=torch.rand(1, 1, 4096, 8))
+    assert 4096 < largest.numbers <= 2**21
+    assert 0 <= found.item() <= 4096 * 4095 // 2
+
+
+def test_softmax_confuses_none_and_relu_with_division_does():
+    """A constructed layer: half the queries are twice the other half."""
+    q, k = torch.randn(2, 2, 8, 16, dtype=torch.float64), torch.randn(2, 2, 24, 16, dtype=torch.float64)
+    q = torch.cat([q, 2 * q], 2)
+    softmax, linear = layer(q, k, "softmax"), layer(q, k, softless.mechanism("linear", phi="relu"))
+    assert (confusions(softmax.weights(), q=q) == 0).all()
+    assert (confusions(linear.weights(), q=q) == 8).all()
+    assert (confusions(layer(q, k, "inline").weights(), q=q) == 0).all()
+    assert (collinear_pairs(q) == 8).all()
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "collisions"), [(softless.mechanism("linear", phi="relu"), DRAWS), ("inline", 0), ("softmax", 0)]
+)
+def test_collinear_pairs_collide_under_division_and_not_under_subtraction(mechanism, collisions):
+    q = torch.randn(DRAWS, 1, 1, 16, dtype=torch.float64)
+    k = torch.randn(DRAWS, 1, 24, 16, dtype=torch.float64)
+    each = layer(q, k, mechanism)
+    distance = collinear_distance(each, each.weights())
+    assert distance.shape == (DRAWS, 1, 1)
+    assert int((distance < 1e-3).sum()) == collisions
+
+
+def test_collinear_pairs_are_those_with_a_cosine_near_one():
+    q = torch.randn(2, 2, 12, 2)
+    units = torch.nn.functional.normalize(q.double(), dim=-1)
+    cosine = (units @ units.mT).triu(1)
+    assert torch.equal(collinear_pairs(q), (cosine > 1 - confusion.SAME_WAY**2 / 2).sum((2, 3)))
+
+
+def test_the_layers_own_options_are_used_for_the_stretched_queries():
+    """A layer's bias holds its rows apart."""
+    q, k = torch.randn(2, 1, 1, 6, 8).unbind()
+    bias = 5 * torch.randn(1, 1, 6, 6)
+    each = layer(q, k, "softmax", bias=bias, scale=0.2)
+    expected = softless.attention_weights(2 * q, k, "softmax", bias=bias, scale=0.2) - each.weights()
+    torch.testing.assert_close(collinear_distance(each, each.weights()), expected.norm(dim=-1))

@@ -1,0 +1,108 @@
+"""Local mass and distance, against sums over neighbors written out."""
+
+import math
+
+import pytest
+import torch
+
+import softless
+from softless.errors import UnsupportedError
+from softless.probes.layer import Layer
+from softless.probes.locality import layer_locality, locality, residual_share
+from softless.probes.running import summarize
+
+GRID, PREFIX = (3, 4), 2
+TOKENS = PREFIX + 12
+
+
+def brute(weights, grid, prefix, side):
+    """(mass, distance) of each query of the picture, neighbor by neighbor."""
+    height, width = grid
+    mass, distance = [], []
+    for i in range(height * width):
+        row, column = divmod(i, width)
+        near = moved = total = 0.0
+        for j in range(height * width):
+            other_row, other_column = divmod(j, width)
+            w = weights[prefix + i, prefix + j].item()
+            if max(abs(row - other_row), abs(column - other_column)) <= side // 2:
+                near += w
+            moved += abs(w) * math.dist((row, column), (other_row, other_column))
+            total += abs(w)
+        mass.append(near)
+        distance.append(moved / total)
+    return mass, distance
+
+
+@pytest.mark.parametrize("side", [1, 3, 5])
+@pytest.mark.parametrize("mechanism", ["softmax", "inline"])
+def test_mass_and_distance_are_those_of_every_neighbor(mechanism, side):
+    q, k = 3 * torch.randn(2, 2, 3, TOKENS, 8, dtype=torch.float64)
+    weights = softless.attention_weights(q, k, mechanism)
+    found = locality(weights, GRID, PREFIX, side=side)
+    for sample, head in [(0, 0), (1, 2)]:
+        mass, distance = brute(weights[sample, head], GRID, PREFIX, side)
+        assert found.mass[sample, head].tolist() == pytest.approx(mass)
+        assert found.distance[sample, head].tolist() == pytest.approx(distance)
+
+
+def test_uniform_weights_have_the_baseline():
+    weights = torch.full((1, 1, TOKENS, TOKENS), 1 / TOKENS, dtype=torch.float64)
+    found = locality(weights, GRID, PREFIX)
+    torch.testing.assert_close(found.mass, found.mass_baseline)
+    torch.testing.assert_close(found.distance, found.distance_baseline)
+
+
+def test_the_baseline_is_over_the_keys_that_are_seen():
+    """Two halves that see only themselves, as in a shifted window."""
+    half = torch.arange(12) % 4 < 2
+    seen = half[:, None] == half
+    weights = seen.double() / 6
+    found = locality(weights[None, None], GRID, seen=seen[None, None])
+    torch.testing.assert_close(found.mass_baseline, found.mass)
+    torch.testing.assert_close(found.distance_baseline, found.distance)
+    assert (found.mass_baseline > locality(weights[None, None], GRID).mass_baseline).any()
+    alone = torch.eye(12, dtype=torch.bool)[None, None]
+    assert (locality(weights[None, None], GRID, seen=alone).mass_baseline == 1).all()
+
+
+def test_deits_baseline_is_the_papers_less_the_border():
+    found = locality(torch.full((1, 1, 197, 197), 1 / 197), (14, 14), 1)
+    inner = found.mass[0, 0].unflatten(0, (14, 14))[1:-1, 1:-1]
+    torch.testing.assert_close(inner, torch.full_like(inner, 9 / 197))
+    assert found.mass_baseline.mean().item() == pytest.approx((3 * 14 - 2) ** 2 / 14**2 / 197)
+
+
+def test_a_query_that_looks_only_at_itself_is_local():
+    found = locality(torch.eye(TOKENS)[None, None], GRID, PREFIX, side=1)
+    assert (found.mass == 1).all()
+    assert (found.distance == 0).all()
+
+
+def test_a_query_that_looks_only_at_the_class_token_has_no_mass_and_no_distance():
+    weights = torch.zeros(1, 1, TOKENS, TOKENS)
+    weights[..., 0] = 1.0
+    found = locality(weights, GRID, PREFIX)
+    assert found.mass.abs().sum() == found.distance.abs().sum() == 0
+
+
+def test_the_share_of_the_residual_is_by_length():
+    local, output = 3 * torch.eye(4)[None, None], 4 * torch.eye(4)[None, None]
+    assert residual_share(local, output).item() == pytest.approx(3 / 7)
+    assert residual_share(0 * local, output).item() == 0
+    assert residual_share(0 * local, 0 * output).item() == 0
+
+
+def test_a_layer_is_read_at_its_own_grid():
+    q, k = torch.randn(2, 5, 3, TOKENS, 8).unbind()
+    layer = Layer("blocks.0", q, k, k, softless.mechanism("inline"), grid=GRID, prefix=PREFIX)
+    found = layer_locality(layer, side=3)
+    assert torch.equal(found.mass, locality(layer.weights(), GRID, PREFIX).mass)
+    assert summarize(found)["mass"].n == 5
+
+
+@pytest.mark.parametrize("more", [{}, {"grid": (3, 3)}, {"grid": (3, 4), "prefix": 1}])
+def test_a_layer_without_a_picture_is_told_so(more):
+    q = torch.randn(1, 1, TOKENS, 8)
+    with pytest.raises(UnsupportedError, match="locality needs tokens that are a picture, and layer 'text' has 14"):
+        layer_locality(Layer("text", q, q, q, softless.mechanism("softmax"), **more))

@@ -1,0 +1,174 @@
+"""The spread of scores, against formulas written out row by row."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import softless
+from softless.probes.approximation import relative_error
+from softless.probes.running import summarize
+from softless.probes.score_range import (
+    TAU,
+    compare,
+    cost,
+    effective_rank,
+    filtered,
+    spread,
+    three_distributions,
+    verdict,
+)
+
+rows = st.lists(st.floats(-20, 20), min_size=1, max_size=30)
+
+
+def masked_scores(samples=2, heads=3, queries=5, keys=7):
+    """Each row sees some of the keys, at least one."""
+    scores = 2 * torch.randn(samples, heads, queries, keys, dtype=torch.float64)
+    hidden = torch.rand(scores.shape) < 0.4
+    hidden[..., 0] = False
+    return scores.masked_fill(hidden, -torch.inf)
+
+
+def by_hand(row: list[float]) -> dict[str, float]:
+    n, mean, top = len(row), sum(row) / len(row), max(row)
+    mass = sum(math.exp(s - top) for s in row)
+    p = [math.exp(s - top) / mass for s in row]
+    size = math.sqrt(sum(x * x for x in p))
+    first, even = [(1 + s - mean) / n for s in row], [1 / n] * n
+    return {
+        "range": top - min(row),
+        "deviation": math.sqrt(sum((s - mean) ** 2 for s in row) / n),
+        "entropy": -sum(x * math.log(x) for x in p if x > 0),
+        "first_order_error": math.dist(first, p) / size,
+        "uniform_error": math.dist(even, p) / size,
+        "bound": (top - min(row)) ** 2 / 2,
+    }
+
+
+def test_every_number_is_that_of_the_formula():
+    scores = masked_scores()
+    found = spread(scores)
+    for place in torch.cartesian_prod(*map(torch.arange, scores.shape[:3])).tolist():
+        row = scores[tuple(place)]
+        for name, value in by_hand(row[row > -torch.inf].tolist()).items():
+            assert getattr(found, name)[tuple(place)].item() == pytest.approx(value, rel=1e-9, abs=1e-12), name
+
+
+@given(rows)
+def test_the_first_order_error_never_exceeds_its_bound(row):
+    found = spread(torch.tensor(row, dtype=torch.float64)[None, None, None])
+    assert found.first_order_error.item() <= found.bound.item() * (1 + 1e-9) + 1e-12
+
+
+@given(rows, st.floats(-50, 50))
+def test_a_constant_added_to_a_row_changes_nothing(row, constant):
+    scores = torch.tensor(row, dtype=torch.float64)[None, None, None]
+    for before, after in zip(vars(spread(scores)).values(), vars(spread(scores + constant)).values(), strict=True):
+        torch.testing.assert_close(before, after, rtol=1e-9, atol=1e-9)
+
+
+def test_first_order_weights_are_inline_on_the_same_queries_and_keys():
+    q, k = torch.randn(2, 2, 3, 9, 8, dtype=torch.float64)
+    inline, softmax = (softless.attention_weights(q, k, name) for name in ("inline", "softmax"))
+    torch.testing.assert_close(spread(q @ k.mT * 8**-0.5).first_order_error, relative_error(inline, softmax))
+
+
+def test_a_query_that_sees_nothing_has_zeros():
+    found = spread(torch.full((1, 1, 1, 4), -torch.inf))
+    assert all(value.item() == 0 for value in vars(found).values())
+    lost = filtered(torch.full((1, 1, 1, 4), -torch.inf))
+    assert lost.kept.abs().sum() == lost.discarded.abs().sum() == 0
+
+
+def test_kept_and_discarded_are_those_of_the_threshold_report():
+    q, k = 2 * torch.randn(2, 2, 3, 9, 8, dtype=torch.float64)
+    mask = torch.rand(2, 9) < 0.8
+    mask[:, 0] = True
+    scores = (q @ k.mT * 8**-0.5).masked_fill(~mask[:, None, None], -torch.inf)
+    found = filtered(scores, TAU)
+    assert found.tau == TAU
+    for place, tau in enumerate(TAU):
+        report = softless.threshold_report(q, k, tau=tau, key_mask=mask)
+        torch.testing.assert_close(found.kept[..., place], report.kept_fraction)
+        torch.testing.assert_close(found.discarded[..., place], report.discarded_mass)
+
+
+def test_a_larger_tau_keeps_more():
+    found = filtered(masked_scores(), (0.5, 1.0, 2.0, 100.0))
+    assert (found.kept.diff(dim=-1) >= 0).all()
+    assert (found.discarded.diff(dim=-1) <= 0).all()
+    assert (found.kept[..., -1] == 1).all()
+
+
+def test_effective_rank_is_that_of_the_singular_values():
+    scores = torch.randn(2, 3, 6, 9, dtype=torch.float64)
+    for each in (scores, scores.mT):
+        values = torch.linalg.svdvals(each - each.mean(-1, keepdim=True))
+        expected = values.square().sum(-1).square() / values.pow(4).sum(-1)
+        torch.testing.assert_close(effective_rank(each), expected)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 5])
+def test_equal_directions_count_as_their_number(rank):
+    basis = torch.linalg.qr(torch.cat([torch.ones(12, 1), torch.randn(12, 11)], 1).double()).Q[:, 1 : rank + 1]
+    left = torch.linalg.qr(torch.randn(10, rank, dtype=torch.float64)).Q
+    scores = left @ basis.T + 7  # rows that sum to nothing, and a constant that no softmax sees
+    assert effective_rank(scores[None, None]).item() == pytest.approx(rank)
+
+
+def test_padding_and_hidden_keys_take_no_part_in_the_rank():
+    scores = torch.randn(1, 1, 6, 8, dtype=torch.float64)
+    real = torch.tensor([[True] * 5 + [False]])
+    hidden = scores.clone()
+    hidden[..., 7], hidden[:, :, 5] = -torch.inf, 1e3
+    torch.testing.assert_close(effective_rank(hidden, real), effective_rank(scores[:, :, :5, :7]))
+    assert effective_rank(torch.ones(1, 1, 3, 3)).item() == 0  # flat scores have no direction
+
+
+def test_unit_variance_does_not_bound_the_range():
+    constant, uniform, normal = three_distributions(4096)
+    assert (constant.scores, uniform.scores, normal.scores) == ("constant", "uniform", "normal")
+    assert constant.range == constant.error["first order"] == constant.error["uniform"] == 0
+    assert uniform.deviation == pytest.approx(1, abs=0.03)
+    assert normal.deviation == pytest.approx(1, abs=0.03)
+    assert uniform.range <= 12**0.5 < 6 < normal.range
+    assert uniform.error["first order"] < normal.error["first order"]
+    assert three_distributions(64, seed=1) == three_distributions(64, seed=1) != three_distributions(64, seed=2)
+
+
+def test_three_readings_of_one_row_sum_to_one_and_fall():
+    found = compare(torch.randn(50))
+    assert list(found.weights) == ["softmax", "first order", "uniform"]
+    for weights in found.weights.values():
+        assert sum(weights) == pytest.approx(1)
+        assert list(weights) == sorted(weights, reverse=True)
+    assert found.error["softmax"] == 0
+
+
+def test_estimates_are_over_samples():
+    scores = masked_scores(samples=6)
+    found = summarize(spread(scores))
+    assert found["range"].n == 6
+    assert found["range"].mean == pytest.approx(spread(scores).range.mean().item())
+    assert found["range"].low < found["range"].mean < found["range"].high
+
+
+@pytest.mark.parametrize(
+    ("error", "uniform", "word"),
+    [(0.004, 0.02, "little"), (0.2, 0.6, "something"), (0.55, 0.6, "much"), (0.9, 0.6, "too much")],
+)
+def test_the_verdict_says_what_a_linear_kernel_would_cost(error, uniform, word):
+    said = verdict(error, uniform, 1.25)
+    assert cost(error, uniform) == word
+    assert f"would cost {word} here" in said
+    assert ("than looking at no score at all" in said) == (error > uniform)
+    assert "span 1.2 a query" in said
+    assert f"uniform weights are {100 * uniform:.0f} % away" in said
+
+
+def test_the_verdict_of_a_layer_without_softmax_says_what_runs():
+    assert "the scores a softmax would see (it runs inline)" in verdict(0.01, 0.02, 0.1, "inline")
+    assert "under 1 % away" in verdict(0.001, 0.02, 0.1)
