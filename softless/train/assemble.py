@@ -53,8 +53,12 @@ def train(
     resume: bool = False,
     teacher: Path | None = None,
     init: Path | None = None,
+    decoded: tuple[Batch, Batch] | None = None,
 ) -> Outcome:
-    """Train in this folder, from the beginning or, with `resume`, from where its run was."""
+    """Train in this folder, from the beginning or, with `resume`, from where its run was.
+
+    decoded   the images to train and to test on as `cached` gives them, where that was done before
+    """
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if recipe.batch % (ranks * recipe.accumulate):
         parts = f"{ranks} ranks times accumulate {recipe.accumulate}"
@@ -64,7 +68,10 @@ def train(
     if resume:
         agree(run.read(), about, f"the run in {folder}")
     devices = Devices(means.device, recipe.precision, means.sharing, means.graph)
-    feeds = [feed(part, recipe, seed, devices, means, train=part is images) for part in (images, test)]
+    feeds = [
+        feed(part, recipe, seed, devices, means, train=part is images, kept=kept)
+        for part, kept in zip((images, test), decoded or (None, None), strict=True)
+    ]
     if devices.main and not resume:
         run.begin(about)
     devices.wait()
@@ -122,13 +129,18 @@ def agree(before: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
 
 def build(model: Architecture, image_size: int, classes: int) -> nn.Module:
     """The model a recipe asks for."""
+    return create_model(model.name, num_classes=classes, img_size=image_size, **model_options(model))
+
+
+def model_options(model: Architecture) -> dict[str, Any]:
+    """What `create_model` is asked for beside the name."""
     given = {key: value for key, value in vars(model).items() if value is not None and key != "name"}
     if isinstance(model.mechanism, dict):
         options = dict(model.mechanism)
         if not isinstance(options.get("name"), str):
             raise ArgumentError(f"recipe: model.mechanism is {model.mechanism!r} and must have a name")
         given["mechanism"] = mechanism(options.pop("name"), **options)
-    return create_model(model.name, num_classes=classes, img_size=image_size, **given)
+    return given
 
 
 def start_from(model: nn.Module, place: Path) -> None:
@@ -151,12 +163,22 @@ def start_from(model: nn.Module, place: Path) -> None:
     model.load_state_dict(weights)
 
 
-def feed(images: Images, recipe: Recipe, seed: int, devices: Devices, means: Means, *, train: bool) -> Feed:
-    """One part of a set on its way to the devices."""
+def feed(
+    images: Images,
+    recipe: Recipe,
+    seed: int,
+    devices: Devices,
+    means: Means,
+    *,
+    train: bool,
+    kept: Batch | None = None,
+) -> Feed:
+    """One part of a set on its way to the devices; `kept` is the part decoded, if a recipe that caches has it."""
     size, batch = recipe.image_size, recipe.batch // devices.ranks
     place = {"rank": devices.rank, "ranks": devices.ranks}
     if recipe.cache:
-        kept = cached(images, size=size, workers=means.workers, on_bad_image=means.on_bad_image)
+        if kept is None:
+            kept = cached(images, size=size, workers=means.workers, on_bad_image=means.on_bad_image)
         there = Batch(*(part.to(devices.device) for part in kept))
         sampler = ResumableSampler(len(there.ids), seed=seed, shuffle=train, **place)
         return Feed(

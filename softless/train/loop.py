@@ -11,7 +11,7 @@ optimizer, averaged weights and log. What it lost is the time since that checkpo
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
 from statistics import mean
@@ -52,7 +52,10 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All that a training is made of. `about` goes into the checkpoints, to find the model again."""
+    """All that a training is made of. `about` goes into the checkpoints, to find the model again.
+
+    A watcher may ask for an end, as Ctrl-C does: `job.stop.asked = True`.
+    """
 
     model: nn.Module
     train: Feed
@@ -65,6 +68,7 @@ class Job:
     seed: int = 0
     resume: bool = False
     teacher: nn.Module | None = None
+    stop: Stop = field(default_factory=Stop)
 
 
 @dataclass(frozen=True)
@@ -82,8 +86,8 @@ def fit(job: Job) -> Outcome:
     """Train to the end of the recipe, from the beginning or from where the run was."""
     loop = Loop(job)
     try:
-        with Stop() as stop:
-            loop.run_on(stop)
+        with job.stop:
+            loop.run_on(job.stop)
     finally:
         loop.close()
     return loop.outcome()

@@ -35,6 +35,7 @@ class Architecture:
     heads: int | list[Any] | None = None
     global_pool: str | None = None
     drop_path_rate: float = 0.0
+    position_std: float | None = None
 
     def __post_init__(self) -> None:
         if not (self.local is None or isinstance(self.local, bool)):

@@ -1,0 +1,162 @@
+"""Twins on real images: the paper's tables 1, 3, 4, 9 and 10, run, kept and written down.
+
+    python benchmarks/twins.py run --data cifar10-jpeg-train.parquet --out runs/cifar10 --pack 6 --minutes 25
+    python benchmarks/twins.py run --recipe twins-cifar10-windows --data ... --out runs/windows
+    python benchmarks/twins.py keep runs/cifar10 runs/windows          benchmarks/results/twins-*.json, one a grid
+    python benchmarks/twins.py page                                    docs/results.md from all that was kept
+
+`run` can be stopped and repeated: it goes on where it was (softless/train/grid.py). Each run is one line.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from softless.commands.study_tables import groups, markdown, read_runs, shared_spread, tables
+from softless.errors import SoftlessError
+from softless.train.assemble import Means
+from softless.train.grid import Silent, run_grid
+from softless.train.recipe_file import read_recipe
+from softless.train.twins import QUESTIONS, twins_named, twins_of
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+SCHEMA = "softless.twins/1"
+HEAD = """# Results
+
+Twins that differ only in attention, under one recipe: [how they are trained](study.md). Accuracies are of the last
+epoch, in percent of the test images, mean and standard deviation over seeds. A difference counts as more than the
+spread of seeds if it exceeds the 95 % interval of a difference of two means, with the spread pooled over all twins of a
+grid that learned.
+The paper's numbers are of ImageNet, with larger models and 300 epochs: what can be compared is the order, not the size.
+"""
+
+
+class Lines(Silent):
+    """One line for each run."""
+
+    def begin(self, runs: int, finished: int) -> None:
+        print(f"{runs} runs, {finished} of them finished before", flush=True)
+
+    def ran(self, record: dict[str, Any]) -> None:
+        name = f"{record['twin']['id']}-{record['seed']}"
+        if record["status"] == "done":
+            print(f"{name:24} {record['accuracy']:7.2%}  {record['wall_seconds']:6.1f} s", flush=True)
+        else:
+            print(f"{name:24} {record['status']}: {record['reason']}", flush=True)
+
+
+def run(given: argparse.Namespace) -> int:
+    changes = [tuple(change.split("=", 1)) for change in given.set]
+    recipe = read_recipe(given.recipe, changes)
+    windows = given.recipe.endswith("-windows")
+    ids = given.twins.split(",") if given.twins else None
+    chosen = twins_named(ids) if ids else twins_of(given.tables.split(","), windows=windows)
+    if windows and not ids:
+        chosen = twins_named(["softmax", *(twin.id for twin in twins_of(["4"], windows=True))])
+    found = run_grid(
+        given.out, recipe, chosen, data=given.data, seeds=range(given.seeds), minutes=given.minutes, pack=given.pack,
+        means=Means(device=given.device, workers=given.workers), watch=Lines(),
+    )  # fmt: skip
+    print(f"{len(found.records)} records, {found.left} runs left")
+    print(markdown(tables(found.records)))
+    return 0
+
+
+def keep(folders: list[Path]) -> int:
+    """Every record of a grid in one file: all but the recipe, which they share, once."""
+    for folder in folders:
+        records = read_runs(folder)
+        shared = {key: records[0][key] for key in ("data", "images", "fingerprint", "versions", "machine")}
+        shared["data"] = None if shared["data"] is None else Path(shared["data"]).name
+        recipe = json.loads((folder / "grid.json").read_text())["recipe"]
+        runs = [{k: v for k, v in record.items() if k not in (*shared, "recipe", "schema")} for record in records]
+        path = RESULTS / f"twins-{folder.name}.json"
+        document = {"schema": SCHEMA, **shared, "recipe": recipe, "runs": runs}
+        path.write_text(json.dumps(document, indent=1) + "\n")
+        print(path)
+    return 0
+
+
+def page(kept: list[Path]) -> str:
+    """docs/results.md from the files of grids."""
+    parts = [HEAD]
+    for path in kept:
+        document = json.loads(path.read_text())
+        runs = document["runs"]
+        parts += [f"## {path.stem.removeprefix('twins-')}", about(document), markdown(tables(runs)), curves(runs)]
+    return "\n".join(parts)
+
+
+def about(document: dict[str, Any]) -> str:
+    """Commands, seeds, cost."""
+    recipe, runs, machine = document["recipe"], document["runs"], document["machine"]
+    seconds = sum(run["wall_seconds"] for run in runs)
+    longest = max((run["wall_seconds"] for run in runs if run["status"] == "done"), default=0.0)
+    spread = shared_spread(groups(runs)).deviation
+    model = recipe["model"]
+    shape = f"`{model['name']}` with patch {model['patch_size']}, dims {model['dims']}, depths {model['depths']}"
+    name = "digits" if document["data"] is None else document["data"]
+    said = [
+        f"{name}: {document['images']['train']:,} images to train on, {document['images']['test']:,} to test on.",
+        f"{shape}; {recipe['epochs']} epochs of batch {recipe['batch']}, {recipe['precision']}.",
+        f"{len(runs)} runs from {len({run['seed'] for run in runs})} seeds on {machine['device']},",
+        f"{max(run['together'] for run in runs)} at once: {seconds / 60:.0f} minutes of runs,",
+        f"the longest {longest:.0f} s.",
+        "" if spread is None else f"From seed to seed a twin's accuracy deviates by {spread:.2f} points.",
+    ]
+    return " ".join(part for part in said if part) + "\n"
+
+
+def curves(runs: list[dict[str, Any]]) -> str:
+    """Mean accuracy by epoch, at most eight epochs."""
+    found = groups(runs)
+    epochs = sorted({point["epoch"] for run in runs for point in run["curve"]})
+    shown = [epochs[i * (len(epochs) - 1) // 7] for i in range(8)] if len(epochs) > 8 else epochs
+    lines = ["### Accuracy by epoch", "", f"| twin | {' | '.join(map(str, shown))} |", "|---" * (len(shown) + 1) + "|"]
+    for id_, group in found.items():
+        cells = []
+        for epoch in shown:
+            points = [
+                100 * p["accuracy"] for r in runs if r["twin"]["id"] == id_ for p in r["curve"] if p["epoch"] == epoch
+            ]
+            cells.append(f"{sum(points) / len(points):.1f}" if points else "")
+        lines.append(f"| {group.label} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    grid = verbs.add_parser("run")
+    grid.add_argument("--out", type=Path, required=True)
+    grid.add_argument("--data")
+    grid.add_argument("--recipe", default="twins-cifar10")
+    grid.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    grid.add_argument("--tables", default=",".join(question.id for question in QUESTIONS))
+    grid.add_argument("--twins")
+    grid.add_argument("--seeds", type=int, default=3)
+    grid.add_argument("--minutes", type=float)
+    grid.add_argument("--pack", type=int, default=1)
+    grid.add_argument("--workers", type=int, default=max((os.cpu_count() or 1) - 1, 0))
+    grid.add_argument("--device", default="auto")
+    verbs.add_parser("keep").add_argument("folders", type=Path, nargs="+")
+    verbs.add_parser("page")
+    given = parser.parse_args()
+    try:
+        if given.verb == "run":
+            return run(given)
+        if given.verb == "keep":
+            return keep(given.folders)
+        PAGE.write_text(page(sorted(RESULTS.glob("twins-*.json"))))
+    except SoftlessError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

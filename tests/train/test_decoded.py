@@ -1,0 +1,64 @@
+"""A set decoded once: what comes off the shelf is what was decoded, for the same images at the same size only."""
+
+import pytest
+import torch
+
+from softless.data.loading import cached
+from softless.train import decoded
+from softless.train.assemble import Means
+from softless.train.decoded import decode, fetch
+from tests.train.jobs import Pictures
+
+PARTS = (Pictures(30, 0), Pictures(12, 1))
+
+
+@pytest.fixture
+def shelf(tmp_path):
+    decode(tmp_path / "images", PARTS, 4, Means())
+    return tmp_path / "images"
+
+
+def test_the_shelf_gives_back_what_was_decoded(shelf):
+    found = fetch(shelf, PARTS, 4)
+    assert found is not None
+    for batch, part in zip(found, PARTS, strict=True):
+        fresh = cached(part, size=4)
+        for name in ("pixels", "labels", "ids"):
+            assert torch.equal(getattr(batch, name), getattr(fresh, name))
+            assert getattr(batch, name).dtype == getattr(fresh, name).dtype
+
+
+def test_a_set_is_decoded_once(shelf, monkeypatch):
+    monkeypatch.setattr(decoded, "cached", lambda *_, **__: pytest.fail("it decoded again"))
+    decode(shelf, PARTS, 4, Means())
+
+
+def test_every_image_is_told_of(tmp_path):
+    told = []
+    decode(tmp_path, PARTS, 4, Means(), told.append)
+    assert sum(told) == 42
+
+
+@pytest.mark.parametrize(
+    ("parts", "size"), [((Pictures(30, 2), PARTS[1]), 4), ((PARTS[0], Pictures(12, 3)), 4), (PARTS, 8)]
+)
+def test_other_images_and_other_sizes_are_decoded_anew(shelf, parts, size):
+    assert fetch(shelf, parts, size) is None
+    decode(shelf, parts, size, Means())
+    found = fetch(shelf, parts, size)
+    assert found is not None
+    assert found[0].pixels.shape[-1] == size
+
+
+def test_a_damaged_shelf_is_filled_again(shelf):
+    for path in shelf.rglob("train.safetensors"):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    assert fetch(shelf, PARTS, 4) is None
+    decode(shelf, PARTS, 4, Means())
+    assert fetch(shelf, PARTS, 4) is not None
+
+
+def test_an_empty_shelf_has_nothing(tmp_path):
+    assert fetch(tmp_path / "none", PARTS, 4) is None

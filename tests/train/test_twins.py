@@ -1,0 +1,94 @@
+"""Twins differ in attention and in nothing else, and stand where the paper's tables have them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from softless.errors import ArgumentError, UnsupportedError
+from softless.train.assemble import build
+from softless.train.recipe_file import read_recipe
+from softless.train.twins import QUESTIONS, TWINS, twins_named, twins_of
+
+IDS = [twin.id for twin in TWINS]
+WHOLE = [twin for twin in TWINS if twin.window is None]
+
+
+def made(twin, name):
+    recipe = twin.recipe(read_recipe(name))
+    with torch.device("meta"):
+        return build(recipe.model, recipe.image_size, 10)
+
+
+def test_ids_are_unique_and_can_be_file_names():
+    assert len(set(IDS)) == len(IDS)
+    assert all(set(each) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for each in IDS)
+    assert len({twin.label for twin in TWINS}) == len(TWINS)
+
+
+@pytest.mark.parametrize("twin", WHOLE, ids=lambda twin: twin.id)
+def test_a_twin_changes_attention_and_nothing_else(twin):
+    base = read_recipe("twins-digits")
+    recipe = twin.recipe(base)
+    assert replace(recipe, model=base.model) == base
+    other = replace(recipe.model, mechanism=base.model.mechanism, local=base.model.local, window=base.model.window)
+    assert other == base.model
+    plain = dict(made(twins_named(["softmax"])[0], "twins-digits").named_parameters())
+    names = dict(made(twin, "twins-digits").named_parameters())
+    assert {name: p.shape for name, p in names.items() if ".attn.residual." not in name and ".inputs." not in name} == {
+        name: p.shape for name, p in plain.items()
+    }
+
+
+@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.id)
+def test_every_twin_makes_the_attention_it_is_named_for(twin):
+    model = made(twin, "twins-cifar10-windows")
+    layers = [module for name, module in model.named_modules() if name.endswith(".attn")]
+    assert layers
+    for layer in layers:
+        assert layer.mechanism.name == twin.mechanism
+        assert all(getattr(layer.mechanism, option) == value for option, value in twin.options.items())
+        assert (layer.residual is not None) == twin.local
+        assert layer.window == (None if twin.window is None else (twin.window, twin.window))
+
+
+def test_every_table_has_its_twins_and_every_number_of_the_paper_a_place():
+    tables = {question.id: question for question in QUESTIONS}
+    assert {table for twin in TWINS for table in twin.tables} == set(tables) == {"1", "3", "4", "9", "10"}
+    for question in QUESTIONS:
+        members = {twin.id for twin in TWINS if question.id in twin.tables}
+        assert set(question.found) <= members
+        assert {each for pair in question.compares for each in pair} <= members
+    assert tables["3"].found == {
+        "linear-relu": 77.3, "linear-affine": 70.2, "linear-leaky": 1.5, "linear-identity": 0.2,
+        "inline-relu": 79.8, "inline-affine": 80.0, "inline-leaky": 79.8, "inline": 80.2,
+    }  # fmt: skip
+
+
+def test_twins_are_chosen_by_name_or_by_table():
+    assert [twin.id for twin in twins_named(["taylor", "softmax"])] == ["taylor", "softmax"]
+    assert {twin.id for twin in twins_of(["3"])} == {
+        *(f"linear-{phi}" for phi in ("relu", "affine", "leaky", "identity")),
+        *("inline", "inline-relu", "inline-affine", "inline-leaky"),
+    }
+    assert {twin.window for twin in twins_of(["4"], windows=True)} == {None, 4, 8}
+    assert {twin.window for twin in twins_of(["4"])} == {None}
+    with pytest.raises(ArgumentError, match="twin 'nobody' is not one of softmax, inline"):
+        twins_named(["softmax", "nobody"])
+    with pytest.raises(ArgumentError, match="table 2 is not one of 1, 3, 4, 9, 10"):
+        twins_of(["2"])
+
+
+def test_the_recipes_put_the_grids_where_they_say():
+    digits, cifar, windows = (read_recipe(f"twins-{name}") for name in ("digits", "cifar10", "cifar10-windows"))
+    assert [r.image_size // (r.model.patch_size or 0) for r in (digits, cifar, windows)] == [8, 8, 16]
+    assert all(r.cache and not r.compile for r in (digits, cifar, windows))
+    for recipe in (digits, cifar, windows):
+        with torch.device("meta"):
+            model = build(recipe.model, recipe.image_size, 10)
+            assert model(torch.zeros(1, 3, recipe.image_size, recipe.image_size)).shape == (1, 10)
+
+
+def test_a_window_needs_a_picture_without_a_class_token():
+    with pytest.raises(UnsupportedError, match="DeiT has a class token"):
+        made(twins_named(["inline-w4"])[0], "twins-cifar10")
