@@ -1,4 +1,4 @@
-"""What every page of `softless bench` shares: one HTML file that fetches nothing, its colors and its panels."""
+"""What every page shares: one HTML file that fetches nothing, its colors and its panels."""
 
 from collections.abc import Sequence
 from html import escape
@@ -42,10 +42,16 @@ code {{ background: #f4f4f4; padding: 2px 6px; border-radius: 4px; font-size: 13
 
 def require_plotly() -> None:
     """Say what is missing before anything is measured."""
+    require("plotly", by="--plot")
+
+
+def require(*packages: str, by: str) -> None:
+    """Say which package is missing, and how to get it."""
     from importlib.util import find_spec
 
-    if find_spec("plotly") is None:
-        raise MissingExtraError("--plot needs plotly, which is not installed: pip install 'softless[report]'")
+    for name in packages:
+        if find_spec(name) is None:
+            raise MissingExtraError(f"{by} needs {name}, which is not installed: pip install 'softless[report]'")
 
 
 def write(title: str, about: Sequence[str], figure: "Figure", document: dict[str, Any]) -> str:

@@ -1,0 +1,2 @@
+showTheme();
+begin();

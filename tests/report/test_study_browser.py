@@ -1,0 +1,281 @@
+"""The page in a real browser: quiet, complete, and answering to mouse, keyboard and paper."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from softless.report.study_page import write_page
+from tests.report.documents import TAUS, write
+
+sync_api = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
+
+QUIET = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+WAIT = 60_000  # milliseconds
+FIGURES = 20  # plots, in twelve figures
+
+
+@pytest.fixture(scope="module")
+def folder(whole, tmp_path_factory) -> Path:
+    folder = write(tmp_path_factory.mktemp("report"), whole)
+    write_page(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def open_page(browser, folder):
+    """The page in a window of this width and theme, with all it said and asked for."""
+
+    def opened(width: int, theme: str, name: str = "index.html"):
+        window = {"width": width, "height": 900}
+        page = browser.new_page(viewport=window, color_scheme=theme, reduced_motion="reduce")
+        page.said, page.asked = [], []
+        page.on("console", lambda message: page.said.append(message.text))
+        page.on("pageerror", lambda error: page.said.append(str(error)))
+        page.on("request", lambda request: page.asked.append(request.url))
+        page.set_default_timeout(WAIT)
+        page.goto((folder / name).as_uri())
+        page.wait_for_selector("html[data-ready=yes]", state="attached")
+        return page
+
+    return opened
+
+
+@pytest.fixture(scope="module")
+def wide(open_page):
+    return open_page(1280, "light")
+
+
+@pytest.fixture(scope="module")
+def narrow(open_page):
+    return open_page(390, "dark")
+
+
+@pytest.fixture(params=["wide", "narrow"])
+def page(request):
+    return request.getfixturevalue(request.param)
+
+
+def trace(page, figure, **meta):
+    """A trace of a plot as it is shown now."""
+    found = [each for each in page.evaluate(f"document.getElementById('{figure}').data") if each.get("meta")]
+    (only,) = [each for each in found if all(each["meta"].get(key) == value for key, value in meta.items())]
+    return only
+
+
+def pixels(page, selector):
+    return page.evaluate(f"document.querySelector('{selector}').toDataURL()")
+
+
+def test_it_says_nothing_on_the_console_and_asks_the_network_for_nothing(page):
+    assert page.said == []
+    assert {address.split(":")[0] for address in page.asked} <= {"file", "data", "blob"}
+    assert [address for address in page.asked if address.startswith("file")] == [page.url.split("#")[0]]
+
+
+def test_every_figure_is_drawn(page):
+    assert page.locator(".plot[data-drawn=yes] svg.main-svg").count() >= FIGURES
+    assert page.locator(".plot:not([data-drawn])").count() == 0
+    empty = page.evaluate(
+        "[...document.querySelectorAll('.plot')].filter((p) => !p.querySelector('.plot path')).length"
+    )
+    assert empty == 0
+
+
+def test_nothing_is_wider_than_the_window(page):
+    width = page.viewport_size["width"]
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    over = "[...document.querySelectorAll('main :is(h1,h2,h3,h4,p,figure,.plot,canvas,pre,.switch,.slider,.scroll)')]"
+    over += ".filter((e) => e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 80))"
+    assert page.evaluate(over) == []
+
+
+def test_figures_are_in_the_colors_of_the_theme(wide, narrow):
+    assert trace(wide, "local-mass-0", twin="softmax")["line"]["color"] == "#1a1a1a"
+    assert trace(narrow, "local-mass-0", twin="softmax")["line"]["color"] == "#ecebe8"
+
+
+def test_the_button_changes_the_theme_and_back(wide):
+    background = "getComputedStyle(document.body).backgroundColor"
+    before = wide.evaluate(background)
+    wide.click("#theme")
+    assert wide.evaluate(background) != before
+    assert trace(wide, "local-mass-0", twin="inline")["line"]["color"] == "#5ab0e8"
+    assert wide.get_attribute("#theme", "aria-pressed") == "true"
+    wide.click("#theme")
+    assert wide.evaluate(background) == before
+    assert trace(wide, "local-mass-0", twin="inline")["line"]["color"] == "#0072b2"
+
+
+def test_hovering_a_patch_shows_where_each_mechanism_looks_from_there(wide):
+    before = pixels(wide, "#viewer-maps canvas")
+    wide.hover("#viewer-source", position={"x": 10, "y": 10})
+    assert wide.get_attribute("#viewer-source", "data-patch") == "0"
+    assert wide.text_content("#viewer-says").startswith(
+        "From row 1, column 1, the 3 x 3 around it gets, of all positive weight: softmax "
+    )
+    assert pixels(wide, "#viewer-maps canvas") != before
+    assert wide.locator("#viewer-maps canvas").count() == 6
+
+
+def test_a_click_holds_the_patch_and_another_lets_go(wide):
+    box = wide.locator("#viewer-source").bounding_box()
+    wide.click("#viewer-source", position={"x": box["width"] - 5, "y": 5})
+    wide.hover("#viewer-source", position={"x": 5, "y": 5})
+    assert wide.get_attribute("#viewer-source", "data-patch") == "7"
+    wide.click("#viewer-source", position={"x": 5, "y": box["height"] - 5})
+    assert wide.get_attribute("#viewer-source", "data-patch") == "56"
+    wide.hover("#viewer-source", position={"x": 5, "y": 5})
+    assert wide.get_attribute("#viewer-source", "data-patch") == "0"
+
+
+def test_arrow_keys_move_the_patch_and_stop_at_the_edge(page):
+    page.focus("#viewer-source")
+    for _ in range(8):
+        page.keyboard.press("ArrowUp")
+        page.keyboard.press("ArrowLeft")
+    assert page.get_attribute("#viewer-source", "data-patch") == "0"
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    assert page.get_attribute("#viewer-source", "data-patch") == "9"
+    assert page.text_content("#viewer-says").startswith("From row 2, column 2")
+
+
+def test_the_share_that_is_said_is_the_share_in_the_report(wide, whole):
+    import base64
+
+    wide.focus("#viewer-source")
+    patch = int(wide.get_attribute("#viewer-source", "data-patch"))
+    row, column = divmod(patch, 8)
+    found = next(
+        m for m in whole["viewer"]["maps"] if (m["twin"], m["layer"], m["image"]) == ("inline", "blocks.3.attn", 0)
+    )
+    weights = base64.b64decode(found["weights"])[64 * patch : 64 * patch + 64]
+    near = [weights[8 * r + c] for r in range(8) for c in range(8) if abs(r - row) <= 1 and abs(c - column) <= 1]
+    share = round(100 * sum(near) / sum(weights))
+    assert f"inline {share}%" in wide.text_content("#viewer-says")
+
+
+def test_another_image_another_layer_and_one_scale_change_the_maps(page):
+    shown = [pixels(page, "#viewer-maps canvas")]
+    page.focus(".thumbs button[aria-checked=true]")
+    page.keyboard.press("ArrowRight")
+    assert page.get_attribute(".thumbs button[aria-checked=true]", "data-image") == "1"
+    shown.append(pixels(page, "#viewer-maps canvas"))
+    page.select_option("#viewer-layer", "blocks.0.attn")
+    shown.append(pixels(page, "#viewer-maps canvas"))
+    page.check("#viewer-scale")
+    shown.append(pixels(page, "#viewer-maps div:nth-child(3) canvas"))
+    page.uncheck("#viewer-scale")
+    shown.append(pixels(page, "#viewer-maps div:nth-child(3) canvas"))
+    assert len(set(shown)) == len(shown)
+
+
+def test_the_slider_moves_the_marks_the_line_and_the_sentence(page):
+    page.focus("#tau")
+    page.keyboard.press("Home")
+    for steps in (0, 7):
+        for _ in range(steps):
+            page.keyboard.press("ArrowRight")
+        path, mark = (trace(page, "threshold-0", twin="inline", **{kind: True}) for kind in ("path", "follows"))
+        assert (mark["x"], mark["y"]) == ([path["x"][steps]], [path["y"][steps]])
+        (line,) = page.evaluate("document.getElementById('range-error-0').layout.shapes")
+        assert line["x0"] == TAUS[steps]
+        assert page.text_content("#tau-says").startswith(f"At tau = {TAUS[steps]:g}, ")
+        assert page.text_content("#tau-value") == f"{TAUS[steps]:.2f}"
+
+
+def test_a_twin_leaves_every_figure_and_comes_back(wide):
+    chip = ".chip[data-twin=inline]"
+    for shown in (False, True):
+        wide.focus(chip)
+        wide.keyboard.press("Enter")
+        assert wide.get_attribute(chip, "aria-pressed") == str(shown).lower()
+        for figure in ("local-mass-0", "mask-out-0", "range-error-0", "learning-0"):
+            assert trace(wide, figure, twin="inline")["visible"] is shown
+            assert trace(wide, figure, twin="softmax")["visible"] is True
+        assert wide.locator(".panel[data-twin=inline]").is_visible() is shown
+        assert wide.locator("#viewer-maps canvas:visible").count() == 5 + shown
+
+
+def test_a_switch_changes_what_is_shown(wide):
+    wide.focus("input[name=cost]:checked")
+    wide.keyboard.press("ArrowRight")
+    marks = [each for each in wide.evaluate("document.getElementById('cost-0').data") if each["visible"]]
+    assert {mark["meta"]["pick"] for mark in marks} == {"macs"}
+    title = "document.getElementById('cost-0').layout.xaxis.title.text"
+    assert wide.evaluate(title) == "multiply-adds of one image"
+    wide.click("#speed-curves .switch label:last-child")
+    assert wide.evaluate("document.getElementById('speed-curves-0').layout.yaxis.title.text").endswith("MB")
+
+
+def test_a_part_without_a_file_is_handed_out_by_the_page(wide, whole):
+    import json
+
+    with wide.expect_download() as download:
+        wide.click("#local-mass a[data-part]")
+    assert download.value.suggested_filename == "layers.json"
+    assert json.loads(Path(download.value.path()).read_text()) == whole["layers"]
+
+
+def test_everything_that_can_be_done_can_be_reached_with_the_tab_key(wide):
+    reach = "[...document.querySelectorAll('button, input, select, summary, a[href], #viewer-source')]"
+    silent = ".filter((e) => e.tabIndex < 0 && !e.matches('.thumbs button')).length"
+    assert wide.evaluate(reach + silent) == 0
+    named = "e.textContent.trim() || e.ariaLabel || e.labels?.length || e.querySelector('img[alt]')"
+    assert wide.evaluate(f"{reach}.filter((e) => !({named})).length") == 0
+    assert wide.evaluate("[...document.querySelectorAll('.plot')].every((e) => e.role === 'img' && e.ariaLabel)")
+
+
+def test_on_paper_it_is_light_and_fits(narrow):
+    narrow.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert narrow.evaluate("document.documentElement.dataset.theme") == "light"
+    assert trace(narrow, "local-mass-0", twin="softmax")["line"]["color"] == "#1a1a1a"
+    widths = "['local-mass-0', 'mask-out-0'].map((id) => document.getElementById(id).layout.width)"
+    assert narrow.evaluate(widths) == [680, 320]
+    narrow.evaluate("dispatchEvent(new Event('afterprint'))")
+    width = "document.getElementById('local-mass-0')._fullLayout.width"
+    narrow.evaluate(
+        f"new Promise((done) => {{ const look = () => {width} <= 390 ? done() : setTimeout(look, 50); look(); }})"
+    )
+    assert trace(narrow, "local-mass-0", twin="softmax")["line"]["color"] == "#ecebe8"
+
+
+@pytest.mark.slow
+def test_it_prints(wide):
+    pages = wide.pdf(format="A4").count(b"/Type /Page\n")
+    assert 5 < pages < 20
+
+
+def test_after_all_this_the_console_is_still_quiet(page):
+    assert page.said == []
+
+
+def test_a_page_of_one_layer_with_sections_left_out_is_as_quiet(open_page, folder, report):
+    for part in ("mask_out", "induced", "collinear", "range", "viewer", "speed", "tables"):
+        report[part] = None
+    report["layers"] = [layer for layer in report["layers"] if layer["name"] == "blocks.0.attn"]
+    for twin in report["twins"]:
+        twin["macs"] = twin["parameters"] = None
+    bare = write(folder / "bare", report)
+    write_page(bare)
+    page = open_page(390, "light", "bare/index.html")
+    assert page.said == []
+    assert page.locator(".missing:visible").count() == 4
+    assert page.locator(".plot[data-drawn=yes]").count() == page.locator(".plot").count() == 2 + 6 + 1
+    shown = "document.getElementById('confusions-1').data.filter((trace) => trace.visible).length"
+    assert page.evaluate(shown) == 1
+    assert page.locator(".switch").count() == 0
