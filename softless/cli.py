@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from softless.commands import bench, data_check, evaluate, explain, study, train
+from softless.commands import bench, data_check, evaluate, explain, probe, report, study, train
 from softless.commands import list as list_
 from softless.commands.manners import INTERRUPTED, installed_version
 
@@ -30,7 +30,9 @@ app.command("explain", help=explain.HELP, short_help=explain.SUMMARY)(explain.ru
 app.command("bench", help=bench.HELP, short_help=bench.SUMMARY)(bench.run)
 app.command("train", help=train.HELP, short_help=train.SUMMARY)(train.run)
 app.command("evaluate", help=evaluate.HELP, short_help=evaluate.SUMMARY)(evaluate.run)
+app.command("probe", help=probe.HELP, short_help=probe.SUMMARY)(probe.run)
 app.command("study", help=study.HELP, short_help=study.SUMMARY)(study.run)
+app.command("report", help=report.HELP, short_help=report.SUMMARY)(report.run)
 
 data = typer.Typer(help="Sets of images: folders, parquet files and the embedded digits.", **PLAIN)
 data.command("check", help=data_check.HELP, short_help=data_check.SUMMARY)(data_check.run)

@@ -6,6 +6,8 @@ import socket
 import zlib
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ if CHECK_TYPES:
 # too_slow measures the machine, not the test.
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("test", derandomize=True, max_examples=25, **COMMON)
+settings.register_profile("few", parent=settings.get_profile("test"), max_examples=8)
 settings.register_profile("slow", max_examples=200, print_blob=True, **COMMON)
 settings.register_profile("mutants", parent=settings.get_profile("test"), max_examples=5)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
@@ -43,11 +46,20 @@ ALIKE = {"longformer", "soft", "nonlocal pairing=dot", "agent agents=5", "asymme
 ALIKE |= {"longformer window=4 global_tokens=2", "soft landmarks=4"}
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A run of the tests marked `compile` alone imports no file that has none."""
+    if collection_path.suffix == ".py" and config.option.markexpr.startswith("compile"):
+        return "mark.compile" not in collection_path.read_text() or None
+    return None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         case = str(getattr(item, "callspec", None) and item.callspec.params.get("case"))
-        if case in VARIANTS or (case in ALIKE and getattr(item.obj, "is_hypothesis_test", False)):
+        later = case in VARIANTS and not item.get_closest_marker("compile")
+        if later or (case in ALIKE and getattr(item.obj, "is_hypothesis_test", False)):
             item.add_marker(pytest.mark.slow)
+    mark_options(items)
     if "SOFTLESS_SHUFFLE" in os.environ:
         random.Random(os.environ["SOFTLESS_SHUFFLE"]).shuffle(items)
     if CHECK_TYPES:
@@ -55,6 +67,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("compile"):
                 item.add_marker(skip)
+
+
+def mark_options(items: list[pytest.Item]) -> None:
+    """A law is tried on 25 examples of a mechanism, which its first case gets, and on 8 of each further option."""
+    tried = set()
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        if "case" in params and getattr(item.obj, "is_hypothesis_test", False):
+            mechanism = getattr(params["case"], "name", str(params["case"]).split("-")[0])
+            law = (item.obj, str(params | {"case": mechanism}))
+            item.tries_few = law in tried
+            tried.add(law)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    if not getattr(item, "tries_few", False) or settings.get_current_profile_name() != "test":
+        return (yield)
+    with patch.object(item.obj, "_hypothesis_internal_use_settings", settings.get_profile("few")):
+        return (yield)
 
 
 @pytest.fixture(autouse=True)

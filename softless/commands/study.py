@@ -1,108 +1,127 @@
-"""softless study: measure, on this machine, what dropping the softmax costs and saves.
+"""softless study: do you need the softmax, on these images and on this machine?
 
-Three questions to every mechanism: how fast and how large (against PyTorch's SDPA), how far from softmax (against
-the range of the scores), and which queries it confuses. No training yet. Writes DIR/study.json and prints a verdict.
+Twins are trained that differ only in attention, then examined layer by layer; mechanisms are timed against the number
+of tokens. Everything is in DIR, and a rerun with the same DIR goes on where the last one was:
 
-JSON (schema softless.study/1); numbers are null where they could not be measured:
+    DIR/index.html     the page                 DIR/report.json    all its numbers        DIR/*.csv   the same as tables
+    DIR/twins/         runs and models (softless/train/grid.py)   DIR/parts/         what was examined and timed
 
-    {"schema", "command", "date",
-     "versions": {"softless", "torch", "python"},
-     "machine":  {"system", "processor", "cores", "threads", "device", "load_average"},
-     "seed", "quick",
-     "verdict":  [{"about", "says"}],
-     "speed":    {"dtype", "threads", "heads", "head_dim", "tokens": [N],
-                  "laps":   [{"label", "tokens", "head_dim", "seconds", "fastest", "repeats", "speedup",
-                              "peak_bytes", "skipped"}],         speedup = SDPA's seconds / own seconds
-                  "trends": [{"label", "head_dim", "seconds_growth", "bytes_growth", "crossover",
-                              "faster_everywhere"}]},
-     "approximation": {"tokens", "heads", "head_dim", "deviations": [sd], "tolerance",
-                  "curves": [{"label", "approximates_softmax", "safe_range",
-                              "points": [{"deviation", "range", "error", "worst", "bound", "within_bound"}]}]},
-     "injectivity":   {"head_dim", "keys",
-                  "pairs": [{"label", "pairs", "collisions", "smallest", "median", "factor", "tolerance", "key_rank"}]}}
+JSON (schema softless.study/2); numbers are null where they could not be measured, est is {"mean", "low", "high", "n"}
+with a 95 % interval:
 
-The curve labeled "uniform" is the baseline 1/n. Everything but seconds, date and load repeats exactly from the
-seed, on as many threads. On a busy machine speed is measured on one: "threads" under "speed" says so.
+    {"schema", "command", "date", "versions", "machine", "seed", "preset": "quick" | "default" | "full",
+     "data":      {"name", "train", "test", "classes", "image_size", "patch", "grid": [h, w]},
+     "verdict":   [{"about", "says"}],                        the first one answers the question
+     "twins":     [{"id", "label", "mechanism", "options", "local", "window", "tables", "parameters", "macs",
+                    "seconds_per_epoch", "accuracy": est, "seeds": [{"seed", "accuracy", "loss", "seconds", "curve"}]}],
+     "tables":    [{"id", "title", "says", "columns", "rows", "paper"}],
+     "layers":    [{"twin", ...LayerFindings}],               softless/probes/findings.py
+     "mask_out":  [{"twin", "mask", "accuracy": est}],        "induced": [{"twin", "what", "accuracy": est}],
+     "collinear": {"twin", "layer", "keys", "p", "q", "rows": [{"label", "p", "q"}]},
+     "range":     {"curves", "layers", "threshold", "distributions"},
+     "viewer":    {"grid", "images": [{"png", "label", "name"}],
+                   "maps": [{"twin", "layer", "image", "weights", "row_max"}]},
+     "speed":     {"dtype", "threads", "heads", "head_dim", "tokens", "laps", "trends"},
+     "files":     {"twins": "twins.csv", ...}}
+
+Everything but seconds, bytes, date and load repeats exactly from the seed, on one kind of machine.
 """
 
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from softless.commands.manners import (
-    console,
-    emit_json,
-    polite,
-    prepare_folder,
-    to_json,
-    whole_number,
-    write_atomically,
-)
-from softless.commands.study_plan import FULL, QUICK
+from softless.commands.manners import console, emit_json, polite, prepare_folder, refuse, whole_number
 from softless.commands.words import lengths
 
-SCHEMA = "softless.study/1"
-SUMMARY = "Time, memory, distance from softmax, confused queries."
-HELP = """Study every mechanism on this machine: speed, memory, distance from softmax, confused queries.
+SUMMARY = "Do you need the softmax? Train twins, examine them, time them: a report."
+HELP = """Do you need the softmax? Train twins that differ only in attention, examine them, time them, and say.
 
-Prints a verdict, then the numbers; writes DIR/study.json. No training.
+Ends with a verdict and the path of a page with pictures. A rerun goes on where the last one was.
 
 \b
+$ softless study                                # the embedded digits: minutes on two cores
 $ softless study --quick
-$ softless study --tokens 1024,4096,16384 --out report
+$ softless study --data flowers/ --out flowers-report
+$ softless study --full --pack 6 --minutes 25   # every table of the paper; for a GPU
 """
 
 
 class Where(StrEnum):
-    """Devices to measure on."""
+    """Devices to run on."""
 
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
 
 
-def _seed(text: str) -> int:
+def _from_zero(text: str) -> int:
     return whole_number(text, least=0)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _minutes(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 < found < 1e6:
+        raise typer.BadParameter(f"{text!r} is not a number of minutes")
+    return found
 
 
 @polite
 def run(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for study.json; made if missing.")] = Path("report"),
-    quick: Annotated[bool, typer.Option("--quick", help="Shorter sequences and fewer repeats: seconds.")] = False,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the report; made if missing.")] = Path("report"),
+    data: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Folder or parquet file; digits if absent.", show_default=False)
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Four twins, one seed: a first look.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Every table of the paper, three seeds.")] = False,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A recipe of twins, or its file.", show_default=False)
+    ] = None,
+    twins: Annotated[
+        Any, typer.Option(parser=_names, metavar="A,B,...", help="Twins to train.", show_default=False)
+    ] = None,
+    mechanisms: Annotated[
+        Any, typer.Option(parser=_names, metavar="A,B,...", help="Mechanisms to time, or all.", show_default=False)
+    ] = None,
     tokens: Annotated[
         Any, typer.Option(parser=lengths, metavar="N,N,...", help="Sequence lengths to time.", show_default=False)
     ] = None,
-    seed: Annotated[Any, typer.Option(parser=_seed, metavar="NUMBER", help="Of the random q, k and v.")] = "0",
+    seeds: Annotated[
+        Any, typer.Option(parser=whole_number, metavar="NUMBER", help="Of each twin.", show_default=False)
+    ] = None,
+    seed: Annotated[Any, typer.Option(parser=_from_zero, metavar="NUMBER", help="The first one.")] = "0",
+    minutes: Annotated[
+        Any, typer.Option(parser=_minutes, metavar="NUMBER", help="Train no longer.", show_default=False)
+    ] = None,
+    pack: Annotated[
+        Any, typer.Option(parser=whole_number, metavar="NUMBER", help="Runs at once.", show_default=False)
+    ] = None,
+    workers: Annotated[Any, typer.Option(parser=_from_zero, metavar="NUMBER", help="Processes that decode.")] = "0",
     device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
-    """Measure, write, show."""
+    """Train, examine, time, write, show."""
+    refuse({"--full": quick and full}, "--quick asks for less than the whole")
     prepare_folder(out)
-    plan = QUICK if quick else FULL
-    plan = plan if tokens is None else replace(plan, tokens=tokens)
 
-    from softless.commands import study_measure, study_show
+    from softless.commands import study_run, study_show
 
-    place = study_measure.pick_device(device.value)
-    document = study_measure.measure(plan, seed, place, show_progress=not json)
-    command = ["softless study", *["--quick"] * quick, f"--tokens {','.join(map(str, plan.tokens))}"]
-    command += [f"--seed {seed}", f"--device {place}"]
-    around = study_measure.circumstances(place)
-    document = {
-        "schema": SCHEMA,
-        "command": " ".join(command),
-        **around,
-        "seed": seed,
-        "quick": quick,
-        "verdict": study_show.verdict(document, around["machine"]["threads"]),
-        **document,
-    }
-    path = out / "study.json"
-    write_atomically(path, to_json(document) + "\n")
+    asked = study_run.Asked(
+        out=out, data=data, preset="quick" if quick else "full" if full else "default", recipe=recipe, twins=twins,
+        mechanisms=mechanisms, tokens=tokens, seeds=seeds, seed=int(seed), minutes=minutes, pack=pack,
+        workers=int(workers), device=device.value,
+    )  # fmt: skip
+    document, page = study_run.study(asked, None if json else console())
     if json:
         emit_json(document)
     else:
-        study_show.show(document, path, console())
+        study_show.show(document, page, console())

@@ -1,4 +1,4 @@
-"""The measuring half of `softless study`: random tensors through the probes, into one document of plain numbers."""
+"""The measuring half of a study: random tensors, of any length, through mechanisms; and where that was."""
 
 import os
 import platform
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from softless.commands.manners import installed_version
-from softless.commands.progress import Advance, progress
+from softless.commands.progress import Advance
 from softless.commands.study_plan import Plan
 from softless.errors import ArgumentError
 from softless.mechanisms import Mechanism
-from softless.probes import approximation, injectivity, speed
-from softless.probes.cases import Case, study_cases
+from softless.probes import approximation, speed
+from softless.probes.cases import Case, cases_named
 from softless.probes.memory import free_bytes
 from softless.probes.stopwatch import threads
 
@@ -32,21 +32,6 @@ def pick_device(asked: str) -> str:
     if asked == "cuda" and not found:
         raise ArgumentError("device cuda was asked for and torch finds none: use --device cpu")
     return "cuda" if found else "cpu"
-
-
-def measure(plan: Plan, seed: int, device: str, *, show_progress: bool) -> dict[str, Any]:
-    """Everything a study says, by part."""
-    cases = study_cases()
-    _check_memory(plan, device)
-    total = sum(plan.tokens) + 2 * plan.score_tokens
-    with progress(total, show_progress) as advance:
-        with threads(speed.steady_threads()):
-            timed = _speed(plan, seed, device, cases, advance)
-        return {
-            "speed": timed,
-            "approximation": _approximation(plan, seed, cases, advance),
-            "injectivity": _injectivity(plan, seed, cases),
-        }
 
 
 def circumstances(device: str) -> dict[str, Any]:
@@ -69,11 +54,18 @@ def circumstances(device: str) -> dict[str, Any]:
     }
 
 
+def timed(plan: Plan, seed: int, device: str, advance: Advance) -> dict[str, Any]:
+    """Time and memory of calls against the number of tokens, beside SDPA; on one thread where the machine is busy."""
+    _check_memory(plan, device)
+    with threads(speed.steady_threads()):
+        return _speed(plan, seed, device, cases_named(plan.mechanisms), advance)
+
+
 def _speed(plan: Plan, seed: int, device: str, cases: tuple[Case, ...], advance: Advance) -> dict[str, Any]:
     dims = sorted({case.head_dim or plan.head_dim for case in cases}, reverse=True)
     laps: list[speed.Lap] = []
     for tokens in plan.tokens:
-        step = tokens / ((plan.repeats + 1) * (len(cases) + len(dims)))
+        step = 1 / (len(plan.tokens) * (plan.repeats + 1) * (len(cases) + len(dims)))
         for dim in dims:
             q, k, v = _normal(seed, 3, plan.heads, tokens, dim, torch.float32).to(device).unbind()
             group = {case.label: case.mechanism for case in cases if (case.head_dim or plan.head_dim) == dim}
@@ -103,21 +95,16 @@ def _race(
         raise ArgumentError(f"{q.shape[2]} tokens do not fit in memory: shorten --tokens") from None
 
 
-def _approximation(plan: Plan, seed: int, cases: tuple[Case, ...], advance: Advance) -> dict[str, Any]:
+def approximated(plan: Plan, seed: int, advance: Advance) -> list[dict[str, Any]]:
+    """How far mechanisms are from softmax, against the range of random scores; "uniform" is the baseline 1/n."""
+    cases = cases_named(plan.mechanisms)
     q, k = _normal(seed, 2, plan.score_heads, plan.score_tokens, plan.head_dim, torch.float64).unbind()
     uniform = approximation.sweep(q, k, None, plan.deviations)
     curves = [_curve("uniform", uniform, uniform)]
     for case in cases:
-        advance(f"comparing {case.label} with softmax", plan.score_tokens / len(cases))
+        advance(f"comparing {case.label} with softmax", 1 / len(cases))
         curves.append(_curve(case.label, approximation.sweep(q, k, case.mechanism, plan.deviations), uniform))
-    return {
-        "tokens": plan.score_tokens,
-        "heads": plan.score_heads,
-        "head_dim": plan.head_dim,
-        "deviations": list(plan.deviations),
-        "tolerance": TOLERANCE,
-        "curves": curves,
-    }
+    return curves
 
 
 def _curve(
@@ -129,14 +116,6 @@ def _curve(
         "safe_range": approximation.safe_range(points, TOLERANCE),
         "points": [asdict(point) for point in points],
     }
-
-
-def _injectivity(plan: Plan, seed: int, cases: tuple[Case, ...]) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(seed)
-    shape = (2, plan.sets_of_keys, 1, plan.keys, plan.key_dim)
-    q, k = torch.randn(shape, generator=generator, dtype=torch.float64).unbind()
-    pairs = [{"label": case.label, **asdict(injectivity.collinear_collisions(q, k, case.mechanism))} for case in cases]
-    return {"head_dim": plan.key_dim, "keys": plan.keys, "pairs": pairs}
 
 
 def _normal(seed: int, count: int, heads: int, tokens: int, dim: int, dtype: torch.dtype) -> Tensor:

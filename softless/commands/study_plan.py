@@ -1,11 +1,15 @@
-"""How much `softless study` measures."""
+"""How much `softless study` does: the twins it trains, what it looks at in them, and how long it times calls."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+CORE = ("softmax", "inline", "linear elu", "linear relu", "efficient", "taylor", "hydra")
+SIX = ("softmax", "inline-local", "inline", "linear-relu", "linear-elu", "taylor")
+EVERY_TABLE = ("1", "3", "4", "9", "10")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes and repeats of one study."""
+    """Sizes and repeats of what is timed and compared on random tensors."""
 
     tokens: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
     repeats: int = 5
@@ -14,10 +18,36 @@ class Plan:
     deviations: tuple[float, ...] = (0.03, 0.1, 0.3, 0.5, 1.0, 3.0)
     score_tokens: int = 256
     score_heads: int = 2
-    sets_of_keys: int = 50  # each of 20 keys: 1,000 pairs of queries
-    keys: int = 20
-    key_dim: int = 16
+    mechanisms: tuple[str, ...] = CORE
 
 
-FULL = Plan()
-QUICK = replace(FULL, tokens=(256, 512, 1024), repeats=3, score_tokens=128)
+@dataclass(frozen=True)
+class Preset:
+    """A study. `changes` are made to the recipe; `tables` adds the twins of those tables, in windows too."""
+
+    name: str
+    twins: tuple[str, ...] = SIX
+    tables: tuple[str, ...] = ()
+    seeds: int = 2
+    changes: tuple[tuple[str, str], ...] = ()
+    examined: int = 128  # images whose attention is examined
+    masked: int = 360  # images that masked models answer
+    shown: int = 4  # images in the attention viewer
+    plan: Plan = field(default_factory=Plan)
+
+
+DEFAULT = Preset("default")
+QUICK = Preset(
+    "quick",
+    twins=SIX[:4],
+    seeds=1,
+    changes=(("epochs", "8"),),
+    examined=32,
+    masked=180,
+    shown=2,
+    plan=Plan(tokens=(256, 1024), repeats=3, score_tokens=128, mechanisms=CORE[:4]),
+)
+FULL = replace(
+    DEFAULT, name="full", twins=(), tables=EVERY_TABLE, seeds=3, examined=1000, masked=10_000,
+    plan=Plan(tokens=(256, 1024, 4096, 16384), mechanisms=("all",)),
+)  # fmt: skip

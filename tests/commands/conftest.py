@@ -9,14 +9,26 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from softless.cli import app
-from softless.commands import study, study_plan
+from softless.commands import study_plan, study_run
+from softless.commands.study_plan import Plan, Preset
 from softless.train import recipe_file
 
 ROOT = Path(__file__).parents[2]
+RECIPE = str(Path(__file__).parent / "quick.toml")
 
-TINY = study_plan.Plan(
-    tokens=(8, 16), repeats=1, heads=2, head_dim=4, score_tokens=12, sets_of_keys=4, keys=6, key_dim=4
-)
+MECHANISMS = ("softmax", "inline", "linear relu")
+TINY = Preset(
+    "tiny", twins=("softmax", "inline-local", "linear-relu"), seeds=1, examined=6, masked=6, shown=2,
+    plan=Plan(tokens=(8, 16), repeats=1, heads=2, head_dim=4, score_tokens=12, mechanisms=MECHANISMS),
+)  # fmt: skip
+
+
+def small_studies(patch: pytest.MonkeyPatch) -> None:
+    """A study of seconds, in this process."""
+    for name in ("QUICK", "DEFAULT", "FULL"):
+        patch.setattr(study_plan, name, TINY)
+    patch.setattr(study_run, "default_recipe", lambda _data, _device: RECIPE)
+    patch.setattr(study_run.os, "cpu_count", lambda: 1)
 
 
 @pytest.fixture
@@ -24,9 +36,8 @@ def softless(tmp_path, monkeypatch):
     """`softless(*words)` as if typed in an empty folder, 80 columns wide; a study or a training takes a moment."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(study, "FULL", TINY)
-    monkeypatch.setattr(study, "QUICK", TINY)
-    monkeypatch.setattr(recipe_file, "DEFAULT", str(Path(__file__).parent / "quick.toml"))
+    monkeypatch.setattr(recipe_file, "DEFAULT", RECIPE)
+    small_studies(monkeypatch)
 
     def run(*words: str) -> Result:
         return CliRunner().invoke(app, list(words), prog_name="softless")

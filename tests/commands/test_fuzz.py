@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-VERBS = ["list", "explain", "study", "data", "", "Explain", "train", "--", "-", "--help", "--version", "-h"]
+VERBS = ["list", "explain", "study", "data", "", "Explain", "train", "probe", "--", "-", "--help", "--version", "-h"]
 NAMES = [
     "check",
     "inline",

@@ -43,6 +43,9 @@ USAGE = [
     ["study", "--tokens", "2097152"],
     ["study", "--seed", "-1"],
     ["study", "--seed", "9" * 40],
+    ["study", "--minutes", "soon"],
+    ["study", "--minutes", "0"],
+    ["study", "--pack", "0"],
     ["data", "check"],
 ]
 BAD_INPUT = [
@@ -59,6 +62,11 @@ BAD_INPUT = [
     (["explain", "inline", "--shape", "1,8,999999999999,64"], "999999999999"),
     (["data", "check", "nowhere"], "nowhere: there is no such folder of images or parquet file"),
     (["study", "--out", "/dev/null/report"], "cannot write in the folder '/dev/null/report'"),
+    (["study", "--twins", "softmax,nobody"], "twin 'nobody' is not one of softmax, inline"),
+    (["study", "--mechanisms", "magic"], "'magic' cannot be compared: there are softmax"),
+    (["study", "--recipe", "nonsense"], "recipe 'nonsense' is neither a file nor one of"),
+    (["study", "--data", "nowhere"], "nowhere: there is no such folder of images or parquet file"),
+    (["study", "--quick", "--full"], "--full: --quick asks for less than the whole"),
 ]
 
 
@@ -100,6 +108,7 @@ def test_the_command_and_the_module_are_the_same_program(fresh):
         result = fresh(*words)
         assert result.returncode == status
         assert "Traceback" not in result.stderr
+        assert "\x1b" not in result.stdout + result.stderr
 
 
 def test_help_answers_in_a_third_of_a_second(fresh):
@@ -123,16 +132,16 @@ def test_help_imports_neither_torch_nor_rich():
     assert result.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("words", [["list"], ["explain", "inline"], ["explain", "nonsense"]], ids=" ".join)
-def test_no_color_codes_reach_a_pipe(fresh, words):
-    result = fresh(*words)
+def test_no_color_codes_reach_a_pipe(fresh):
+    result = fresh("explain", "inline")
     assert "\x1b" not in result.stdout + result.stderr
 
 
-def test_a_terminal_that_knows_only_ascii_is_enough(fresh):
+def test_a_pipe_that_knows_only_ascii_is_enough_and_gets_no_color_codes(fresh):
     result = fresh("list", env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
     assert result.returncode == 0
     assert result.stdout.isascii()
+    assert "\x1b" not in result.stdout + result.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -152,23 +161,25 @@ def test_a_closed_pipe_ends_the_program_without_a_word(fresh):
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks into /proc to know the moment")
-@pytest.mark.parametrize("moment", ["while torch is imported", "while it measures"])
-def test_ctrl_c_exits_130_and_leaves_no_file(tmp_path, moment):
+@pytest.mark.parametrize("moment", ["while torch is imported", "while it trains"])
+def test_ctrl_c_exits_130_and_leaves_no_report(tmp_path, moment):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     # A background job starts with Ctrl-C ignored: heed it as a terminal's job would.
     program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import softless.__main__"
-    command = [sys.executable, "-c", program, "study", "--tokens", "256,512,1024,2048,4096", "--out", "out"]
+    command = [sys.executable, "-c", program, "study", "--pack", "1", "--out", "out"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=tmp_path, env=env, **pipes) as process:
         torch_is_loading = wait_for(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text())
         assert torch_is_loading
-        if moment == "while it measures":
-            assert wait_for((tmp_path / "out").exists)
-            time.sleep(0.5)
+        training = tmp_path / "out/twins/trainings/softmax-0/log.jsonl"
+        if moment == "while it trains":
+            assert wait_for(lambda: training.exists() and training.stat().st_size, seconds=240)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "")
-    assert not list(tmp_path.glob("out/*"))
+        out, err = process.communicate(timeout=240)
+    assert (process.returncode, out) == (130, "")
+    assert err == ("stopped: the same command goes on\n" if moment == "while it trains" else "")
+    assert not list(tmp_path.glob("out/report.json"))
+    assert bool(list(tmp_path.glob("out/twins/trainings/softmax-0/last/step-*"))) == (moment == "while it trains")
 
 
 def wait_for(condition, seconds=60):

@@ -1,72 +1,43 @@
-"""`softless study`: one document, written whole, repeated exactly, and spoken truly."""
+"""`softless study`: twins trained, examined and timed; one document, repeated exactly, that a rerun goes on with."""
 
+import base64
 import copy
+import csv
 import json
-from dataclasses import asdict, replace
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from softless.commands import study_measure, study_plan, study_show
+from softless.commands import study_measure, study_plan, study_run
+from softless.commands.study_run import Asked
 from softless.errors import ArgumentError
-from softless.probes.cases import CASES, study_cases
+from softless.train import grid
+from softless.train.recipe_file import read_recipe
+from tests.commands.conftest import MECHANISMS, RECIPE, TINY, small_studies
 
-LAP = {"label": "str", "tokens": "int", "head_dim": "int", "seconds": "float", "fastest": "float", "repeats": "int"}
-LAP |= {"speedup": "float", "peak_bytes": "int", "skipped": "NoneType"}
-POINT = dict.fromkeys(["deviation", "range", "error", "worst", "bound", "within_bound"], "float")
-PAIRS = {"label": "str", "pairs": "int", "collisions": "int", "smallest": "float", "median": "float"}
-PAIRS |= {"factor": "float", "tolerance": "float", "key_rank": "int"}
-SCHEMA = {
-    "schema": "str",
-    "command": "str",
-    "date": "str",
-    "versions": {"softless": "str", "torch": "str", "python": "str"},
-    "machine": {"system": "str", "processor": "str", "cores": "int", "threads": "int", "device": "str"}
-    | {"load_average": "float"},
-    "seed": "int",
-    "quick": "bool",
-    "verdict": [{"about": "str", "says": "str"}],
-    "speed": {
-        "dtype": "str",
-        "threads": "int",
-        "heads": "int",
-        "head_dim": "int",
-        "tokens": ["int"],
-        "laps": [LAP],
-        "trends": [
-            {"label": "str", "head_dim": "int", "seconds_growth": "float", "bytes_growth": "float"}
-            | {"crossover": "int", "faster_everywhere": "bool"}
-        ],
-    },
-    "approximation": {
-        "tokens": "int",
-        "heads": "int",
-        "head_dim": "int",
-        "deviations": ["float"],
-        "tolerance": "float",
-        "curves": [{"label": "str", "approximates_softmax": "bool", "safe_range": "float", "points": [POINT]}],
-    },
-    "injectivity": {"head_dim": "int", "keys": "int", "pairs": [PAIRS]},
-}
-NULLABLE = {"crossover", "safe_range", "seconds_growth", "bytes_growth", "load_average"}
-
-
-def outline(value, name=""):
-    """The shape of a document: names, order and types, with one element for a list of like ones."""
-    if isinstance(value, dict):
-        return {key: outline(inner, key) for key, inner in value.items()}
-    if isinstance(value, list):
-        kinds = [outline(inner) for inner in value]
-        assert all(kind == kinds[0] for kind in kinds)
-        return kinds[:1]
-    return "nullable" if name in NULLABLE else type(value).__name__
-
-
-def frozen(schema, name=""):
-    if isinstance(schema, dict):
-        return {key: frozen(inner, key) for key, inner in schema.items()}
-    if isinstance(schema, list):
-        return [frozen(inner) for inner in schema]
-    return "nullable" if name in NULLABLE else schema
+EST = {"mean", "low", "high", "n"}
+KEYS = {
+    "": [
+        "schema", "command", "date", "versions", "machine", "seed", "preset", "data", "verdict", "twins", "tables",
+        "layers", "mask_out", "induced", "collinear", "range", "viewer", "speed", "files",
+    ],
+    "data": ["name", "train", "test", "classes", "image_size", "patch", "grid"],
+    "twins": [
+        "id", "label", "mechanism", "options", "local", "window", "tables", "parameters", "macs", "seconds_per_epoch",
+        "accuracy", "seeds",
+    ],
+    "tables": ["id", "title", "says", "columns", "rows", "paper"],
+    "mask_out": ["twin", "mask", "accuracy"],
+    "induced": ["twin", "what", "accuracy"],
+    "collinear": ["twin", "layer", "keys", "p", "q", "rows"],
+    "range": ["curves", "layers", "threshold", "distributions"],
+    "viewer": ["grid", "images", "maps"],
+    "speed": ["dtype", "threads", "heads", "head_dim", "tokens", "laps", "trends"],
+}  # fmt: skip
 
 
 def studied(softless, *words):
@@ -79,113 +50,210 @@ def studied(softless, *words):
 def without_time(document):
     """What must repeat exactly."""
     document = copy.deepcopy(document)
-    for key in ("date", "verdict", "machine"):
+    for key in ("date", "verdict", "machine", "command"):
         del document[key]
     for lap in document["speed"]["laps"]:
         for key in ("seconds", "fastest", "speedup", "repeats"):
             del lap[key]
     document["speed"]["trends"] = [(trend["label"], trend["bytes_growth"]) for trend in document["speed"]["trends"]]
+    for twin in document["twins"]:
+        del twin["seconds_per_epoch"]
+        for seed in twin["seeds"]:
+            del seed["seconds"]
     return document
 
 
+@pytest.fixture(scope="module")
+def study_once(tmp_path_factory):
+    """A small study: its document, and a folder that is left as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("study"))
+        small_studies(patch)
+        document, page = study_run.study(Asked(out=Path("report")), None)
+        return json.loads(json.dumps(document)), page.parent.absolute()
+
+
 @pytest.fixture
-def named_cases(monkeypatch):
-    """The named cases alone, where it does not matter which mechanisms a study compares."""
-    monkeypatch.setattr(study_measure, "study_cases", lambda: CASES)
+def report(study_once, tmp_path):
+    """The same in a folder of one's own."""
+    document, folder = study_once
+    shutil.copytree(folder, tmp_path / "report")
+    return copy.deepcopy(document), tmp_path / "report"
 
 
-few = pytest.mark.usefixtures("named_cases")
+def test_the_json_has_what_its_contract_names(report):
+    document, _ = report
+    for name, keys in KEYS.items():
+        part = document[name] if name else document
+        assert list(part[0] if isinstance(part, list) else part) == keys, name
+    assert document["schema"] == "softless.study/2"
+    assert document["data"] == {
+        "name": "digits", "train": 1437, "test": 360, "classes": list("0123456789"), "image_size": 8, "patch": 4,
+        "grid": [2, 2],
+    }  # fmt: skip
+    assert {each["twin"] for each in document["layers"]} == set(TINY.twins)
+    assert document["twins"][0]["accuracy"].keys() == EST
+    assert document["layers"][0]["score_range"].keys() == EST
+    assert [row["mask"] for row in document["mask_out"] if row["twin"] == "softmax"] == [
+        "none", "local 3", "local 5", "local 7", "random 9", "random 25", "random 49",
+    ]  # fmt: skip
+    assert {row["twin"] for row in document["induced"]} == {"softmax"}
+    assert document["collinear"]["twin"] == "linear-relu"
+    assert [each["name"] for each in document["range"]["distributions"]] == ["softmax", "first order", "uniform"]
+    assert [curve["label"] for curve in document["range"]["curves"]] == ["uniform", *MECHANISMS]
+    assert {lap["label"] for lap in document["speed"]["laps"]} == {*MECHANISMS, "SDPA"}
+    assert {table["id"] for table in document["tables"]} == {"2", "9"}
 
 
-def test_the_json_schema_is_frozen(softless):
-    document = studied(softless)
-    assert outline(document) == frozen(SCHEMA)
-    assert list(document) == list(SCHEMA)
-    assert document["schema"] == "softless.study/1"
-
-
-@few
-def test_the_file_holds_what_json_prints(softless, tmp_path):
-    document = studied(softless, "--quick", "--out", "deep/er")
-    assert json.loads((tmp_path / "deep/er/study.json").read_text()) == document
-    assert [path.name for path in (tmp_path / "deep/er").iterdir()] == ["study.json"]
+def test_the_folder_holds_the_page_the_document_and_its_tables(report):
+    document, folder = report
+    assert json.loads((folder / "report.json").read_text()) == document
+    assert (folder / "index.html").read_text().startswith("<!")
+    assert set(document["files"].values()) == {path.name for path in folder.glob("*.csv")}
+    with (folder / "twins.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == [twin["id"] for twin in document["twins"]]
+    assert [float(row["accuracy"]) for row in rows] == [twin["accuracy"]["mean"] for twin in document["twins"]]
+    with (folder / "layers.csv").open() as file:
+        first = next(csv.DictReader(file))
+    assert float(first["score_range_high"]) == document["layers"][0]["score_range"]["high"]
 
 
 @pytest.mark.parametrize("columns", ["80", "120"])
-def test_what_is_printed_is_what_is_written(softless, tmp_path, monkeypatch, columns):
+def test_what_is_printed_is_the_verdict_and_the_page(softless, report, tmp_path, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
-    result = softless("study", "--quick")
+    result = softless("study")
     assert (result.exit_code, result.stderr) == (0, "")
     assert max(map(len, result.stdout.splitlines())) <= int(columns)
     assert "\x1b" not in result.stdout
     assert "…" not in result.stdout
-    document, words = json.loads((tmp_path / "report/study.json").read_text()), " ".join(result.stdout.split())
+    document, words = json.loads((tmp_path / "report/report.json").read_text()), " ".join(result.stdout.split())
     for sentence in document["verdict"]:
         assert f"{sentence['about']} {sentence['says']}" in words
-    for row in document["injectivity"]["pairs"]:
-        assert f"{row['label']} {row['collisions']:,} of {row['pairs']:,} {row['smallest']:.2g}" in words
-    for curve in document["approximation"]["curves"]:
-        errors = " ".join(study_show._percent(point["error"]) for point in curve["points"])
-        assert f"{curve['label']} {errors}" in words
-    longest = max(document["speed"]["tokens"])
-    for lap in document["speed"]["laps"]:
-        if lap["tokens"] == longest and lap["label"] != "SDPA":
-            assert f"{study_show._times(lap['speedup'])} {study_show.units.seconds(lap['seconds'])}" in words
-    assert words.index(document["verdict"][-1]["says"]) < words.index("Speed relative to SDPA")
+    for twin in document["twins"]:
+        assert f"{twin['label']} {twin['accuracy']['mean']:.1%} one seed" in words
+    assert document["verdict"][0]["about"] == "Softmax"
+    assert result.stdout.splitlines()[-1] == "The report: report/index.html"
 
 
-def test_numbers_repeat_exactly_from_the_seed(softless):
-    first, again, other = (without_time(studied(softless, "--seed", seed)) for seed in ("3", "3", "4"))
-    assert first == again
-    assert first["approximation"] != other["approximation"]
-    assert first["injectivity"] != other["injectivity"]
+def test_numbers_repeat_exactly_from_the_seed(softless, study_once):
+    report = study_once
+    again, other = (without_time(studied(softless, "--out", name, "--seed", name)) for name in ("0", "4"))
+    assert without_time(report[0]) == again
+    assert again["twins"][0]["accuracy"] != other["twins"][0]["accuracy"]
+    assert again["range"]["curves"] != other["range"]["curves"]
 
 
-def test_every_case_is_in_every_part(softless):
-    document, labels = studied(softless), {case.label for case in study_cases()}
-    assert {lap["label"] for lap in document["speed"]["laps"]} == labels | {"SDPA"}
-    assert {curve["label"] for curve in document["approximation"]["curves"]} == labels | {"uniform"}
-    assert {row["label"] for row in document["injectivity"]["pairs"]} == labels
+def test_a_rerun_goes_on_where_it_was_and_says_so(softless, report, monkeypatch):
+    monkeypatch.setattr(grid, "execute", lambda *_: pytest.fail("it trained again"))
+    monkeypatch.setattr(study_run, "examined", lambda *_, **__: pytest.fail("it examined again"))
+    monkeypatch.setattr(study_measure, "timed", lambda *_: pytest.fail("it timed again"))
+    again = studied(softless)
+    assert {key: again[key] for key in again if key != "date"} | {"machine": 0} == {
+        key: report[0][key] for key in again if key != "date"
+    } | {"machine": 0}
+    assert "going on: 3 of 3 runs were trained before" in softless("study").stdout
 
 
-def test_the_paper_s_collisions_are_counted_in_a_study(softless, monkeypatch):
-    counts = replace(study_plan.FULL, sets_of_keys=50, keys=20, key_dim=16)
-    rows = study_measure._injectivity(counts, 0, study_cases())["pairs"]
-    found = {row["label"]: (row["collisions"], row["pairs"]) for row in rows}
-    assert found["linear relu"] == (1000, 1000)
-    assert found["inline"] == found["softmax"] == (0, 1000)
+def test_another_twin_is_added_to_a_study(softless, report, monkeypatch):
+    more = studied(softless, "--twins", "softmax,inline-local,linear-relu,taylor")
+    assert [twin["id"] for twin in more["twins"]] == ["softmax", "inline-local", "linear-relu", "taylor"]
+    assert more["twins"][:3] == report[0]["twins"]
+    assert more["speed"] == report[0]["speed"]
 
 
-@few
-def test_tokens_are_sorted_and_counted_once(softless):
-    assert studied(softless, "--tokens", "16,4,16")["speed"]["tokens"] == [4, 16]
+def test_another_recipe_needs_another_folder(softless, report, tmp_path):
+    (tmp_path / "other.toml").write_text(Path(RECIPE).read_text().replace("epochs = 1", "epochs = 2"))
+    result = softless("study", "--recipe", "other.toml")
+    assert result.exit_code == 3
+    assert "the grid in report/twins was begun with recipe.epochs 1, and it is 2 now" in result.stderr
 
 
-@few
-def test_one_length_has_no_growth(softless):
-    document = studied(softless, "--tokens", "1")
-    assert all(trend["seconds_growth"] is None for trend in document["speed"]["trends"])
-    assert softless("study", "--tokens", "1").exit_code == 0
-
-
-@few
-def test_many_lengths_still_fit(softless):
-    text = softless("study", "--tokens", "1,2,3,4,5,6,7,8").stdout
-    assert max(map(len, text.splitlines())) <= 80
-    assert "…" not in text
-
-
-@few
 def test_the_command_that_is_recorded_repeats_the_study(softless):
-    document = studied(softless, "--tokens", "4,8", "--seed", "5")
-    assert document["command"] == "softless study --tokens 4,8 --seed 5 --device cpu"
-    again = studied(softless, *document["command"].split()[2:])
-    assert without_time(again) == without_time(document)
+    words = ["--seed", "5", "--tokens", "4,8", "--mechanisms", "inline", "--twins", "softmax,inline", "--seeds", "2"]
+    document = studied(softless, *words)
+    assert document["command"] == (
+        "softless study --twins softmax,inline --mechanisms inline --tokens 4,8 --seeds 2 --seed 5 --out report "
+        "--device cpu"
+    )
+    assert [len(twin["seeds"]) for twin in document["twins"]] == [2, 2]
+    assert without_time(studied(softless, *document["command"].split()[2:])) == without_time(document)
+
+
+def test_when_the_minutes_are_over_it_says_what_is_left(softless):
+    document = studied(softless, "--minutes", "0.000001")
+    assert document["twins"] == document["layers"] == []
+    said = {sentence["about"]: sentence["says"] for sentence in document["verdict"]}
+    assert said["Softmax"].startswith("no answer yet")
+    assert said["Left"] == "3 of the runs are left: the same command goes on with them."
+    assert len(studied(softless)["twins"]) == 3
+
+
+def test_maps_are_a_byte_a_weight_and_images_are_real(report):
+    viewer = report[0]["viewer"]
+    assert viewer["grid"] == [2, 2]
+    assert [image["label"] for image in viewer["images"]] == ["0", "1"]
+    assert all(image["name"].startswith("digits[") for image in viewer["images"])
+    assert len(viewer["maps"]) == 3 * 2
+    for each in viewer["maps"]:
+        weights = np.frombuffer(base64.b64decode(each["weights"]), np.uint8).reshape(5, 5)
+        assert weights.max(1).tolist() == [255] * 5
+        assert len(each["row_max"]) == 5
+
+
+def test_a_folder_of_images_is_studied(softless, tmp_path):
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 700), ("val", 8)):
+        for index in range(count):
+            place = tmp_path / "pictures" / part / ("dark", "bright")[index % 2]
+            place.mkdir(parents=True, exist_ok=True)
+            pixels = rng.integers(0, 100, (9, 10, 3)) + 100 * (index % 2)
+            Image.fromarray(pixels.astype(np.uint8)).save(place / f"{index}.png")
+    document = studied(softless, "--data", "pictures", "--twins", "softmax,inline")
+    assert (document["data"]["name"], document["data"]["classes"]) == ("pictures", ["bright", "dark"])
+    assert (document["data"]["train"], document["data"]["test"]) == (700, 8)
+
+
+def test_recipes_for_digits_and_for_other_images():
+    assert study_run.default_recipe(None, "cuda") == study_run.default_recipe("digits", "cpu") == "twins-digits"
+    assert study_run.default_recipe("x.parquet", "cuda") == "twins-cifar10"
+    assert study_run.default_recipe("x.parquet", "cpu") == "twins-images"
+
+
+def test_a_full_study_has_every_table_and_windows_beside_it(tmp_path):
+    full = Asked(out=tmp_path, preset="full").settled()
+    assert (full.name, full.seeds, full.tables) == ("full", 3, ("1", "3", "4", "9", "10"))
+    digits = read_recipe("twins-digits")
+    assert not study_run.windowed(digits)
+    recipe, twins = study_run.windows_of(digits, "twins-digits", full)
+    assert study_run.windowed(recipe)
+    assert [twin.id for twin in twins] == ["inline", "inline-local", "inline-w4", "inline-local-w4"]
+    _, twins = study_run.windows_of(read_recipe("twins-cifar10"), "twins-cifar10", full)
+    assert {twin.window for twin in twins} == {None, 4, 8}
+    assert study_run.windows_of(digits, "twins-digits", Asked(out=tmp_path).settled()) is None
+    assert study_run.windows_of(digits, "mine", full) is None
+
+
+def test_presets_are_the_documented_ones(tmp_path):
+    default, quick = (Asked(out=tmp_path, preset=name).settled() for name in ("default", "quick"))
+    assert (len(default.twins), default.seeds) == (6, 2)
+    assert (len(quick.twins), quick.seeds) == (4, 1)
+    assert default.plan.tokens == (256, 512, 1024, 2048, 4096)
+    assert Asked(out=tmp_path, preset="full", twins=("softmax",)).settled().tables == ()
+
+
+def test_a_recipe_that_keeps_no_images_is_refused(softless, tmp_path):
+    (tmp_path / "a.toml").write_text(Path(RECIPE).read_text().replace("cache = true", "cache = false"))
+    result = softless("study", "--recipe", "a.toml")
+    assert (result.exit_code, result.stderr) == (
+        3,
+        "error: a study keeps its images decoded, and the recipe has cache = false\n",
+    )
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_any_work(softless, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(study_measure, "measure", lambda *_args, **_options: pytest.fail("it worked first"))
+    monkeypatch.setattr(study_run, "study", lambda *_: pytest.fail("it worked first"))
     result = softless("study", "--out", "file")
     assert result.exit_code == 3
     assert result.stderr == "error: cannot write in the folder 'file': File exists\n"
@@ -204,7 +272,7 @@ def test_a_device_that_is_not_there_is_refused(softless, monkeypatch):
 def test_lengths_beyond_memory_are_refused_with_both_sizes(monkeypatch):
     monkeypatch.setattr(study_measure, "free_bytes", lambda _: 10**9)
     with pytest.raises(ArgumentError, match=r"1048576 tokens need about .* GB and 1.0 GB are free"):
-        study_measure._check_memory(replace(study_plan.FULL, tokens=(2**20,)), "cpu")
+        study_measure.timed(replace(study_plan.Plan(), tokens=(2**20,)), 0, "cpu", lambda *_: None)
 
 
 def test_a_call_that_runs_out_of_memory_is_one_sentence(softless, monkeypatch):
@@ -214,61 +282,3 @@ def test_a_call_that_runs_out_of_memory_is_one_sentence(softless, monkeypatch):
     monkeypatch.setattr(study_measure.speed, "race", fail)
     result = softless("study")
     assert (result.exit_code, result.stderr) == (3, "error: 8 tokens do not fit in memory: shorten --tokens\n")
-
-
-def test_what_was_skipped_is_shown_as_skipped(softless, monkeypatch):
-    monkeypatch.setattr(study_measure.speed, "free_bytes", lambda _: 1000)
-    result = softless("study")
-    assert result.exit_code == 0
-    assert "skipped" in result.stdout
-
-
-def lap(label, tokens, seconds, speedup, **more):
-    one = {"label": label, "tokens": tokens, "head_dim": 64, "seconds": seconds, "fastest": seconds, "repeats": 3}
-    return {**one, "speedup": speedup, "peak_bytes": 1000, "skipped": None, **more}
-
-
-def test_the_verdict_names_the_fastest_and_the_slow():
-    part = {"head_dim": 64, "tokens": [8, 16], "threads": 1}
-    part["laps"] = [lap("SDPA", 16, 0.1, 1.0), lap("inline", 16, 0.025, 4.0), lap("hydra", 16, 0.01, 10.0)]
-    part["laps"] += [lap("threshold", 16, 0.4, 0.25), lap("hydra", 8, 9.0, 0.1)]
-    says = study_show._speed_verdict(part)
-    assert says.startswith("at 16 tokens hydra is fastest, 10x SDPA (10 ms against 100 ms). inline is 4.0x.")
-    assert says.endswith("Slower than SDPA there: threshold.")
-    part["laps"] = [lap("SDPA", 16, 0.1, 1.0), lap("inline", 16, 0.2, 0.5)]
-    assert "nothing is faster than SDPA; inline comes closest" in study_show._speed_verdict(part)
-
-
-def test_the_verdict_says_when_timings_are_rough():
-    quiet = {"threads": 2, "laps": [lap("SDPA", 16, 0.1, 1.0)]}
-    assert study_show._trust_verdict(quiet, 2) == ""
-    assert "timed on 1 thread" in study_show._trust_verdict({**quiet, "threads": 1}, 2)
-    rough = {"threads": 2, "laps": [lap("SDPA", 16, 0.1, 1.0, fastest=0.02)]}
-    assert "differ by 5.0x" in study_show._trust_verdict(rough, 2)
-
-
-def test_the_safe_range_in_the_verdict_is_the_curve_s():
-    part = study_measure._approximation(
-        replace(study_plan.FULL, score_tokens=64, score_heads=1), 0, study_cases(), print_not
-    )
-    curves = {curve["label"]: curve for curve in part["curves"]}
-    says = study_show._softmax_verdict(part)
-    assert f"span less than {curves['inline']['safe_range']:.1f}." in says
-    assert "threshold is further off than uniform weights" in says
-    assert 1.5 < curves["inline"]["safe_range"] < 3
-    errors = [point["error"] for point in curves["inline"]["points"]]
-    assert errors == sorted(errors)
-    assert all(point["within_bound"] == 1 for point in curves["inline"]["points"])
-
-
-def print_not(_label, _amount):
-    """No progress bar."""
-
-
-def test_plans_are_the_documented_ones():
-    assert asdict(study_plan.FULL)["tokens"] == (256, 512, 1024, 2048, 4096)
-    assert (
-        study_plan.FULL.sets_of_keys * study_plan.FULL.keys
-        == study_plan.QUICK.sets_of_keys * study_plan.QUICK.keys
-        == 1000
-    )

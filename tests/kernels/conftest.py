@@ -1,14 +1,40 @@
 """Tests marked `kernels` run Triton's interpreter, which is chosen when triton is imported: a process of their own."""
 
 import os
+from collections.abc import Callable, Iterator
 
 import pytest
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    if INTERPRETED:
         return
     skip = pytest.mark.skip(reason="kernels run here only in Triton's interpreter: set TRITON_INTERPRET=1")
     for item in items:
         if item.get_closest_marker("kernels"):
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def language_replaced_once() -> Iterator[None]:
+    """At every call of a function of a kernel the interpreter searches its language for what to replace by numpy.
+
+    That is most of its time, and inside a launch nothing is left to find.
+    """
+    if not INTERPRETED:
+        yield
+        return
+    from triton import language
+    from triton.runtime import interpreter
+
+    search = interpreter._patch_lang
+
+    def search_once(function: Callable) -> object:
+        known = [each for each in function.__globals__.values() if each is language or each is language.core]
+        return search(function) if any(language.core.is_builtin(each.load) for each in known) else None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_lang", search_once)
+        yield

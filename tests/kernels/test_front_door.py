@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from softless import attention, attention_with_state, mechanism
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, BackendError
 from tests.kernels.cases import draw
 
 pytestmark = pytest.mark.kernels
@@ -36,6 +36,21 @@ def test_a_prompt_and_single_tokens_are_the_whole_on_either_backend(made, backen
         found.append(out)
     assert state.n.flatten().tolist() in ([40], [40, 40])
     assert (torch.cat(found, 2) - exact).abs().max() <= 1e-5 * (1 + exact.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("made", "word", "shape", "call"),
+    [
+        ("linear", "torch.float64", {"dtype": torch.float64}, {}),
+        ("linear", "257", {"dims": (257, 257)}, {}),
+        (mechanism("linear", phi="exp"), "exponential", {}, {"is_causal": True}),
+        ("linear", "3 and 5", {"keys": 5}, {"is_causal": True}),
+        ("threshold", "threshold", {}, {}),
+    ],
+)
+def test_every_refusal_is_passed_on(made, word, shape, call):
+    with pytest.raises(BackendError, match=f"backend 'triton' was asked for and cannot run: .*{word}"):
+        attention(*draw(3, **shape), made, backend="triton", **call)
 
 
 @pytest.mark.parametrize("tokens", [1, 3])

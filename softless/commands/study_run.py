@@ -1,0 +1,245 @@
+"""A study from beginning to end: train the twins, examine them, time mechanisms, write the report."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from softless.commands import study_document, study_measure, study_plan
+from softless.commands.manners import to_json, write_atomically
+from softless.commands.progress import Advance, progress
+from softless.commands.study_examine import Exhibit, examined, png
+from softless.commands.study_parts import Parts
+from softless.commands.study_plan import Preset
+from softless.commands.study_show import Showing
+from softless.commands.study_tables import groups, shared_spread
+from softless.commands.study_verdict import verdict
+from softless.data import open_splits
+from softless.errors import ArgumentError
+from softless.models.table import CONFIGS
+from softless.probes.cases import cases_named
+from softless.report.page import require
+from softless.report.study_page import write_page
+from softless.train.assemble import Means
+from softless.train.decoded import fetch
+from softless.train.grid import Ran, run_grid
+from softless.train.recipe import Recipe
+from softless.train.recipe_file import read_recipe, shipped
+from softless.train.twin_run import trained_twin
+from softless.train.twins import Twin, twins_named, twins_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SCHEMA = "softless.study/2"
+EXAMINING, TIMING = 0.3, 3.0  # of the length of a run, for the bar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A study as it was asked for; None leaves a thing to the preset."""
+
+    out: Path
+    data: str | None = None
+    preset: str = "default"
+    recipe: str | None = None
+    twins: tuple[str, ...] | None = None
+    mechanisms: tuple[str, ...] | None = None
+    tokens: tuple[int, ...] | None = None
+    seeds: int | None = None
+    seed: int = 0
+    minutes: float | None = None
+    pack: int | None = None
+    workers: int = 0
+    device: str = "auto"
+
+    def settled(self) -> Preset:
+        """The preset with what was asked for otherwise."""
+        preset: Preset = {"quick": study_plan.QUICK, "full": study_plan.FULL}.get(self.preset, study_plan.DEFAULT)
+        plan = replace(
+            preset.plan,
+            mechanisms=preset.plan.mechanisms if self.mechanisms is None else self.mechanisms,
+            tokens=preset.plan.tokens if self.tokens is None else self.tokens,
+        )
+        chosen: dict[str, Any] = {} if self.twins is None else {"twins": self.twins, "tables": ()}
+        return replace(preset, plan=plan, seeds=self.seeds or preset.seeds, **chosen)
+
+    def command(self, device: str) -> str:
+        """The command line that repeats it."""
+        words = ["softless study", *([] if self.preset == "default" else [f"--{self.preset}"])]
+        lists = {"twins": self.twins, "mechanisms": self.mechanisms, "tokens": self.tokens}
+        words += [f"--{name} {','.join(map(str, given))}" for name, given in lists.items() if given is not None]
+        rest = {"data": self.data, "recipe": self.recipe, "seeds": self.seeds, "seed": self.seed, "out": self.out}
+        words += [f"--{name} {given}" for name, given in rest.items() if given is not None]
+        return " ".join([*words, f"--device {device}"])
+
+
+def study(asked: Asked, out: "Console | None") -> tuple[dict[str, Any], Path]:
+    """The document, and the page that was made of it."""
+    require("plotly", "jinja2", by="the page of a study")
+    device, preset = study_measure.pick_device(asked.device), asked.settled()
+    recipe = read_recipe(asked.recipe or default_recipe(asked.data, device), preset.changes)
+    if not recipe.cache:
+        raise ArgumentError("a study keeps its images decoded, and the recipe has cache = false")
+    twins = twins_named(preset.twins) if preset.twins else twins_of(preset.tables, windows=windowed(recipe))
+    cases_named(preset.plan.mechanisms)
+    total = len(twins) * (preset.seeds + EXAMINING) + TIMING
+    with progress(total, out is not None) as advance, goes_on():
+        showing = Showing(out, advance)
+        ran = train_all(asked, asked.out / "twins", recipe, twins, preset.seeds, device, showing)
+        cut = windows_of(recipe, asked.recipe or default_recipe(asked.data, device), preset)
+        in_windows = cut and train_all(asked, asked.out / "twins-windows", *cut, preset.seeds, device, showing)
+        found = examine_all(asked, recipe, ran, preset, device, advance)
+        parts = Parts(asked.out)
+        plan = {**asdict(preset.plan), "seed": asked.seed, "device": device}
+        third = _scaled(advance, TIMING / 2)
+        speed = parts.part("speed", plan, lambda: study_measure.timed(preset.plan, asked.seed, device, third))
+        curves = parts.part("curves", plan, lambda: study_measure.approximated(preset.plan, asked.seed, third))
+    document = assemble(asked, recipe, ran, found, speed, curves, device)
+    if in_windows:
+        study_document.put_table_4(document["tables"], in_windows.records)
+    return document, write(asked.out, document)
+
+
+@contextmanager
+def goes_on() -> Iterator[None]:
+    """Ctrl-C inside loses an update at most, and says so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("stopped: the same command goes on", err=True)
+        raise
+
+
+def default_recipe(data: str | None, device: str) -> str:
+    """The embedded digits have their own; other images are looked at in 32 x 32 pixels."""
+    if data is None or data == "digits":
+        return "twins-digits"
+    return "twins-cifar10" if device == "cuda" else "twins-images"
+
+
+def windowed(recipe: Recipe) -> bool:
+    """Whether its model can see in windows: DeiT's class token cannot."""
+    return recipe.model.name in CONFIGS and CONFIGS[recipe.model.name].family != "deit"
+
+
+def windows_of(recipe: Recipe, name: str, preset: Preset) -> tuple[Recipe, tuple[Twin, ...]] | None:
+    """The recipe and twins of table 4, where the study's own model sees no windows and NAME-windows is a recipe."""
+    beside = f"{name}-windows"
+    if "4" not in preset.tables or windowed(recipe) or beside not in shipped():
+        return None
+    found = read_recipe(beside, preset.changes)
+    side = found.image_size // (found.model.patch_size or 1)
+    twins = twins_of(["4"], windows=True)
+    return found, tuple(twin for twin in twins if twin.window is None or twin.window < side)
+
+
+def train_all(
+    asked: Asked, folder: Path, recipe: Recipe, twins: Sequence[Twin], seeds: int, device: str, showing: Showing
+) -> Ran:
+    """Every twin from every seed, as far as the minutes go."""
+    cores = os.cpu_count() or 1
+    return run_grid(
+        folder,
+        recipe,
+        twins,
+        data=asked.data,
+        seeds=range(asked.seed, asked.seed + seeds),
+        means=Means(device=device, workers=asked.workers),
+        minutes=asked.minutes,
+        pack=asked.pack or (min(cores, 4) if device == "cpu" else 1),
+        watch=showing,
+    )
+
+
+def examine_all(
+    asked: Asked, recipe: Recipe, ran: Ran, preset: Preset, device: str, advance: Advance
+) -> dict[str, Any]:
+    """By twin: what the probes find in the model of its first seed that was trained."""
+    parts, first = Parts(asked.out), dict[str, Any]()
+    for record in ran.records:
+        if record["status"] == "done":
+            first.setdefault(record["twin"]["id"], record)
+    exhibit = _exhibit(asked, recipe, device)
+    sizes = {"images": preset.examined, "masked": preset.masked, "shown": preset.shown, "seed": asked.seed}
+    found = {}
+    for id_, record in first.items():
+        step = EXAMINING / max(min(preset.examined, len(exhibit.images.labels)), 1)
+        tell = lambda images, id_=id_, step=step: advance(f"examining {id_}", step * images)  # noqa: E731
+        make = lambda record=record, tell=tell: examined(  # noqa: E731
+            trained_twin(record, asked.out / "twins"), exhibit, **sizes, advance=tell
+        )
+        about = {**sizes, "run": record["seed"], "recipe": record["recipe"], "fingerprint": record["fingerprint"]}
+        found[id_] = parts.part(f"examined-{id_}", about, make)
+    return found
+
+
+def assemble(
+    asked: Asked, recipe: Recipe, ran: Ran, found: dict[str, Any], speed: Any, curves: Any, device: str
+) -> dict[str, Any]:
+    """The document, but for its files."""
+    train, test = open_splits(asked.data)
+    patch = recipe.model.patch_size or CONFIGS[recipe.model.name].patch
+    grid = [-(-recipe.image_size // patch)] * 2
+    exhibit = _exhibit(asked, recipe, "cpu")
+    shown = exhibit.one_a_class(asked.settled().shown).tolist()
+    images = [
+        {
+            "png": png(exhibit.images.pixels[index]),
+            "label": test.classes[int(exhibit.images.labels[index])],
+            "name": test.names(int(exhibit.images.ids[index])),
+        }
+        for index in shown
+    ]
+    twins = study_document.twins(ran.records)
+    document = {
+        "schema": SCHEMA,
+        "command": asked.command(device),
+        **study_measure.circumstances(device),
+        "seed": asked.seed,
+        "preset": asked.preset,
+        "data": {
+            "name": "digits" if asked.data is None else Path(asked.data).name,
+            "train": len(train),
+            "test": len(test),
+            "classes": list(train.classes),
+            "image_size": recipe.image_size,
+            "patch": patch,
+            "grid": grid,
+        },
+        "verdict": [],
+        "twins": twins,
+        "tables": study_document.all_tables(ran.records, found, {twin["id"]: twin["label"] for twin in twins}),
+        "layers": study_document.layers(found),
+        "mask_out": study_document.rows(found, "mask_out"),
+        "induced": study_document.rows(found, "induced"),
+        "collinear": study_document.collinear(found),
+        "range": study_document.score_ranges(found, curves),
+        "viewer": study_document.viewer(found, images, grid),
+        "speed": speed,
+        "files": {},
+    }
+    by_twin = groups(ran.records)
+    document["verdict"] = verdict(document, by_twin, shared_spread(by_twin), ran.left)
+    return document
+
+
+def write(folder: Path, document: dict[str, Any]) -> Path:
+    """CSVs, report.json, the page."""
+    document["files"] = study_document.write_csvs(folder, document)
+    write_atomically(folder / "report.json", to_json(document) + "\n")
+    return write_page(folder)
+
+
+def _exhibit(asked: Asked, recipe: Recipe, device: str) -> Exhibit:
+    kept = fetch(asked.out / "twins" / "images", open_splits(asked.data), recipe.image_size)
+    assert kept is not None, "the grid has decoded them"
+    return Exhibit(kept[1], recipe.augment, device)
+
+
+def _scaled(advance: Advance, by: float) -> Advance:
+    return lambda label, share: advance(label, by * share)

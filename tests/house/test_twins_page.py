@@ -1,0 +1,66 @@
+"""docs/results.md: what the kept runs say, and nothing else."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+spec = importlib.util.spec_from_file_location("benchmarks_twins", ROOT / "benchmarks/twins.py")
+twins = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = twins
+spec.loader.exec_module(twins)
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """Two twins, two seeds, as a grid leaves them, kept in one file."""
+    folder = tmp_path / "cifar10"
+    (folder / "runs").mkdir(parents=True)
+    model = {"name": "inline_deit_tiny", "patch_size": 4, "dims": 192, "depths": 6}
+    recipe = {"epochs": 2, "batch": 512, "precision": "bf16", "model": model}
+    (folder / "grid.json").write_text(json.dumps({"recipe": recipe}))
+    for id_, seed, accuracy in (
+        ("softmax", 0, 0.8),
+        ("softmax", 1, 0.82),
+        ("softmax-relu", 0, 0.7),
+        ("softmax-relu", 1, 0.7),
+    ):
+        record = {
+            "schema": "softless.twin/1", "twin": {"id": id_, "label": id_}, "seed": seed, "status": "done",
+            "accuracy": accuracy, "loss": 1.0, "wall_seconds": 30.0, "together": 2, "recipe": recipe,
+            "curve": [{"epoch": n, "accuracy": accuracy * n / 2, "loss": 1.0} for n in (1, 2)],
+            "data": "somewhere/train.parquet", "images": {"train": 50_000, "test": 10_000},
+            "fingerprint": {}, "versions": {}, "machine": {"device": "a GPU"},
+        }  # fmt: skip
+        (folder / "runs" / f"{id_}-{seed}.json").write_text(json.dumps(record))
+    monkeypatch.setattr(twins, "RESULTS", tmp_path)
+    assert twins.keep([folder]) == 0
+    return tmp_path / "twins-cifar10.json"
+
+
+def test_the_page_has_cost_tables_and_curves(kept):
+    text = twins.page([kept])
+    assert "## cifar10" in text
+    assert "train.parquet: 50,000 images to train on, 10,000 to test on." in text
+    assert "4 runs from 2 seeds on a GPU, 2 at once: 2 minutes of runs, the longest 30 s." in text
+    assert "| softmax | 81.00 ± 1.41 | 2 | +0.00 | 72.2 |" in text
+    assert "| softmax | 40.5 | 81.0 |" in text
+    assert "softmax is 11.0 points ahead of softmax-relu, more than the spread of seeds." in text
+
+
+def test_kept_runs_name_no_place_on_a_machine(kept):
+    document = json.loads(kept.read_text())
+    assert document["data"] == "train.parquet"
+    assert len(document["runs"]) == 4
+    assert "recipe" not in document["runs"][0]
+
+
+def test_the_page_of_results_is_the_one_the_kept_runs_make():
+    kept = sorted((ROOT / "benchmarks/results").glob("twins-*.json"))
+    page = ROOT / "docs/results.md"
+    assert page.exists() == bool(kept)
+    if kept:
+        assert twins.page(kept) in page.read_text()
