@@ -53,7 +53,8 @@ def run(
         return causal(q, k, v, call.key_mask, None, *recipe[:3], recipe.scale, recipe.constant)[0]
     from softless.kernels.ops import attend_op
 
-    return attend_op(list(qkv), call.key_mask, taps, *recipe, list(picture))[0]
+    parts = qkv if len(qkv) == 3 else (qkv[0], None, None)
+    return attend_op(*parts, call.key_mask, taps, *recipe, list(picture))[0]
 
 
 def run_with_state(

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 import torch
@@ -41,8 +42,9 @@ def launch(kernel: Any, programs: int, like: Tensor, *arguments: Any, **constant
 
 def block(size: int, least: int = 32) -> int:
     """The power of two that holds `size`. At least 32: Triton 3.6 misplaces 16-column factors that were products."""
-    return max(least, triton.next_power_of_2(size))
+    return max(least, 1 << (size - 1).bit_length())
 
 
+@cache
 def as_triton(dtype: torch.dtype) -> tl.dtype:
     return getattr(tl, str(dtype).removeprefix("torch."))

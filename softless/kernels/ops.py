@@ -1,10 +1,10 @@
 """The kernels as PyTorch operators: traceable by torch.compile, differentiable, refusing a second derivative.
 
-    softless::attend            [q, k, v] or [qkv]  ->  output, records
-    softless::attend_backward                       ->  their gradients, and that of the taps
+    softless::attend            q, k, v, or a packed projection  ->  output, records
+    softless::attend_backward                                    ->  their gradients, and that of the taps
 
-A packed projection qkv [B, N, 3, H, d] is read in place, and its gradient is one packed tensor. `records` is what the
-backward pass needs to know of the keys.
+A packed projection [B, N, 3, H, d] comes in q's place, without k and v; it is read in place, and its gradient is one
+packed tensor. `records` is what the backward pass needs to know of the keys.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,9 @@ from softless.kernels.rows import output_like
 
 @operator("attend")
 def attend_op(
-    qkv: Sequence[Tensor],
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
     key_mask: Tensor | None,
     taps: Tensor | None,
     phi_q: str,
@@ -35,15 +37,16 @@ def attend_op(
     picture: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """(output [B, H, N, e], records)."""
-    q, k, v = heads_of([readable(x) for x in qkv])
     recipe = Recipe(phi_q, phi_k, reader, constant, scale, t)
-    return attend.forward(q, k, v, key_mask, _contiguous(taps), recipe, Picture(*picture))
+    return attend.forward(*heads_of(given(q, k, v)), key_mask, _contiguous(taps), recipe, Picture(*picture))
 
 
 @operator("attend_backward")
 def attend_backward_op(
     d_out: Tensor,
-    qkv: Sequence[Tensor],
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
     key_mask: Tensor | None,
     taps: Tensor | None,
     records: Tensor,
@@ -55,8 +58,8 @@ def attend_backward_op(
     t: float,
     picture: Sequence[int],
 ) -> list[Tensor]:
-    """The gradient of each tensor of qkv, then dtaps if there are taps."""
-    qkv = [readable(x) for x in qkv]
+    """The gradients of q, k and v, or of the packed projection, then dtaps if there are taps."""
+    qkv = given(q, k, v)
     gradients, recipe = gradients_like(qkv), Recipe(phi_q, phi_k, reader, constant, scale, t)
     d_taps = attend.backward(
         d_out, *heads_of(qkv), key_mask, _contiguous(taps), records, recipe, Picture(*picture), *heads_of(gradients)
@@ -65,27 +68,28 @@ def attend_backward_op(
 
 
 @fake("attend")
-def _(qkv, key_mask, taps, phi_q, phi_k, reader, constant, scale, t, picture):
-    q, k, v = heads_of([readable(x) for x in qkv])
+def _(q, k, v, key_mask, taps, phi_q, phi_k, reader, constant, scale, t, picture):
+    q, k, v = heads_of(given(q, k, v))
     heads = k.shape[0] * k.shape[1] if attend.keeps_records(q, k, v, phi_k) else 0
     return output_like(q, v.shape[3]), q.new_empty(heads, numbers(q.shape[3], v.shape[3]), dtype=torch.float32)
 
 
 @fake("attend_backward")
-def _(d_out, qkv, key_mask, taps, records, phi_q, phi_k, reader, constant, scale, t, picture):
-    gradients = gradients_like([readable(x) for x in qkv])
+def _(d_out, q, k, v, key_mask, taps, records, phi_q, phi_k, reader, constant, scale, t, picture):
+    gradients = gradients_like(given(q, k, v))
     return gradients if taps is None else [*gradients, taps.new_empty(taps.shape)]
 
 
 def _save(ctx, inputs, output) -> None:
-    qkv, key_mask, taps, *ctx.options = inputs
-    ctx.save_for_backward(*qkv, key_mask, taps, output[1])
+    ctx.save_for_backward(*inputs[:5], output[1])
+    ctx.options = inputs[5:]
 
 
 def _backward(ctx, d_out, _d_records):
-    *qkv, key_mask, taps, records = ctx.saved_tensors
-    gradients = attend_backward_op(d_out, qkv, key_mask, taps, records, *ctx.options)
-    return gradients[: len(qkv)], None, None if taps is None else gradients[-1], *[None] * len(ctx.options)
+    q, k, v, key_mask, taps, records = ctx.saved_tensors
+    d_q, *rest = attend_backward_op(d_out, q, k, v, key_mask, taps, records, *ctx.options)
+    d_k, d_v = rest[:2] if k is not None else (None, None)
+    return d_q, d_k, d_v, None, None if taps is None else rest[-1], *[None] * len(ctx.options)
 
 
 gradient("attend", _backward, _save)
@@ -93,23 +97,28 @@ no_gradient("attend_backward")
 
 
 @register_flop_formula(torch.ops.softless.attend)
-def attend_flops(qkv, key_mask, taps, phi_q, phi_k, reader, constant, scale, t, picture, **_):
+def attend_flops(q, k, v, key_mask, taps, phi_q, phi_k, reader, constant, scale, t, picture, **_):
     """For FlopCounterMode: phi(k)^T v and phi(q) S, and nine products a value where there are taps. Shapes come in.
 
     A counter made before this module was first imported does not know it, and counts nothing here.
     """
-    if len(qkv) == 1:
-        (b, n, _three, h, d), keys, e = qkv[0], qkv[0][1], qkv[0][4]
+    if k is None:
+        (b, n, _three, h, d), keys, e = q, q[1], q[4]
     else:
-        (b, h, n, d), keys, e = qkv[0], qkv[1][2], qkv[2][3]
+        (b, h, n, d), keys, e = q, k[2], v[3]
     local = 0 if taps is None else 9 * picture[1] * picture[2] * e
     return 2 * b * h * ((n + keys) * (d + constant) * e + local)
 
 
 @register_flop_formula(torch.ops.softless.attend_backward)
-def attend_backward_flops(d_out, qkv, key_mask, taps, records, *options, **_):
+def attend_backward_flops(d_out, q, k, v, key_mask, taps, records, *options, **_):
     """A product has two gradients, each as large as itself."""
-    return 2 * attend_flops(qkv, key_mask, taps, *options)
+    return 2 * attend_flops(q, k, v, key_mask, taps, *options)
+
+
+def given(q: Tensor, k: Tensor | None, v: Tensor | None) -> list[Tensor]:
+    """Those there are, each copied only if its last dimension is not contiguous."""
+    return [x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v) if x is not None]
 
 
 def heads_of(qkv: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,11 +129,6 @@ def heads_of(qkv: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 
 def gradients_like(qkv: Sequence[Tensor]) -> list[Tensor]:
     return [x.new_empty(x.shape) if len(qkv) == 1 else output_like(x, x.shape[3]) for x in qkv]
-
-
-def readable(x: Tensor) -> Tensor:
-    """x, copied only if its last dimension is not contiguous."""
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _contiguous(taps: Tensor | None) -> Tensor | None:

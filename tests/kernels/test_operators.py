@@ -58,17 +58,19 @@ def tokens_first(x: Tensor) -> Tensor:
 
 MASK = torch.tensor([[True, False, True]])
 ARGUMENTS = {
-    "plain": lambda: (asking(*draw(2, 3, heads=2, groups=1, dims=(2, 3))), None, None, *ELU, [0, 0, 0]),
-    "tokens first": lambda: (asking(*map(tokens_first, draw(3, heads=2))), None, None, *ELU, [0, 0, 0]),
-    "heads last": lambda: (asking(*map(heads_last, draw(3, heads=2))), None, None, *ELU, [0, 0, 0]),
+    "plain": lambda: (*asking(*draw(2, 3, heads=2, groups=1, dims=(2, 3))), None, None, *ELU, [0, 0, 0]),
+    "tokens first": lambda: (*asking(*map(tokens_first, draw(3, heads=2))), None, None, *ELU, [0, 0, 0]),
+    "heads last": lambda: (*asking(*map(heads_last, draw(3, heads=2))), None, None, *ELU, [0, 0, 0]),
     "packed with taps": lambda: (
-        asking(torch.randn(1, 3, 3, 1, 2)),
+        *asking(torch.randn(1, 3, 3, 1, 2)),
+        None,
+        None,
         MASK,
         *asking(torch.randn(1, 1, 9, 2)),
         *IDENTITY,
         [1, 1, 2],
     ),
-    "in slices": lambda: (asking(*draw(2, dims=(2, 130))), None, None, *ELU, [0, 0, 0]),
+    "in slices": lambda: (*asking(*draw(2, dims=(2, 130))), None, None, *ELU, [0, 0, 0]),
 }
 
 
@@ -86,10 +88,9 @@ def test_the_operator_is_what_its_fake_says(kind):
 def test_the_backward_operator_is_what_its_fake_says(kind):
     from softless.kernels.ops import attend_backward_op, attend_op
 
-    qkv, *rest = ARGUMENTS[kind]()
-    qkv, rest = [x.detach() for x in qkv], [x.detach() if isinstance(x, Tensor) else x for x in rest]
-    out, records = attend_op(qkv, *rest)
-    torch.library.opcheck(attend_backward_op, (torch.randn_like(out), qkv, *rest[:2], records, *rest[2:]))
+    given = [x.detach() if isinstance(x, Tensor) else x for x in ARGUMENTS[kind]()]
+    out, records = attend_op(*given)
+    torch.library.opcheck(attend_backward_op, (torch.randn_like(out), *given[:5], records, *given[5:]))
 
 
 @opchecked
@@ -99,10 +100,9 @@ def test_operators_in_spans_are_what_their_fakes_say():
 
     with regime("spans"):
         torch.library.opcheck(attend_op, ARGUMENTS["plain"]())
-        qkv, *rest = ARGUMENTS["plain"]()
-        qkv = [x.detach() for x in qkv]
-        out, records = attend_op(qkv, *rest)
-        torch.library.opcheck(attend_backward_op, (torch.randn_like(out), qkv, *rest[:2], records, *rest[2:]))
+        given = [x.detach() if isinstance(x, Tensor) else x for x in ARGUMENTS["plain"]()]
+        out, records = attend_op(*given)
+        torch.library.opcheck(attend_backward_op, (torch.randn_like(out), *given[:5], records, *given[5:]))
 
 
 def results(function, leaves: list[Tensor], upstream: Tensor, *, dynamic: bool = False) -> list[Tensor]:

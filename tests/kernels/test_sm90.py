@@ -36,7 +36,7 @@ def build(name: str, dim: int, tokens: int, *, grid: tuple[int, int] | None = No
     qkv = torch.empty(2, tokens, 3, 3, dim, dtype=torch.bfloat16, requires_grad=True)
     taps = None if grid is None else torch.empty(2, 3, 9, dim, dtype=torch.bfloat16, requires_grad=True)
     with sm90.compiling() as built:
-        out, _ = attend_op([qkv], None, taps, *MECHANISMS[name].recipe(dim**-0.5), [1, *(grid or (0, 0))])
+        out, _ = attend_op(qkv, None, None, None, taps, *MECHANISMS[name].recipe(dim**-0.5), [1, *(grid or (0, 0))])
         torch.autograd.grad(out, qkv, torch.empty_like(out))
     return built
 
