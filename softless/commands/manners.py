@@ -7,7 +7,8 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -32,7 +33,8 @@ def polite(verb: Callable[P, None]) -> Callable[P, None]:
     @wraps(verb)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            _import_torch()
+            with importing():
+                import torch  # noqa: F401
             verb(*args, **kwargs)
             sys.stdout.flush()
         except SoftlessError as error:
@@ -122,13 +124,15 @@ def installed_version() -> str:
         return "unknown"
 
 
-def _import_torch() -> None:
-    """Importing torch takes a second and swallows a KeyboardInterrupt now and then: until it is done, Ctrl-C exits."""
-    if threading.current_thread() is not threading.main_thread() or "torch" in sys.modules:
+@contextmanager
+def importing() -> Iterator[None]:
+    """Importing torch and what it needs swallows a KeyboardInterrupt now and then: inside, Ctrl-C exits."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
         return
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     try:
-        import torch  # noqa: F401
+        yield
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -33,7 +33,7 @@ from typing import Annotated, Any
 
 import typer
 
-from softless.commands.manners import console, emit_json, polite, prepare_folder, refuse, whole_number
+from softless.commands.manners import console, emit_json, importing, polite, prepare_folder, refuse, whole_number
 from softless.commands.words import lengths
 
 SUMMARY = "Do you need the softmax? Train twins, examine them, time them: a report."
@@ -113,7 +113,8 @@ def run(
     refuse({"--full": quick and full}, "--quick asks for less than the whole")
     prepare_folder(out)
 
-    from softless.commands import study_run, study_show
+    with importing():
+        from softless.commands import study_run, study_show
 
     asked = study_run.Asked(
         out=out, data=data, preset="quick" if quick else "full" if full else "default", recipe=recipe, twins=twins,

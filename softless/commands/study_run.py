@@ -1,7 +1,7 @@
 """A study from beginning to end: train the twins, examine them, time mechanisms, write the report."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from softless.commands.study_show import Showing
 from softless.commands.study_tables import groups, shared_spread
 from softless.commands.study_verdict import verdict
 from softless.data import open_splits
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, NonFiniteError
 from softless.models.table import CONFIGS
 from softless.probes.cases import cases_named
 from softless.report.page import require
@@ -93,7 +93,7 @@ def study(asked: Asked, out: "Console | None") -> tuple[dict[str, Any], Path]:
         ran = train_all(asked, asked.out / "twins", recipe, twins, preset.seeds, device, showing)
         cut = windows_of(recipe, asked.recipe or default_recipe(asked.data, device), preset)
         in_windows = cut and train_all(asked, asked.out / "twins-windows", *cut, preset.seeds, device, showing)
-        found = examine_all(asked, recipe, ran, preset, device, advance)
+        found = examine_all(asked, recipe, ran, preset, device, advance, showing.say)
         parts = Parts(asked.out)
         plan = {**asdict(preset.plan), "seed": asked.seed, "device": device}
         third = _scaled(advance, TIMING / 2)
@@ -157,9 +157,15 @@ def train_all(
 
 
 def examine_all(
-    asked: Asked, recipe: Recipe, ran: Ran, preset: Preset, device: str, advance: Advance
+    asked: Asked,
+    recipe: Recipe,
+    ran: Ran,
+    preset: Preset,
+    device: str,
+    advance: Advance,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """By twin: what the probes find in the model of its first seed that was trained."""
+    """By twin: what the probes find in the model of its first seed that was trained; one with infinities is passed."""
     parts, first = Parts(asked.out), dict[str, Any]()
     for record in ran.records:
         if record["status"] == "done":
@@ -174,7 +180,10 @@ def examine_all(
             trained_twin(record, asked.out / "twins"), exhibit, **sizes, advance=tell
         )
         about = {**sizes, "run": record["seed"], "recipe": record["recipe"], "fingerprint": record["fingerprint"]}
-        found[id_] = parts.part(f"examined-{id_}", about, make)
+        try:
+            found[id_] = parts.part(f"examined-{id_}", about, make)
+        except NonFiniteError as error:
+            say(f"{record['twin']['label']} cannot be examined: {error}")
     return found
 
 

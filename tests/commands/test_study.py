@@ -14,7 +14,7 @@ from PIL import Image
 
 from softless.commands import study_measure, study_plan, study_run
 from softless.commands.study_run import Asked
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, NonFiniteError
 from softless.train import grid
 from softless.train.recipe_file import read_recipe
 from tests.commands.conftest import MECHANISMS, RECIPE, TINY, small_studies
@@ -187,6 +187,25 @@ def test_when_the_minutes_are_over_it_says_what_is_left(softless):
     assert said["Softmax"].startswith("no answer yet")
     assert said["Left"] == "3 of the runs are left: the same command goes on with them."
     assert len(studied(softless)["twins"]) == 3
+
+
+def test_a_twin_with_infinities_is_passed_and_named(softless, tmp_path, monkeypatch):
+    real = study_run.examined
+
+    def fails_for_linear(model, *args, **options):
+        if model.blocks[0].attn.mechanism.name == "linear":
+            raise NonFiniteError("the weights of blocks.0.attn are not finite")
+        return real(model, *args, **options)
+
+    monkeypatch.setattr(study_run, "examined", fails_for_linear)
+    result = softless("study", "--twins", "softmax,linear-relu")
+    assert result.exit_code == 0
+    assert "linear relu cannot be examined: the weights of blocks.0.attn are not finite" in " ".join(
+        result.stdout.split()
+    )
+    document = json.loads((tmp_path / "report/report.json").read_text())
+    assert {layer["twin"] for layer in document["layers"]} == {"softmax"}
+    assert [twin["id"] for twin in document["twins"]] == ["softmax", "linear-relu"]
 
 
 def test_maps_are_a_byte_a_weight_and_images_are_real(report):
