@@ -59,7 +59,7 @@ def run(given: argparse.Namespace) -> int:
         chosen = twins_named(["softmax", *(twin.id for twin in twins_of(["4"], windows=True))])
     found = run_grid(
         given.out, recipe, chosen, data=given.data, seeds=range(given.seeds), minutes=given.minutes, pack=given.pack,
-        means=Means(device=given.device, workers=given.workers), watch=Lines(),
+        means=Means(device=given.device, workers=given.workers, graph=given.graph), watch=Lines(),
     )  # fmt: skip
     print(f"{len(found.records)} records, {found.left} runs left")
     print(markdown(tables(found.records)))
@@ -142,6 +142,7 @@ def main() -> int:
     grid.add_argument("--minutes", type=float)
     grid.add_argument("--pack", type=int, default=1)
     grid.add_argument("--workers", type=int, default=max((os.cpu_count() or 1) - 1, 0))
+    grid.add_argument("--graph", action="store_true", help="replay CUDA graphs: several times faster")
     grid.add_argument("--device", default="auto")
     verbs.add_parser("keep").add_argument("folders", type=Path, nargs="+")
     verbs.add_parser("page")
