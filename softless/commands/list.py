@@ -24,7 +24,8 @@ SUMMARY = "Every mechanism or model: what it is, its options or size."
 HELP = """List the mechanisms: paper, family, cost, formula, abilities, options with their defaults.
 
 \b
-cost    N tokens, d channels of a head, m stand-ins or features, w window, l stride, r rounds
+cost    N tokens, d channels of a head, m stand-ins or features, w window,
+        l stride, r rounds
 causal  has a causal form
 state   carries a state of fixed size: prefill, decode, streaming
 bias    takes a bias on its scores

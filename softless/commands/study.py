@@ -42,10 +42,10 @@ HELP = """Do you need the softmax? Train twins that differ only in attention, ex
 Ends with a verdict and the path of a page with pictures. A rerun goes on where the last one was.
 
 \b
-$ softless study                                # the embedded digits: minutes on two cores
+$ softless study                               # the embedded digits: minutes
 $ softless study --quick
 $ softless study --data flowers/ --out flowers-report
-$ softless study --full --pack 6 --minutes 25   # every table of the paper; for a GPU
+$ softless study --full --pack 6 --minutes 25  # the paper's tables, on a GPU
 """
 
 

@@ -254,10 +254,13 @@ def test_a_scale_that_is_no_number_is_refused(name, scale):
 
 
 @every_form
-def test_a_grid_that_nothing_reads_is_refused(name, is_causal):
+def test_a_grid_that_nothing_reads_or_that_does_not_fit_is_refused(name, is_causal):
     q, one = some(2, 4, 6, 3), made(name)
     call = {"is_causal": is_causal, "inputs": inputs(name, q, q)}
-    refuses(lambda: attention(q, q, q, one, grid=(2, 3), **call), "grid", (2, 3), name)
+    if one.reads_grid:
+        refuses(lambda: attention(q, q, q, one, grid=(2, 4), **call), "grid", (2, 4), 6)
+    else:
+        refuses(lambda: attention(q, q, q, one, grid=(2, 3), **call), "grid", (2, 3), name)
 
 
 @pytest.mark.parametrize("name", ["inline", "softmax"])

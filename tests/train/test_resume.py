@@ -76,6 +76,15 @@ def test_the_log_holds_what_was_told_and_nothing_of_the_clock(tmp_path):
     assert json.loads((tmp_path / "result.json").read_text())["steps"] == 10
 
 
+@pytest.fixture
+def heeding_ctrl_c():
+    """A job in the background starts with Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeding_ctrl_c")
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
     class Twice(Impatient):
         def tick(self, step):
