@@ -69,14 +69,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(skip)
 
 
+# Laws that a whole file of tests is about: those on neighbors and on streams.
+TOLD_IN_PARTS = {"test_neighbors.py", "test_streaming.py"}
+
+
 def mark_options(items: list[pytest.Item]) -> None:
-    """A law is tried on 25 examples of a mechanism, which its first case gets, and on 8 of each further option."""
+    """A law is tried on 25 examples of a mechanism, which its first case gets; each further option or part on 8."""
     tried = set()
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         if "case" in params and getattr(item.obj, "is_hypothesis_test", False):
             mechanism = getattr(params["case"], "name", str(params["case"]).split("-")[0])
-            law = (item.obj, str(params | {"case": mechanism}))
+            told = item.path if item.path.name in TOLD_IN_PARTS else item.obj
+            law = (told, str(params | {"case": mechanism}))
             item.tries_few = law in tried
             tried.add(law)
 

@@ -144,6 +144,7 @@ def test_a_run_stopped_in_the_middle_goes_on_to_the_same_numbers(whole, tmp_path
     assert without_time(read_record(tmp_path / "runs/softmax-0.json")) == without_time(expected)
 
 
+@pytest.mark.slow
 def test_the_numbers_do_not_depend_on_how_many_run_at_once(whole, tmp_path):
     found, notes = ran(tmp_path, pack=2)
     assert sorted(notes.names) == sorted(f"{twin}-{seed}" for seed in (0, 1) for twin in ("softmax", "inline-local"))
