@@ -41,6 +41,8 @@ class Engine:
         from timm.scheduler import CosineLRScheduler
         from timm.utils import ModelEmaV3
 
+        if devices.graph and recipe.accumulate > 1:
+            raise ArgumentError(f"a CUDA graph cannot accumulate {recipe.accumulate} parts: leave out --graph")
         self.recipe, self.devices, self.objective, self.step = recipe, devices, objective, 0
         self.plain = model.to(devices.device)
         if recipe.channels_last:
@@ -49,8 +51,6 @@ class Engine:
         if recipe.compile:
             self.plain.compile(mode="reduce-overhead" if devices.graph else "default")
         self.unrecorded = devices.graph and not recipe.compile  # the compiler records by itself
-        if devices.graph and recipe.accumulate > 1:
-            raise ArgumentError(f"a CUDA graph cannot accumulate {recipe.accumulate} parts: leave out --graph")
         self.model = devices.share(self.plain, *([self.ema.module] if self.ema else []))
         if objective.teacher is not None:
             objective.teacher.to(devices.device)

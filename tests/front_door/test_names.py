@@ -128,7 +128,6 @@ BLOCKS = [
 ]
 
 
-@pytest.mark.skipif(not PAGES, reason="there is no page yet")
 @pytest.mark.parametrize("block", BLOCKS)
 def test_every_example_in_the_pages_runs(block):
     if ">>>" in block:
