@@ -81,6 +81,7 @@ class Devices:
         """
         from accelerate.utils import AutocastKwargs
 
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # a graph has a stream of its own
         uncached = self.accelerator.autocast(autocast_handler=AutocastKwargs(cache_enabled=False))
         with torch.random.fork_rng(devices=[self.device]), uncached:
             torch.cuda.make_graphed_callables(model, (pixels.clone(),))
