@@ -51,9 +51,11 @@ class Showing:
         if self.wanted:
             total = self.per_epoch * self.epochs
             images, classes = len(job.train.images), job.train.classes
+            device, ranks = job.devices.device, job.devices.ranks
+            where = device if ranks == 1 else f"{ranks} x {device.type}"
             self.out.print(
                 f"{job.recipe.model.name}, {units.count(parameters)} parameters, {images:,} images in {classes} "
-                f"classes, {job.devices.device}, {total:,} updates",
+                f"classes, {where}, {total:,} updates",
                 soft_wrap=True,
             )
         self.advance = self.open.enter_context(progress(self.per_epoch * self.epochs, self.wanted))
