@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from softless.algebra.recipe import Recipe
+from softless.algebra.recipe import RULES, Recipe
 from softless.algebra.state import State, check_continues
 from softless.errors import BackendError
 from softless.mechanisms import Call, Mechanism
@@ -47,9 +47,11 @@ def run(
 ) -> Tensor:
     """[q, k, v], or a packed [qkv], on the kernels."""
     if call.is_causal:
+        q, k, v = qkv
+        if recipe.reader in RULES:
+            return run_with_state(q, k, v, None, recipe, call)[0]
         from softless.kernels.causal_ops import causal
 
-        q, k, v = qkv
         return causal(q, k, v, call.key_mask, None, *recipe[:3], recipe.scale, recipe.constant)[0]
     from softless.kernels.ops import attend_op
 
@@ -61,9 +63,13 @@ def run_with_state(
     q: Tensor, k: Tensor, v: Tensor, state: State | None, recipe: Recipe, call: Call
 ) -> tuple[Tensor, State]:
     """The causal kernels; a single token that needs no gradient takes the decode step."""
+    check_continues(state, _state_like(q, k, v, recipe))
+    if recipe.reader in RULES:
+        from softless.kernels.delta_ops import delta
+
+        return delta(q, k, v, call.inputs["beta"], call.key_mask, state, recipe.reader, recipe.scale)
     from softless.kernels.causal_ops import causal, decode
 
-    check_continues(state, _state_like(q, k, v, recipe))
     recording = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *(state or ())))
     step = decode if q.shape[2] == k.shape[2] == 1 and state is not None and not recording else causal
     return step(q, k, v, call.key_mask, state, *recipe[:3], recipe.scale, recipe.constant)

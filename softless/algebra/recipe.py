@@ -1,6 +1,8 @@
-"""A kernelized mechanism in names alone: what a fused kernel needs to know of it."""
+"""A mechanism in names alone: what a fused kernel needs to know of it."""
 
 from typing import NamedTuple
+
+RULES = ("delta", "efla")  # readers of a memory that tokens change, and not by adding to it alone
 
 
 class Recipe(NamedTuple):
@@ -8,7 +10,7 @@ class Recipe(NamedTuple):
 
     phi_q: str
     phi_k: str
-    reader: str  # divide | subtract | channel | none
+    reader: str  # divide | subtract | channel | none, or one of RULES
     constant: bool = False  # the features are [1, phi]: Taylor attention
     scale: float = 1.0
     t: float = 1.0  # of exp(t x)

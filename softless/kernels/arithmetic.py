@@ -49,6 +49,45 @@ def product(a, b, sums, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def parts(x, DTYPE: tl.constexpr):
+    """x in float32 as two factors, its large part and the rest: twice the bits of one."""
+    large = factor(x, DTYPE)
+    return large, factor(x - large.to(tl.float32), DTYPE)
+
+
+@triton.jit
+def precise_left(a, b, sums, DTYPE: tl.constexpr):
+    """`product` of a in float32, with twice the bits, and a factor b."""
+    if DTYPE == tl.float32:
+        return product(a, b, sums, DTYPE)
+    else:
+        large, rest = parts(a, DTYPE)
+        return product(large, b, product(rest, b, sums, DTYPE), DTYPE)
+
+
+@triton.jit
+def precise_right(a, b, sums, DTYPE: tl.constexpr):
+    """`product` of a factor a, and b in float32 with twice the bits."""
+    if DTYPE == tl.float32:
+        return product(a, b, sums, DTYPE)
+    else:
+        large, rest = parts(b, DTYPE)
+        return product(a, large, product(a, rest, sums, DTYPE), DTYPE)
+
+
+@triton.jit
+def precise(a, b, sums, DTYPE: tl.constexpr):
+    """`product` of two in float32, each with twice the bits; rest times rest is left out."""
+    if DTYPE == tl.float32:
+        return product(a, b, sums, DTYPE)
+    else:
+        large, rest = parts(a, DTYPE)
+        large_b, rest_b = parts(b, DTYPE)
+        sums = product(large, rest_b, product(rest, large_b, sums, DTYPE), DTYPE)
+        return product(large, large_b, sums, DTYPE)
+
+
+@triton.jit
 def exponential(x):
     """e^x, 0 where that is below the smallest normal number: that tail would take a GPU twice the instructions."""
     if INTERPRETED:

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from softless.algebra.recipe import Recipe
+from softless.algebra.recipe import RULES, Recipe
 from softless.kernels.arithmetic import INTERPRETED
 
 WIDEST = 256
+WIDEST_RULE = 128  # a memory stays in registers, and so does its gradient
 # Compute capabilities whose evidence file is in benchmarks/results: `auto` takes the kernels there.
 TESTED: frozenset[tuple[int, int]] = frozenset({(9, 0)})
 
@@ -21,8 +22,9 @@ def refusal(
         return f"Triton runs on {device.type} only in its interpreter (TRITON_INTERPRET=1)"
     if q.dtype == torch.float64:
         return "the kernels take float16, bfloat16 and float32, and q is torch.float64"
-    if max(q.shape[3], v.shape[3]) > WIDEST:
-        return f"the kernels take head dimensions up to {WIDEST}, and q has {q.shape[3]}, v has {v.shape[3]}"
+    widest = WIDEST_RULE if recipe.reader in RULES else WIDEST
+    if max(q.shape[3], v.shape[3]) > widest:
+        return f"the kernels take head dimensions up to {widest}, and q has {q.shape[3]}, v has {v.shape[3]}"
     if is_causal and "exp" in (recipe.phi_q, recipe.phi_k):
         return "the causal kernels have no running maximum for exponential features"
     if is_causal and q.shape[2] != k.shape[2]:
