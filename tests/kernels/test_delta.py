@@ -70,7 +70,7 @@ def test_outputs_and_gradients_are_those_of_the_weights(rule, tokens, d, e, head
     assert_close([state.comoment], [continued(wide, rule, None)[1].comoment])
 
 
-@every_rule
+@pytest.mark.parametrize("rule", [pytest.param("delta", marks=pytest.mark.slow), "efla"])
 def test_hidden_tokens_are_never_read_and_get_no_gradient(rule):
     """Left padding of more than a chunk, holes, and a row that is all padding."""
     drawn, mask = draw(40, batch=3), torch.rand(3, 40) < 0.7
@@ -107,12 +107,14 @@ def test_gradients_flow_through_the_state_in_and_out(rule, groups):
     assert (after.n == truth.n).all()
 
 
-@every_rule
-@pytest.mark.parametrize("backends", [("triton", "triton"), ("torch", "triton"), ("triton", "torch")], ids="-".join)
+@pytest.mark.parametrize(
+    ("rule", "backends"),
+    [("delta", ("triton", "triton")), ("efla", ("torch", "triton")), ("efla", ("triton", "torch"))],
+)
 def test_a_prompt_and_single_tokens_are_the_whole_on_either_backend(rule, backends):
     drawn = Drawn(*(x.detach() for x in draw(20, heads=2)))
     exact, state, found = weighed(widened(drawn), rule), None, []
-    for here, backend in ((slice(0, 17), backends[0]), *((slice(i, i + 1), backends[1]) for i in range(17, 20))):
+    for here, backend in ((slice(0, 18), backends[0]), *((slice(i, i + 1), backends[1]) for i in range(18, 20))):
         q, k, v, beta = (x[:, :, here] for x in drawn)
         out, state = attention_with_state(q, k, v, rule, state, inputs={"beta": beta}, backend=backend)
         found.append(out)
@@ -120,7 +122,7 @@ def test_a_prompt_and_single_tokens_are_the_whole_on_either_backend(rule, backen
     assert_close([torch.cat(found, 2)], [exact])
 
 
-@pytest.mark.parametrize("size", [1e-25, 1e-3, 30.0, 1e15])
+@pytest.mark.parametrize("size", [1e-25, 0.3, 1e15])
 def test_keys_of_any_length_are_right(size):
     """efla's gate is a key's length: open for short ones, saturated for long ones."""
     drawn = draw(6)
@@ -212,7 +214,10 @@ def test_nothing_is_read_before_it_is_written(monkeypatch):
 def test_the_operator_is_registered_truthfully(given):
     memory = torch.randn(1, 1, 5, 3).requires_grad_() if given else None
     mask = torch.ones(1, 5).bool() if given else None
-    torch.library.opcheck(torch.ops.softless.delta.default, (*draw(5, heads=2), mask, memory, "efla", 0.5))
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    quick = checks[: 3 if given else 4]  # a compiled call has a test of its own
+    operator = torch.ops.softless.delta.default
+    torch.library.opcheck(operator, (*draw(5, heads=2), mask, memory, "efla", 0.5), test_utils=quick)
 
 
 def test_a_compiled_call_is_one_graph_and_the_same_numbers():

@@ -38,7 +38,7 @@ FAMILIES = {
     "whole": Family(q=1, spread=0.1, k=1, whole=True),
     "outlier": Family(first=30, k=1, v=20),
 }
-QUICK = ("delta", "alike", "bf16"), ("efla", "alike", "fp16"), ("efla", "plain", "bf16")
+QUICK = ("delta", "alike", "bf16"), ("efla", "alike", "fp16")
 
 
 def draw(family: Family, dtype: torch.dtype) -> list[Tensor]:

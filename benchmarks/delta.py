@@ -1,0 +1,112 @@
+"""The delta rule on a GPU: milliseconds of its kernels beside the chunked form in PyTorch and fla's kernels.
+
+    python benchmarks/delta.py [--json FILE] [--shape 8,16,4096,64 ...]
+
+bfloat16, medians of CUDA-graph replays with the L2 flushed before each; a call that cannot be captured is timed with
+events. fla is left out where it is not installed; it takes unit keys, which are made in PyTorch and belong to its time.
+Each kernel's first output is compared with PyTorch in float64 before it is timed: the largest error in ulps is told.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import softless
+from softless.probes.contest import make_job
+from softless.probes.stopwatch import copy_rate, time_calls
+
+SHAPES = "8,16,4096,64", "2,16,16384,64", "4,16,4096,128"
+RULES, PASSES = ("delta", "efla"), {False: "forward", True: "forward + backward"}
+Formula = Callable[..., Tensor]
+
+
+def ours(rule: str, backend: str) -> Formula:
+    def formula(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+        return softless.attention(q, k, v, rule, is_causal=True, inputs={"beta": beta}, backend=backend)
+
+    return formula
+
+
+def fla() -> Formula:
+    from fla.ops.delta_rule import chunk_delta_rule
+
+    def formula(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+        turned = (x.transpose(1, 2) for x in (q, F.normalize(k, dim=-1), v, beta))  # [B, T, H, D]
+        return chunk_delta_rule(*turned, scale=1.0)[0].transpose(1, 2)
+
+    return formula
+
+
+def contestants(rule: str) -> dict[str, Formula]:
+    found = {"kernels": ours(rule, "triton"), "torch, chunked": ours(rule, "torch")}
+    return found | ({"fla chunk_delta_rule": fla()} if rule == "delta" and find_spec("fla") else {})
+
+
+def draw(shape: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator("cuda").manual_seed(0)
+    qkv = [torch.randn(shape, generator=generator, device="cuda") for _ in range(3)]
+    return [x.bfloat16() for x in (*qkv, torch.rand(shape[:3], generator=generator, device="cuda"))]
+
+
+def error(formula: Formula, rule: str, tensors: list[Tensor]) -> float:
+    """Ulps of bfloat16, on one sample."""
+    some = [x[:1] for x in tensors]
+    exact = ours(rule, "torch")(*(x.double() for x in some))
+    return ((formula(*some).double() - exact).abs().max() / exact.abs().max() / torch.finfo(torch.bfloat16).eps).item()
+
+
+def measure(rule: str, shape: tuple[int, ...], backward: bool, rate: float) -> list[dict[str, Any]]:
+    tensors, rows = draw(shape), []
+    floor = (11 if backward else 4) * tensors[0].nbytes / rate
+    for label, formula in contestants(rule).items():
+        row: dict[str, Any] = {"rule": rule, "shape": list(shape), "pass": PASSES[backward], "contestant": label}
+        try:
+            row["ulps"] = error(formula, rule, tensors)
+            time = time_calls({label: make_job(formula, tensors, backward)}, torch.device("cuda"), repeats=30)[label]
+            row |= {"ms": 1e3 * time.seconds, "eager_ms": 1e3 * (time.eager_seconds or time.seconds)}
+            row |= {"timing": time.timing, "share_of_copy": floor / time.seconds}
+        except Exception as problem:  # noqa: BLE001  (a rival's failure is a result)
+            row["error"] = f"{type(problem).__name__}: {' '.join(str(problem).split())}"
+        rows.append(row)
+    return rows
+
+
+def line(row: dict[str, Any]) -> str:
+    about = f"{row['rule']} {row['shape']} {row['pass']}, {row['contestant']}: "
+    if "error" in row:
+        return about + row["error"]
+    return f"{about}{row['ms']:.3f} ms ({row['timing']}), {row['share_of_copy']:.0%} of a copy, {row['ulps']:.1f} ulp"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="where the rows go")
+    parser.add_argument("--shape", action="append", help=f"batch,heads,tokens,dim; default {' '.join(SHAPES)}")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("this benchmark needs a CUDA device, and torch finds none", file=sys.stderr)
+        return 3
+    rate, rows = copy_rate(torch.device("cuda")), []
+    for shape in (tuple(map(int, text.split(","))) for text in arguments.shape or SHAPES):
+        for rule in RULES:
+            for backward in PASSES:
+                for row in measure(rule, shape, backward, rate):
+                    rows.append(row)
+                    print(line(row), flush=True)
+                torch.cuda.empty_cache()
+    if arguments.json:
+        about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "copy_bytes_per_second": rate}
+        arguments.json.write_text(json.dumps(about | {"rows": rows}, indent=2) + "\n")
+    return int(any("error" in row for row in rows if row["contestant"] == "kernels"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
