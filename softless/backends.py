@@ -34,8 +34,9 @@ def refusal(
         from softless.kernels import choice
     except ImportError as error:
         return f"triton cannot be imported ({error})"
-    cannot = choice.refusal(made.recipe(call.scale), made.name, q, k, v, call.is_causal, device)
-    return cannot or (None if ask else choice.untested(device))
+    recipe = made.recipe(call.scale)
+    cannot = choice.refusal(recipe, made.name, q, k, v, call.is_causal, device)
+    return cannot or (None if ask or recipe is None else choice.untested(device, recipe.reader))
 
 
 def run(

@@ -34,8 +34,10 @@ def refusal(
     return None
 
 
-def untested(device: torch.device) -> str | None:
+def untested(device: torch.device, reader: str) -> str | None:
     """Why `auto` leaves a device alone, or None."""
+    if reader in RULES:
+        return f"the kernels of the {reader} rule have no recorded evidence; backend='triton' runs them"
     if device.type != "cuda":
         return None
     if not torch.cuda.is_available():

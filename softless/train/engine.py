@@ -49,8 +49,8 @@ class Engine:
             self.plain.to(memory_format=torch.channels_last)
         self.ema = ModelEmaV3(self.plain, recipe.ema, use_warmup=recipe.ema_warmup) if recipe.ema else None
         if recipe.compile:
-            self.plain.compile(mode="reduce-overhead" if devices.graph else "default")
-        self.unrecorded = devices.graph and not recipe.compile  # the compiler records by itself
+            compile_blocks(self.plain) if devices.graph else self.plain.compile()
+        self.unrecorded = devices.graph
         self.model = devices.share(self.plain, *([self.ema.module] if self.ema else []))
         if objective.teacher is not None:
             objective.teacher.to(devices.device)
@@ -78,8 +78,6 @@ class Engine:
     def update(self, pixels: Tensor, labels: Tensor) -> None:
         """Pixels [B, 3, H, W] as the model sees them, labels [B]."""
         self.schedule.step_update(self.step)
-        if self.devices.graph and self.recipe.compile:
-            torch.compiler.cudagraph_mark_step_begin()
         loss = self._backward(pixels, labels)
         if self.devices.scaler is not None:
             self.devices.scaler.unscale_(self.optimizer)
@@ -136,6 +134,17 @@ class Engine:
         fused.found_inf = self.verdict[0].float()
         fused.step()
         del fused.found_inf
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Block by block: those of a stage share what is compiled, unless the rates of their dropped paths differ."""
+    from softless.models.blocks import Stage
+
+    blocks = [block for stage in model.modules() if isinstance(stage, Stage) for block in stage] or [model]
+    most = torch._dynamo.config  # to train, to test, and for the last batch of a test
+    most.recompile_limit = max(most.recompile_limit, 3 * len(blocks))
+    for block in blocks:
+        block.compile(dynamic=False)
 
 
 def _whole(norm: Tensor) -> Tensor:
