@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softless import backends, validation
+from softless import backends, packed, validation
 from softless.algebra.neighbors import local_residual
 from softless.algebra.state import State, keep
 from softless.errors import ArgumentError, BackendError
@@ -58,8 +58,11 @@ def attention(
     grid       (height, width), for mechanisms that read tokens as a picture
     backend    auto | reference (explicit weights, the specification) | torch | triton
 
-    A query that sees no key gives zeros.
+    A query that sees no key gives zeros. q, k and v may be packed sequences, jagged nested tensors [B, H, j, d].
     """
+    if packed.among(q, k, v):
+        given: dict[str, Any] = {"is_causal": is_causal, "key_mask": key_mask, "bias": bias, "scale": scale}
+        return packed.attend(attention, q, k, v, mechanism, **given, inputs=inputs, grid=grid, backend=backend)
     q, k, v = autocast(q, k, v)
     made, call = prepare(q, k, v, mechanism, is_causal, key_mask, bias, scale, inputs, grid, backend)
     recipe = backends.fused(made, call, q, k, v, backend)
@@ -142,6 +145,9 @@ def attention_with_state(
     survives `State(**state._asdict())` through any tensor file. `key_mask` [B, M] covers this call's
     tokens: padding is never absorbed. Scored mechanisms have no such state and raise.
     """
+    if packed.among(q, k, v):
+        given: dict[str, Any] = {"key_mask": key_mask, "scale": scale, "inputs": inputs, "grid": grid}
+        return packed.attend_with_state(attention_with_state, q, k, v, mechanism, state, **given, backend=backend)
     q, k, v = autocast(q, k, v)
     made, call = prepare(q, k, v, mechanism, True, key_mask, None, scale, inputs, grid, backend)
     validation.check_state(state, k)

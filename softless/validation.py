@@ -19,6 +19,11 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise ArgumentError(f"{name} is a {type(x).__name__} and must be a tensor [batch, heads, tokens, dim]")
+        if x.is_nested:
+            raise ArgumentError(
+                f"{name} is a nested tensor, and only attention and attention_with_state take packed sequences: give "
+                f"this call one sequence at a time, of {name}.unbind()"
+            )
         if x.ndim != 4:
             raise ArgumentError(f"{name} has shape {list(x.shape)} and must be [batch, heads, tokens, dim]")
         if x.dtype not in DTYPES:

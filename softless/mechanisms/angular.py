@@ -30,6 +30,7 @@ class Angular(Kernelized):
     cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "You et al. 2022"
     reader: ClassVar[str] = "none"
+    pairs_tokens: ClassVar[bool] = True
 
     exact: bool = False
 

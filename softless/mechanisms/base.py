@@ -53,6 +53,7 @@ class Mechanism:
     shares_keys: ClassVar[bool] = False  # meant for k = q: a module projects one for both
     moves_inputs: ClassVar[bool] = False  # training moves what was drawn: `moved` says where to
     mixes_queries: ClassVar[bool] = False  # a query's output depends on the others, padding among them if N != M
+    pairs_tokens: ClassVar[bool] = False  # a query stands at a key of its own: which one depends on N and M
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the `inputs` that are the same for every token, for q with these heads."""

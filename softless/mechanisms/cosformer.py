@@ -34,6 +34,7 @@ class Cosformer(Kernelized):
     paper: ClassVar[str] = "Qin et al. 2022"
     reader: ClassVar[str] = "divide"
     places: ClassVar[bool] = True
+    pairs_tokens: ClassVar[bool] = True
 
     length: int | None = None  # None: as long as the sequence is
 

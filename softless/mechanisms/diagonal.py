@@ -29,6 +29,7 @@ class Diagonal(Scored):
     paper: ClassVar[str] = "Qin et al. 2022"
     form: ClassVar[str] = "blocks"
     takes_bias: ClassVar[bool] = False
+    pairs_tokens: ClassVar[bool] = True
 
     variant: str = "t2"  # t1 | t2
     block: int = 64

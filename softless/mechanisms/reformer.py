@@ -34,6 +34,7 @@ class Reformer(Scored):
     paper: ClassVar[str] = "Kitaev et al. 2020"
     form: ClassVar[str] = "blocks"
     shares_keys: ClassVar[bool] = True
+    pairs_tokens: ClassVar[bool] = True
 
     buckets: int = 32
     rounds: int = 4

@@ -25,6 +25,7 @@ class Restricted(Scored):
     """A subclass says its pattern twice: as a mask, the specification, and as lots, the fast way."""
 
     form: ClassVar[str] = "blocks"
+    pairs_tokens: ClassVar[bool] = True
 
     def gives(self, i: Tensor, j: Tensor) -> Tensor:
         """Whether position i [N, 1] is given key j [M], causality apart."""

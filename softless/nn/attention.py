@@ -8,7 +8,7 @@ soft) has no projection for k.
 Shapes: B batch, N tokens, C channels, d = C / heads.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -19,6 +19,7 @@ from softless.errors import ArgumentError, UnsupportedError
 from softless.functional import attention_weights, attention_with_state
 from softless.mechanisms import Call, Mechanism
 from softless.nn.mixing import Heads, Mixing, check_rate
+from softless.packed import nested
 
 
 class Attention(Mixing):
@@ -34,6 +35,8 @@ class Attention(Mixing):
     window     tokens see those of their own window of the picture, at most this many rows and columns; needs `grid`
     shifted    the windows start half a window earlier
     attn_drop  dropout on explicit weights, for scored mechanisms only
+
+    x may be packed sequences, a jagged nested tensor [B, j, C]: without local, window and attn_drop.
     """
 
     def __init__(
@@ -91,8 +94,10 @@ class Attention(Mixing):
         bias: Tensor | None = None,
     ) -> Float[Tensor, "b n c"]:
         """The heads side by side, before the last projection."""
+        if x.is_nested and (self.residual is not None or self.window is not None):
+            raise UnsupportedError("local=True and window need the tokens of one picture, and x is packed sequences")
         qkv: Tensor | Heads
-        if self.kv_heads == self.heads and not self.mechanism.shares_keys:
+        if self.kv_heads == self.heads and not (self.mechanism.shares_keys or x.is_nested):
             qkv = self._qkv(x).unflatten(-1, (3, self.heads, self.head_dim))  # [B, N, 3, heads, d]
         else:
             qkv = self._project(x)
@@ -133,6 +138,10 @@ class Attention(Mixing):
         return self._heads(self._qkv(x))
 
     def _heads(self, qkv: Tensor) -> Heads:
+        if qkv.is_nested:  # by its values: a backward pass through the split of a nested tensor ends the process
+            whole: Any = qkv.contiguous()
+            flat = (x[0].transpose(0, 1) for x in self._heads(whole.values()[None]))  # [tokens of all, heads, d]
+            return cast(Heads, tuple(nested(x, whole.offsets()) for x in flat))
         dim, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         widths = (dim, kv) if self.mechanism.shares_keys else (dim, kv, kv)
         q, *k, v = (

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from softless.functional import full_precision, hide, widen
 from softless.mechanisms import Call, Mechanism
 from softless.mechanisms.base import repeat_heads
+from softless.packed import pack
 
 
 class Inputs(nn.Module):
@@ -44,6 +45,10 @@ class Inputs(nn.Module):
     @torch.no_grad()
     def move(self, k: Float[Tensor, "b g m d"], key_mask: Bool[Tensor, "b m"] | None) -> None:
         """What was drawn, moved towards what this training batch says."""
+        if k.is_nested:
+            sequences = pack("k", k)
+            key_mask = sequences.real()
+            k = sequences.padded(key_mask)
         k = widen(hide(repeat_heads(k, self.heads), key_mask))
         scale = self.mechanism.default_scale(self.head_dim)
         call = Call(key_mask=key_mask, scale=1.0 if scale is None else scale, inputs=self(None))

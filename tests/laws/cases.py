@@ -218,6 +218,27 @@ def masks(draw: st.DrawFn, tokens: int, batch: int = 2) -> Tensor:
     return torch.stack(rows)
 
 
+def nested(sequences: Iterable[Tensor]) -> Tensor:
+    """[1, H, n, ...] of each as a nested tensor [B, H, j, ...]; gradients go back to each."""
+    rows = [each[0].transpose(0, 1) for each in sequences]
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged).transpose(1, 2)
+
+
+def several(case: Case, *lengths: tuple[int, int], **shape: Any) -> list[Ask]:
+    """A question a sequence, of so many queries and keys; they share the inputs that are not a token's own."""
+    rows = [ask(case, *each, batch=1, seed=seed, **shape) for seed, each in enumerate(lengths)]
+    shared = {name: x for name, x in rows[0].inputs.items() if name not in A_TOKEN}
+    return [each._replace(inputs=each.inputs | shared) for each in rows]
+
+
+def packed(rows: list[Ask]) -> Ask:
+    """All of them as one question."""
+    inputs = {
+        name: nested(each.inputs[name] for each in rows) if name in A_TOKEN else x for name, x in rows[0].inputs.items()
+    }
+    return Ask(*(nested(each) for each in zip(*(row[:3] for row in rows), strict=True)), None, inputs)
+
+
 def streamed(case: Case, at: Ask, cuts: Iterable[int], state: State | None = None) -> tuple[Tensor, State]:
     """The causal output, cut before these tokens, the state carried over; and the last state."""
     tokens, outputs = at.q.shape[2], []

@@ -1,7 +1,7 @@
 """The fourteen invariants that every mechanism keeps, in one table: a row a mechanism, a column an invariant.
 
 The other files try each law on many questions; here each is asked once of every mechanism, and where one does not apply
-the mechanism says so. Packed sequences have no call of their own: a ragged batch is the same as each row alone.
+the mechanism says so.
 """
 
 import pytest
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from softless import attention, attention_weights, attention_with_state, list_mechanisms, mechanism
 from softless.errors import UnsupportedError
-from tests.laws.cases import CASES, SQUARE, STATEFUL, Ask, Case, ask, streamed
+from tests.laws.cases import CASES, SQUARE, STATEFUL, Ask, Case, ask, packed, several, streamed
 
 BY_NAME = {name: max((each for each in CASES if each.name == name), key=lambda each: len(each.forms)) for name in {
     each.name for each in CASES
@@ -178,18 +178,25 @@ def gradients(case: Case) -> None:
         )
 
 
-def packed(case: Case) -> None:
+def packing(case: Case) -> None:
+    """Sequences in one call, padded with a mask or packed without padding, are each as alone."""
     at = ragged(case)
+    lengths = (TOKENS, 0, TOKENS) if at.picture else (TOKENS, 0, 1, 6)  # pictures of one size
+    rows = several(case, *((n, n) for n in lengths))
     for form in case.forms:
         whole = out(case, at, form)
         for b, length in enumerate((TOKENS, 6)):
             alone = at.row(b).tokens(0, length)._replace(key_mask=None)
             torch.testing.assert_close(whole[b : b + 1, :, :length], out(case, alone, form), **CLOSE)
+        call = {"is_causal": form, **({"grid": rows[0].extra["grid"]} if at.picture else {})}
+        together = attention(*packed(rows)[:3], case.made, inputs=packed(rows).inputs, **call)
+        for row, given in zip(rows, together.unbind(), strict=True):
+            torch.testing.assert_close(given[None], out(case, row, form), rtol=0, atol=1e-12)
 
 
 INVARIANTS = (
     *(padding_content, batch_mates, causality, forms_agree, explicit_weights, row_sums, permutation),
-    *(half_precision, all_padding, one_token, untouched, determinism, gradients, packed),
+    *(half_precision, all_padding, one_token, untouched, determinism, gradients, packing),
 )
 
 
