@@ -2,10 +2,15 @@
 
     python benchmarks/scaling.py [--names linear performer] [--json benchmarks/results/scaling-DATE.json]
 
-One forward call on one thread, [1, 4, N, 64], N = 2048 to 16,384, tensors that no near cache holds: processor seconds,
-the fastest of up to 25 repeats that take turns for half a minute, and PyTorch's peak bytes, each over the same at half
-the tokens. The bar is 2.2. `sparse` has its local pattern; its strided one, whose best stride is sqrt(N), costs N^1.5
-and is shown beside a bar of 2.2 sqrt(2). Exit status 1 if a bar is missed.
+One forward call on one thread, [1, 4, N, 64], N = 2048 to 16,384, tensors that no near cache holds: processor seconds
+and PyTorch's peak bytes, each over the same at half the tokens. The bar is 2.2.
+
+Processor seconds, and the fastest of many runs, because other programs are not growth: they take processor time away,
+and caches and memory for seconds at a time. The four lengths take turns, and so do the mechanisms, in five rounds: the
+runs of one mechanism are minutes apart. What is slow in itself, as fresh memory is, is slow in every run and counts.
+
+`sparse` has its local pattern; its strided one, whose best stride is sqrt(N), costs N^1.5 and is shown beside a bar of
+2.2 sqrt(2). Exit status 1 if a bar is missed.
 """
 
 import argparse
@@ -28,7 +33,7 @@ from softless.probes.memory import peak_bytes
 
 TOKENS = (2048, 4096, 8192, 16384)
 HEADS, DIM = 4, 64
-HALF_A_MINUTE = 30
+ROUNDS, SECONDS = 5, 6  # of every mechanism, and in each round at least two runs of it or as many as take this long
 BAR, STRIDED_BAR = 2.2, 2.2 * 2**0.5
 STRIDED = "sparse, stride sqrt(N)"
 OPTIONS = {"sparse": {"pattern": "local"}, "linformer": {"length": TOKENS[-1]}}
@@ -56,13 +61,12 @@ def job(name: str, tokens: int) -> Callable[[], object]:
     )
 
 
-def fastest(jobs: dict[int, Callable[[], object]], repeats: int) -> dict[int, float]:
-    """Processor seconds of the fastest run of each; the first run of each warms it up."""
+def fastest(name: str) -> dict[int, float]:
+    """Processor seconds of the fastest run at each length; the first runs warm up."""
+    jobs = {tokens: job(name, tokens) for tokens in TOKENS}
     times: dict[int, list[float]] = {tokens: [] for tokens in jobs}
     began = time.monotonic()
-    for turn in range(repeats + 1):
-        if turn > 3 and time.monotonic() - began > HALF_A_MINUTE:
-            break
+    while len(times[TOKENS[-1]]) < 3 or time.monotonic() - began < SECONDS:
         for tokens, call in jobs.items():
             start = time.process_time()
             call()
@@ -70,10 +74,8 @@ def fastest(jobs: dict[int, Callable[[], object]], repeats: int) -> dict[int, fl
     return {tokens: min(taken[1:]) for tokens, taken in times.items()}
 
 
-def row(name: str, repeats: int) -> dict[str, object]:
-    jobs = {tokens: job(name, tokens) for tokens in TOKENS}
-    seconds = fastest(jobs, repeats)
-    peaks = {tokens: peak_bytes(call, torch.device("cpu")) for tokens, call in jobs.items()}
+def row(name: str, seconds: dict[int, float]) -> dict[str, object]:
+    peaks = {tokens: peak_bytes(job(name, tokens), torch.device("cpu")) for tokens in TOKENS}
     growth = {
         what: [round(values[b] / values[a], 2) for a, b in pairwise(TOKENS)]
         for what, values in (("time", seconds), ("memory", peaks))
@@ -86,21 +88,26 @@ def row(name: str, repeats: int) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--names", nargs="*", default=NAMES)
-    parser.add_argument("--repeats", type=int, default=25)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
+    seconds: dict[str, dict[int, float]] = {}
+    for turn in range(ROUNDS):
+        print(f"round {turn + 1} of {ROUNDS}", file=sys.stderr, flush=True)
+        for name in given.names:
+            now = fastest(name)
+            seconds[name] = {tokens: min(now[tokens], seconds.get(name, now)[tokens]) for tokens in TOKENS}
     rows = []
     print(f"{'mechanism':24}{'time at 4k/2k, 8k/4k, 16k/8k':32}{'memory':24}{'ms at 16k':>10}")
     for name in given.names:
-        rows.append(row(name, given.repeats))
+        rows.append(row(name, seconds[name]))
         show = {what: "  ".join(f"{ratio:.2f}" for ratio in rows[-1][what]) for what in ("time", "memory")}
         missed = "" if rows[-1]["holds"] else f"   over {rows[-1]['bar']:.2f}"
         print(f"{name:24}{show['time']:32}{show['memory']:24}{rows[-1]['milliseconds']:>10}{missed}", flush=True)
     if given.json:
         about = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": platform.machine(), "threads": 1}
-        about |= {"torch": torch.__version__, "shape": [1, HEADS, "N", DIM], "tokens": TOKENS, "repeats": given.repeats}
+        about |= {"torch": torch.__version__, "shape": [1, HEADS, "N", DIM], "tokens": TOKENS, "rounds": ROUNDS}
         given.json.write_text(
             json.dumps({**about, "command": "python benchmarks/scaling.py", "rows": rows}, indent=2) + "\n"
         )

@@ -60,5 +60,16 @@ def band(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, before: int, after: int)
     k, v, seen = k[:, :, start:], v[:, :, start:], seen[:, start:]
     cut = Blocks(k.shape[2], before, after)
     visible = cut.keys(seen[..., None]).mT & cut.near(q.device)  # [B, blocks, size, before + size + after]
-    out, log_mass = read(cut.queries(q) @ cut.keys(k).mT, visible[:, None], cut.keys(v))
-    return Piece(cut.back(out)[:, :, past:], cut.back(log_mass)[:, :, past:])
+    blocks = cut.queries(q), cut.keys(k), visible[:, None], cut.keys(v)  # [B, H, blocks, ., .]
+    run = max(at_once(q) // (q.shape[0] * q.shape[1] * visible.shape[2] * visible.shape[3]), 1)
+    if visible.shape[1] <= run or torch.compiler.is_compiling():  # one graph for any length
+        runs = [blocks]
+    else:
+        runs = list(zip(*(x.split(run, -3) for x in blocks), strict=True))
+    pieces = [read(queries @ keys.mT, seen, values) for queries, keys, seen, values in runs]
+    return Piece(*(cut.back(torch.cat(parts, -3))[:, :, past:] for parts in zip(*pieces, strict=True)))
+
+
+def at_once(q: Tensor) -> int:
+    """How many scores to form before the next ones: as many as a CPU's cache holds, or as a GPU has room for."""
+    return 2**20 if q.is_cpu else 2**27

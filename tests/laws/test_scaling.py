@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from softless import attention, mechanism
-from softless.mechanisms import MECHANISMS
+from softless.mechanisms import MECHANISMS, Mechanism
 from softless.probes.memory import peak_bytes
 
 TOKENS = (2048, 4096, 8192, 16384)
@@ -63,6 +63,17 @@ def test_nor_does_the_memory_of_a_training_step(name: str):
 
 def test_all_pairs_would_be_noticed():
     assert peak("topk", 2048, backward=False) / peak("topk", 1024, backward=False) > 3
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("made", [mechanism("longformer", window=64), mechanism("sparse", pattern="local", stride=64)])
+def test_a_window_is_read_in_runs_and_its_scores_are_never_all_there(made: Mechanism, is_causal: bool):
+    q, k, v = torch.randn(3, 1, 4, 16384, 8, dtype=torch.float64).unbind()
+    peak = peak_bytes(lambda: attention(q, k, v, made, is_causal=is_causal), q.device)
+    assert peak < 4 * 16384 * (128 if is_causal else 256) * q.element_size()
+    q, k, v = (x[:, :, :2048] for x in (q, k, v))
+    given, true = (attention(q, k, v, made, is_causal=is_causal, backend=how) for how in ("torch", "reference"))
+    torch.testing.assert_close(given, true, rtol=0, atol=1e-12)
 
 
 def test_strided_columns_of_the_best_stride_take_a_power_of_three_halves():
