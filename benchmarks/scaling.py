@@ -1,12 +1,12 @@
 """How time and memory grow with the tokens, for every mechanism that promises less than N^2.
 
-    python benchmarks/scaling.py [--names linear performer] [--json benchmarks/results/scaling-DATE.json]
+    python benchmarks/scaling.py [--names linear performer] [--rounds 3] [--json benchmarks/results/scaling-DATE.json]
 
 One forward call on one thread, [1, 4, N, 64], N = 2048 to 16,384, tensors that no near cache holds: processor seconds
 and PyTorch's peak bytes, each over the same at half the tokens. The bar is 2.2.
 
 Processor seconds, and the fastest of several runs, because other programs are not growth: they take the processor, and
-for seconds at a time its caches and memory. The four lengths take turns, and so do the mechanisms, in three rounds: the
+for seconds at a time its caches and memory. The four lengths take turns, and so do the mechanisms, in rounds: the
 runs of one mechanism are minutes apart. What is slow in itself, as fresh memory is, is slow in every run and counts.
 
 `sparse` has its local pattern; its strided one, whose best stride is sqrt(N), costs N^1.5 and is shown beside a bar of
@@ -33,7 +33,7 @@ from softless.probes.memory import peak_bytes
 
 TOKENS = (2048, 4096, 8192, 16384)
 HEADS, DIM = 4, 64
-ROUNDS, SECONDS = 3, 3  # of every mechanism; in each round it runs once or more, for as long as this
+SECONDS = 3  # in each round a mechanism runs once or more, for as long as this
 BAR, STRIDED_BAR = 2.2, 2.2 * 2**0.5
 STRIDED = "sparse, stride sqrt(N)"
 OPTIONS = {"sparse": {"pattern": "local"}, "linformer": {"length": TOKENS[-1]}}
@@ -88,13 +88,14 @@ def row(name: str, seconds: dict[int, float]) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--names", nargs="*", default=NAMES)
+    parser.add_argument("--rounds", type=int, default=3, help="more on a machine that others use")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     seconds: dict[str, dict[int, float]] = {}
-    for turn in range(ROUNDS):
-        print(f"round {turn + 1} of {ROUNDS}", file=sys.stderr, flush=True)
+    for turn in range(given.rounds):
+        print(f"round {turn + 1} of {given.rounds}", file=sys.stderr, flush=True)
         for name in given.names:
             now = fastest(name)
             seconds[name] = {tokens: min(now[tokens], seconds.get(name, now)[tokens]) for tokens in TOKENS}
@@ -107,7 +108,7 @@ def main() -> int:
         print(f"{name:24}{show['time']:32}{show['memory']:24}{rows[-1]['milliseconds']:>10}{missed}", flush=True)
     if given.json:
         about = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": platform.machine(), "threads": 1}
-        about |= {"torch": torch.__version__, "shape": [1, HEADS, "N", DIM], "tokens": TOKENS, "rounds": ROUNDS}
+        about |= {"torch": torch.__version__, "shape": [1, HEADS, "N", DIM], "tokens": TOKENS, "rounds": given.rounds}
         given.json.write_text(
             json.dumps({**about, "command": "python benchmarks/scaling.py", "rows": rows}, indent=2) + "\n"
         )
