@@ -31,7 +31,7 @@ ALL = [family if family == "deit" else pytest.param(family, marks=pytest.mark.sl
 @pytest.mark.parametrize("name", NAMES)
 def test_a_backbone_takes_it_or_says_why_not(name: str, family: str):
     """What it gives for an image depends on that image alone."""
-    model, x = small(f"inline_{family}_tiny", mechanism=name, img_size=32), images(2, 3, 32, 32, dtype=torch.float32)
+    model, x = small(f"inline_{family}_tiny", mechanism=name, img_size=32).double(), images(2, 3, 32, 32)
     if reason := refusal(name, family):
         with pytest.raises(SoftlessError, match=reason):
             model(x)
@@ -40,7 +40,7 @@ def test_a_backbone_takes_it_or_says_why_not(name: str, family: str):
         out, alone = model(x), model(x[:1])
     assert out.shape == (2, 5)
     assert out.isfinite().all()
-    torch.testing.assert_close(out[:1], alone, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(out[:1], alone, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)
