@@ -71,7 +71,7 @@ def compiling() -> Iterator[list[Built]]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*FP_FUSION.*")
             made = kernel.warmup(*arguments, grid=(programs,), **constants)
-        built.append(_report(made, programs))
+        built.append(_report(made.result() if hasattr(made, "result") else made, programs))  # 3.6: a promise of one
 
     users = [module for module in _kernel_modules() if hasattr(module, "launch")]
     real = driver._active

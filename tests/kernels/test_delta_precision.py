@@ -35,6 +35,7 @@ class Family(NamedTuple):
 FAMILIES = {
     "plain": Family(),
     "alike": Family(q=1, spread=0.1, k=3, v=20),
+    "differences": Family(q=1, spread=0.1, k=3),
     "whole": Family(q=1, spread=0.1, k=1, whole=True),
     "outlier": Family(first=30, k=1, v=20),
 }
@@ -85,6 +86,15 @@ def test_errors_stay_within_the_budget(rule, family, kind):
         told = worst(float32, truth) <= 0.25 * limits.eps * size  # elsewhere the truth's terms cancel, in any dtype
         if size < limits.max and (told or name == "output"):
             assert_within_budget(mine, truth, theirs, **FORWARD if name == "output" else GRADIENT, name=name)
+
+
+def test_differences_of_large_numbers_keep_the_bits_of_two_factors():
+    """One rounding of T, or of the scores, before it is multiplied costs two or three ulp here."""
+    q, k, v, beta = draw(FAMILIES["differences"], torch.bfloat16)
+    out, _ = delta(q, k, v, beta, None, None, "efla", 1.0)
+    wide = [x.double() for x in (q, k, v)]
+    exact = attention(*wide, "efla", is_causal=True, inputs={"beta": beta.double()}, backend="reference")
+    assert worst(out, exact) <= torch.finfo(torch.bfloat16).eps * exact.abs().max()
 
 
 @pytest.mark.parametrize("kind", [pytest.param("bf16", marks=pytest.mark.slow), "fp16"])

@@ -11,7 +11,7 @@ from tests.kernels import sm90
 
 SHARED = 227 * 1024
 TARGET = triton.__version__.startswith("3.6.")  # what the GPU machine has: the numbers below are its compiler's
-SPILLS = {("gradient_kernel", 128): 128}  # bytes a thread; its sums are 64 x 128 numbers, twice
+SPILLS = {("gradient_kernel", 128): 200}  # bytes a thread; its sums are 64 x 128 numbers, twice
 
 
 @pytest.mark.slow
