@@ -5,6 +5,7 @@ With S before the chunk, dS after it, U and dR of its tokens, and keys k^ = k/|k
     dP = scale tril(dO U^T)         dA = -stril(dR U^T)             M = diag(a) dA
     dQ = scale dO S^T + dP k^       dk^ = dP^T Q + U dS^T - diag(a) dR S^T + (M + M^T) k^
     da = rows of dA * k^ k^^T - dR * k^ S                           dgain = rows of dR * V
+    a da + gain dgain = rows of dR * U
 
     dk = (dk^ - k^ (k^.dk^)) / |k| + d|k| k^                        `delta_gate` has dbeta and d|k|
 
@@ -43,10 +44,11 @@ def score_gradient(do, written, states, b, h, g, chunk, here, some, D: tl.conste
 def write_gradient(v, written, refused, states, later, b, g, chunk, here, some, seen, keys, erase, gradient,
                    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr,
                    DTYPE: tl.constexpr):  # fmt: skip
-    """(dk^ so far, stril(dR U^T), rows of dR * K S, dgain), of what the chunk writes."""
+    """(dk^ so far, stril(dR U^T), rows of dR * K S, dgain, rows of dR * U), of what the chunk writes."""
     dims, steps = tl.arange(0, BD), tl.arange(0, CHUNK)
     mixed = tl.zeros((CHUNK, CHUNK), tl.float32)
-    of_held, of_gain = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK,), tl.float32)
+    of_held = tl.zeros((CHUNK,), tl.float32)
+    of_gain, of_write = of_held, of_held
     for at in range(0, E, BE):
         columns = at + tl.arange(0, BE)
         valued = (columns < E)[None, :]
@@ -58,9 +60,10 @@ def write_gradient(v, written, refused, states, later, b, g, chunk, here, some, 
         gradient = product(factor(-erase[:, None] * refusal, DTYPE), tl.trans(memory), gradient, DTYPE)
         mixed = product(factor(refusal, DTYPE), tl.trans(writes), mixed, DTYPE)
         held = product(keys, memory, tl.zeros((CHUNK, BE), tl.float32), DTYPE)
+        of_write += tl.sum(refusal * writes.to(tl.float32), 1)
         of_held += tl.sum(refusal * held, 1)
         of_gain += tl.sum(refusal * load(v, b, g, here, columns, seen & valued), 1)
-    return gradient, tl.where(steps[:, None] > steps[None, :], mixed, 0.0), of_held, of_gain
+    return gradient, tl.where(steps[:, None] > steps[None, :], mixed, 0.0), of_held, of_gain, of_write
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -77,7 +80,7 @@ def gradient_kernel(q, k, v, beta, do, dq, dk, dbeta, mask, scalars, states, wri
     inside, some, seen = (dims < D)[None, :], (here < tokens)[:, None], visible(mask, b, here, tokens)[:, None]
     keys, _, power = scaled(load(k, b, g, here, dims, seen & inside))
     keys = factor(keys, DTYPE)
-    inverse, erase, _ = strengths(scalars, p, here, tokens)
+    inverse, erase, gain = strengths(scalars, p, here, tokens)
     unit = inverse * power
     gradient = tl.zeros((CHUNK, BD), tl.float32)
     for r in range(SHARED):
@@ -89,7 +92,7 @@ def gradient_kernel(q, k, v, beta, do, dq, dk, dbeta, mask, scalars, states, wri
         store(dq, b, h, here, dims, some & inside, scale * of_queries)
         queries = factor(load(q, b, h, here, dims, some & inside), DTYPE)
         gradient = product(factor(tl.trans(scale * pulls), DTYPE), queries, gradient, DTYPE)
-    gradient, mixed, of_held, of_gain = write_gradient(
+    gradient, mixed, of_held, of_gain, of_write = write_gradient(
         v, written, refused, states, later, b, g, program, here, some, seen, keys, erase, gradient, D, E, BD, BE, CHUNK,
         DTYPE)  # fmt: skip
     alike = product(keys, tl.trans(keys), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE) * unit[None, :]
@@ -99,7 +102,7 @@ def gradient_kernel(q, k, v, beta, do, dq, dk, dbeta, mask, scalars, states, wri
     gradient = product(mixed, keys, gradient, DTYPE)
 
     strength = tl.sum(load(beta, b, g, here, tl.arange(0, 1), seen), 1)
-    of_beta, of_length = gate_gradient(of_erase, of_gain, inverted(inverse), strength, RULE)
+    of_beta, of_length = gate_gradient(of_erase, of_gain, of_write, gain, inverted(inverse), strength, RULE)
     store(dbeta, b, g, here, tl.arange(0, 1), some, tl.where(seen, of_beta[:, None], 0.0))
     direction = unit[:, None] * keys.to(tl.float32)
     along = of_length - inverse * tl.sum(gradient * direction, 1)

@@ -148,6 +148,18 @@ def test_a_key_of_zeros_neither_erases_nor_writes(rule):
     assert all(x.isfinite().all() for x in gradients([out], [*drawn]))
 
 
+@every_rule
+def test_a_token_that_writes_nothing_yet_has_a_gradient_in_beta(rule):
+    drawn = draw(9)
+    with torch.no_grad():
+        drawn.beta[..., ::3] = 0
+    wide = widened(drawn)
+    out, exact = delta(*drawn, None, None, rule, 1.0)[0], weighed(wide, rule)
+    right = gradients([exact], [*wide])
+    assert (right[3][..., ::3] != 0).all()
+    assert_close([out, *gradients([out], [*drawn])], [exact, *right])
+
+
 def test_no_query_learns_of_the_future():
     drawn = Drawn(*(x.detach() for x in draw(36)))
     before, _ = delta(*drawn, None, None, "efla", 1.0)
