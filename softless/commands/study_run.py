@@ -25,6 +25,7 @@ from softless.probes.cases import cases_named
 from softless.report.page import require
 from softless.report.study_page import write_page
 from softless.train.assemble import Means
+from softless.train.blas import by_blas
 from softless.train.decoded import fetch
 from softless.train.grid import Ran, run_grid
 from softless.train.recipe import Recipe
@@ -93,7 +94,8 @@ def study(asked: Asked, out: "Console | None") -> tuple[dict[str, Any], Path]:
         ran = train_all(asked, asked.out / "twins", recipe, twins, preset.seeds, device, showing)
         cut = windows_of(recipe, asked.recipe or default_recipe(asked.data, device), preset)
         in_windows = cut and train_all(asked, asked.out / "twins-windows", *cut, preset.seeds, device, showing)
-        found = examine_all(asked, recipe, ran, preset, device, advance, showing.say)
+        with by_blas():
+            found = examine_all(asked, recipe, ran, preset, device, advance, showing.say)
         parts = Parts(asked.out)
         plan = {**asdict(preset.plan), "seed": asked.seed, "device": device}
         third = _scaled(advance, TIMING / 2)

@@ -22,7 +22,7 @@ CLASSES = {
 
 OPTIONS = (
     *("in_chans", "global_pool", "drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"),
-    "position_std",
+    *("position_std", "weight_std"),
 )
 
 __all__ = ["create_model", "list_models"]
@@ -69,8 +69,9 @@ def create_model(
     pattern      which blocks those are, a letter a stage: I all, S none, or how many of the first: "IIIS", "II2S"
     img_size     (height, width) the position tables are made for; other sizes are resampled
     patch_size, dims, depths, heads   other sizes than the name stands for, one a stage; patch_size is the first stage's
-    options      in_chans, global_pool, drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate; position_std, of the
-                 table of positions at the start (0.02): pixels by themselves say little without their place
+    options      in_chans, global_pool, drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate; position_std and
+                 weight_std, the deviations at the start of the table of positions and of linear weights (0.02 both):
+                 pixels by themselves say little without their place, and narrow layers fade what small weights carry
     """
     config = customize(
         name, mechanism, local, window, pattern, img_size, patch_size=patch_size, dims=dims, depths=depths, heads=heads

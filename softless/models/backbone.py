@@ -41,9 +41,15 @@ class Backbone(CallsBack):
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
         position_std: float | None = None,
+        weight_std: float | None = None,
     ):
         super().__init__()
-        self.position_std = self._deviation(position_std)
+        if position_std is not None and not self.has_positions:
+            raise ArgumentError(
+                f"position_std {position_std} would change nothing: {type(self).__name__} has no positions"
+            )
+        self.position_std = deviation("position_std", position_std)
+        self.weight_std = deviation("weight_std", weight_std)
         rates = {"proj_drop_rate": proj_drop_rate, "attn_drop_rate": attn_drop_rate, "drop_path_rate": drop_path_rate}
         for name, rate in {"drop_rate": drop_rate, **rates}.items():
             check_rate(name, rate)
@@ -61,7 +67,7 @@ class Backbone(CallsBack):
         self.norm: nn.Module = nn.Identity()  # PVT has none
         self.build()
         self.head = self._classifier()
-        self.apply(initialize)
+        self.apply(self._initialize)
 
     def build(self) -> None:
         """Everything but the head."""
@@ -72,15 +78,12 @@ class Backbone(CallsBack):
             raise ArgumentError(f"global_pool {name!r} is not one of {', '.join(map(repr, self.pools))}")
         return self.pools[0] if name is None else name
 
-    def _deviation(self, given: float | None) -> float:
-        """Of the table of positions at the start."""
-        if given is None:
-            return 0.02
-        if not self.has_positions:
-            raise ArgumentError(f"position_std {given} would change nothing: {type(self).__name__} has no positions")
-        if not 0 <= given <= 1:
-            raise ArgumentError(f"position_std {given} is not a deviation between 0 and 1")
-        return given
+    def _initialize(self, module: nn.Module) -> None:
+        """The authors' start: linear weights normal with deviation 0.02, biases zero; convolutions as in PyTorch."""
+        if isinstance(module, nn.Linear):
+            trunc_normal_(module.weight, std=self.weight_std)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
     def _classifier(self) -> nn.Module:
         return nn.Linear(self.num_features, self.num_classes) if self.num_classes else nn.Identity()
@@ -131,7 +134,7 @@ class Backbone(CallsBack):
         self.num_classes = num_classes
         self.global_pool = self.global_pool if global_pool is None else self._pool(global_pool)
         self.head = self._classifier().to(like.device, like.dtype).train(self.training)
-        initialize(self.head)
+        self._initialize(self.head)
 
     def attention_maps(self, images: Tensor) -> Iterator[AttentionMap]:
         """The explicit weights [B, heads, N, M] of each layer for these images, one layer at a time.
@@ -217,12 +220,13 @@ def check_format(output_fmt: str, formats: tuple[str, ...]) -> None:
         raise ArgumentError(f"output_fmt {output_fmt!r} is not one of {', '.join(formats)}")
 
 
-def initialize(module: nn.Module) -> None:
-    """The authors' start: linear weights normal with deviation 0.02, biases zero; convolutions as in PyTorch."""
-    if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
+def deviation(name: str, given: float | None) -> float:
+    """Of what is drawn at the start; the authors' where none is given."""
+    if given is None:
+        return 0.02
+    if not 0 <= given <= 1:
+        raise ArgumentError(f"{name} {given} is not a deviation between 0 and 1")
+    return given
 
 
 def table(*shape: int, std: float = 0.02) -> nn.Parameter:

@@ -24,6 +24,7 @@ from softless.errors import ArgumentError, NonFiniteError
 from softless.io import checkpoint
 from softless.io.journal import Journal
 from softless.train import state
+from softless.train.blas import by_blas
 from softless.train.board import Board
 from softless.train.devices import Devices
 from softless.train.engine import Engine
@@ -86,7 +87,7 @@ def fit(job: Job) -> Outcome:
     """Train to the end of the recipe, from the beginning or from where the run was."""
     loop = Loop(job)
     try:
-        with job.stop:
+        with job.stop, by_blas(job.recipe.precision):
             loop.run_on(job.stop)
     finally:
         loop.close()

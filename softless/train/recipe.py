@@ -36,6 +36,7 @@ class Architecture:
     global_pool: str | None = None
     drop_path_rate: float = 0.0
     position_std: float | None = None
+    weight_std: float | None = None
 
     def __post_init__(self) -> None:
         if not (self.local is None or isinstance(self.local, bool)):

@@ -142,6 +142,7 @@ WRONG = [
     ({"in_chans": 0}, "in_chans 0 must be a whole number, at least 1"),
     ({"position_std": 0.1}, "position_std 0.1 would change nothing: Swin has no positions"),
     ({"name": "inline_pvt_tiny", "position_std": -1}, "position_std -1 is not a deviation between 0 and 1"),
+    ({"weight_std": 1.5}, "weight_std 1.5 is not a deviation between 0 and 1"),
 ]
 
 
@@ -150,6 +151,14 @@ def test_positions_start_as_far_apart_as_they_are_told():
         model = softless.create_model("inline_deit_tiny", depths=1, position_std=std)
         assert model.pos_embed.std().item() == pytest.approx(std or 0.02, rel=0.05)
         assert model.cls_token.std().item() < 0.05
+
+
+def test_weights_start_as_large_as_they_are_told_and_so_does_a_new_head():
+    for std in (None, 0.15):
+        model = softless.create_model("inline_deit_tiny", depths=1, weight_std=std)
+        model.reset_classifier(500)
+        for layer in (model.blocks[0].attn.qkv, model.blocks[0].mlp.fc2, model.head):
+            assert layer.weight.std().item() == pytest.approx(std or 0.02, rel=0.05)
 
 
 @pytest.mark.parametrize(("given", "words"), WRONG)
