@@ -41,7 +41,7 @@ QUICK = Preset(
     "quick",
     twins=SIX[:4],
     seeds=1,
-    changes=(("epochs", "10"),),
+    changes=(("epochs", "12"),),
     examined=32,
     masked=180,
     shown=2,
