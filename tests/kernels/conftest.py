@@ -1,7 +1,7 @@
 """Tests marked `kernels` run Triton's interpreter, which is chosen when triton is imported: a process of their own."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -37,4 +37,35 @@ def language_replaced_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter, "_patch_lang", search_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def types_made_once() -> Iterator[None]:
+    """At every operation the interpreter makes the same few types of blocks anew, and a table of numpy's types."""
+    if not INTERPRETED:
+        yield
+        return
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    find, found = interpreter._get_np_dtype, {}
+    make, made = core.block_type.__init__, {}
+
+    def find_once(kind: core.dtype) -> object:
+        scalar = kind.scalar
+        if scalar.name not in found:
+            found[scalar.name] = find(scalar)
+        return found[scalar.name]
+
+    def make_once(self: core.block_type, element_ty: core.dtype, shape: Sequence) -> None:
+        key = (element_ty.name, *map(core._unwrap_if_constexpr, shape))
+        if key not in made:
+            make(self, element_ty, shape)
+            made[key] = vars(self)
+        vars(self).update(made[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_get_np_dtype", find_once)
+        patch.setattr(core.block_type, "__init__", make_once)
         yield

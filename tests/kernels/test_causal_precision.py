@@ -4,6 +4,9 @@ Keys and values with a common offset punish factors that are rounded before they
 all others punishes what is centered on it; one that its own query hardly sees has all the weight there is.
 """
 
+from collections.abc import Iterator
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
@@ -53,9 +56,18 @@ def numbers(formula, given: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return [out.detach(), *torch.autograd.grad(out, leaves, upstream.to(out.dtype))]
 
 
-@pytest.mark.parametrize("case", RECIPES)
-@pytest.mark.parametrize("family", ["plain", "offset", "outlier", "unseen"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+FAMILIES = ("plain", "offset", "outlier", "unseen")
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def in_turn() -> Iterator[object]:
+    """Of the two half precisions one in turn; make slow takes both."""
+    for (i, case), (j, family), (k, dtype) in product(*map(enumerate, (RECIPES, FAMILIES, HALF))):
+        marks = [pytest.mark.slow] if (i + j + k) % 2 else []
+        yield pytest.param(case, family, HALF[dtype], id=f"{dtype}-{family}-{case}", marks=marks)
+
+
+@pytest.mark.parametrize(("case", "family", "dtype"), in_turn())
 def test_errors_stay_within_the_budget(monkeypatch, case, family, dtype):
     if family == "offset":
         monkeypatch.setattr(causal_tiles, "cut", lambda *_: (2, 64))
@@ -72,7 +84,7 @@ def test_errors_stay_within_the_budget(monkeypatch, case, family, dtype):
             assert_within_budget(mine, truth, theirs, **budget, name=name)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)
 def test_a_carried_state_keeps_the_budget(dtype):
     given = draw("offset", dtype)
     cut = 50
