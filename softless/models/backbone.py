@@ -80,7 +80,7 @@ class Backbone(CallsBack):
 
     def _initialize(self, module: nn.Module) -> None:
         """The authors' start: linear weights normal with deviation 0.02, biases zero; convolutions as in PyTorch."""
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and not module.weight.is_meta:  # there is nothing to draw there
             trunc_normal_(module.weight, std=self.weight_std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)

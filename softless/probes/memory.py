@@ -1,7 +1,7 @@
 """Peak memory of a call, and how much is free."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -43,14 +43,16 @@ def _allocations(call: Callable[[], object]) -> list[int]:
     from torch.profiler import ProfilerActivity, profile
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would narrate each start and stop on stderr
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     results = profiler.profiler.kineto_results
     return [size for _, size in sorted(_walk(results.experimental_event_tree()), key=lambda pair: pair[0])]
 
 
-def _walk(events: Iterable[Any]) -> Iterable[tuple[int, int]]:
-    for event in events:
+def _walk(events: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    waiting = [*reversed(events)]
+    while waiting:
+        event = waiting.pop()
         if event.tag.name == "Allocation":
             yield event.start_time_ns, event.extra_fields.alloc_size
-        yield from _walk(event.children)
+        waiting += reversed(event.children)
