@@ -13,6 +13,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.annotations import checked_at_first
+
 # The hook rewrites what it checks as it is imported, so it must be installed before any test module loads.
 # The front door is left out: there a wrong type is the user's, and softless answers it in its own words.
 CHECK_TYPES = os.environ.get("SOFTLESS_TYPECHECK", "1") != "0" and find_spec("beartype") is not None
@@ -26,7 +28,6 @@ if CHECK_TYPES:
 # too_slow measures the machine, not the test.
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("test", derandomize=True, max_examples=25, **COMMON)
-settings.register_profile("few", parent=settings.get_profile("test"), max_examples=8)
 settings.register_profile("slow", max_examples=200, print_blob=True, **COMMON)
 settings.register_profile("mutants", parent=settings.get_profile("test"), max_examples=5)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
@@ -74,7 +75,10 @@ TOLD_IN_PARTS = {"test_neighbors.py", "test_streaming.py"}
 
 
 def mark_options(items: list[pytest.Item]) -> None:
-    """A law is tried on 25 examples of a mechanism, which its first case gets; each further option or part on 8."""
+    """A law is tried on 25 examples of a mechanism, which its first case gets; each further option or part on 8.
+
+    In Triton's interpreter on 8, and each further option on 3.
+    """
     tried = set()
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
@@ -82,15 +86,21 @@ def mark_options(items: list[pytest.Item]) -> None:
             mechanism = getattr(params["case"], "name", str(params["case"]).split("-")[0])
             told = item.path if item.path.name in TOLD_IN_PARTS else item.obj
             law = (told, str(params | {"case": mechanism}))
-            item.tries_few = law in tried
+            item.is_law, item.tries_few = True, law in tried
             tried.add(law)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    if not getattr(item, "tries_few", False) or settings.get_current_profile_name() != "test":
+    if not getattr(item, "is_law", False) or settings.get_current_profile_name() != "test":
         return (yield)
-    with patch.object(item.obj, "_hypothesis_internal_use_settings", settings.get_profile("few")):
+    law, chosen = item.obj.hypothesis, item.obj._hypothesis_internal_use_settings
+    if item.tries_few:
+        chosen = settings(chosen, max_examples=max(3, chosen.max_examples // 3))
+    with (
+        patch.object(item.obj, "_hypothesis_internal_use_settings", chosen),
+        patch.object(law, "inner_test", checked_at_first(law.inner_test)),
+    ):
         return (yield)
 
 

@@ -1,12 +1,10 @@
 """Every mechanism, with each option that changes its arithmetic, and the tensors to try it on."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import pytest
 import torch
-from jaxtyping import config
 from torch import Tensor
 
 from softless import Mechanism, attention, mechanism
@@ -148,17 +146,6 @@ def attend(case: str, given: Draw, *, is_causal: bool, backend: str = "auto", **
 def grid(case: str, q: Tensor) -> tuple[int, int] | None:
     """The tokens as a picture of one row, where a mechanism reads one."""
     return (1, q.shape[2]) if CASES[case].needs_grid and q.shape[2] else None
-
-
-@contextmanager
-def same_shapes() -> Iterator[None]:
-    """Inside, annotations are not checked again."""
-    before = config.jaxtyping_disable
-    config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        config.update("jaxtyping_disable", before)
 
 
 def gradients(out: Tensor, upstream: Tensor, leaves: list[Tensor]) -> list[Tensor]:

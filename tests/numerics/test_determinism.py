@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from tests.numerics.cases import attend, draw, every_form, gradients, same_shapes
+from tests.annotations import same_shapes
+from tests.numerics.cases import attend, draw, every_form, gradients
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from softless import State, attention, attention_weights, attention_with_state
+from tests.annotations import same_shapes
 from tests.numerics.cases import (
     CASES,
     HEADS,
@@ -23,7 +24,6 @@ from tests.numerics.cases import (
     forms,
     gradients,
     grid,
-    same_shapes,
 )
 
 every_stateful_case = pytest.mark.parametrize("case", STATEFUL)
