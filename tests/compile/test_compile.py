@@ -46,13 +46,21 @@ SCORED += ["asymmetric_nonlocal"]
 OTHERS += SCORED  # only as causal as they can be
 
 
-def cases(chosen: list[str], among: Collection[str] = CASES.keys()) -> pytest.MarkDecorator:
-    marks = {(case, form): [pytest.mark.slow] for case in CASES if case in among for form in FORMS[case]}
-    for case in chosen:
-        marks |= {(case, form): [] for form in FORMS[case] if case not in SCORED or form == FORMS[case][-1]}
+# In the chunks of linear and inline, whose length is a symbol there: causal, these compile for one length.
+CHUNKED = ["efficient", "taylor", "hydra", "angular", "focused"]
+ANY_LENGTH = [(case, form) for case in MECHANISMS for form in FORMS[case] if not (form and case in CHUNKED)]
+ONE_LENGTH = [(case, form) for case in OTHERS for form in FORMS[case] if case not in SCORED or form == FORMS[case][-1]]
+ONE_LENGTH += [(case, True) for case in CHUNKED]
+
+
+def cases(chosen: list[tuple[str, bool]], among: Collection[str] = CASES.keys()) -> pytest.MarkDecorator:
     params = [
-        pytest.param(*each, marks=mark, id=f"{'causal' if each[1] else 'all'}-{each[0]}")
-        for each, mark in marks.items()
+        pytest.param(
+            *each,
+            marks=[] if each in chosen else [pytest.mark.slow],
+            id=f"{'causal' if each[1] else 'all'}-{each[0]}",
+        )
+        for each in ((case, form) for case in CASES if case in among for form in FORMS[case])
     ]
     return pytest.mark.parametrize(("case", "is_causal"), params)
 
@@ -94,10 +102,10 @@ def assert_same(compiled: list[Tensor], eager: list[Tensor], tolerance: float = 
 
 
 def test_no_mechanism_waits_to_be_compiled():
-    assert {CASES[case].name for case in (*MECHANISMS, *OTHERS)} == set(list_mechanisms())
+    assert {CASES[case].name for case, _ in (*ANY_LENGTH, *ONE_LENGTH)} == set(list_mechanisms())
 
 
-@cases(OTHERS)
+@cases(ONE_LENGTH)
 def test_compiled_is_eager(case, is_causal):
     given, run = draw(case, 70, 2, kv_heads=1), call(case, is_causal)
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
@@ -116,7 +124,7 @@ def test_inductor_is_eager(case, is_causal, dtype):
     assert_same(results(compiled, given), results(run, given), tolerance)
 
 
-@cases(MECHANISMS, CASES.keys() - UNROLLED)
+@cases(ANY_LENGTH, CASES.keys() - UNROLLED)
 def test_another_length_needs_no_other_graph(case, is_causal):
     run = call(case, is_causal)
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
@@ -142,7 +150,13 @@ def test_all_dimensions_may_be_dynamic(case, is_causal):
             assert_same([compiled(*given)], [run(*given)])
 
 
-@pytest.mark.parametrize("case", [case for case in MECHANISMS if case in STATEFUL])
+DECODED = ["linear", "inline"]
+DECODED += [
+    pytest.param(case, marks=pytest.mark.slow) for case in MECHANISMS if case in STATEFUL and case not in DECODED
+]
+
+
+@pytest.mark.parametrize("case", DECODED)
 def test_decoding_compiles_once(case):
     """Prefill is one graph, every later token another."""
     counter = CompileCounterWithBackend("aot_eager")
