@@ -1,5 +1,6 @@
 """What every test can rely on: a seed, no network, and shapes checked against their annotations."""
 
+import gc
 import os
 import random
 import socket
@@ -68,6 +69,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("compile"):
                 item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: the garbage collector need not search it again and again."""
+    gc.freeze()
 
 
 # Laws that a whole file of tests is about: those on neighbors and on streams.

@@ -10,6 +10,7 @@ The call runs on fake tensors: they have a shape, a dtype and a device, and no d
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 from math import ceil
 
 import torch
@@ -94,6 +95,7 @@ def cost(
         )
 
 
+@cache
 def flops(
     made: Mechanism,
     shape: Shape,

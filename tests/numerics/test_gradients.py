@@ -118,15 +118,20 @@ def earlier_state(case: str, given: Draw, tokens: int) -> State:
     return state._replace(k_mean=state.k_mean.abs()) if case in ("linear-identity", "linear-leaky_relu") else state
 
 
+NONE, BOTH = "no state", "state in and out"
+
+
 @every_stateful_case
-@pytest.mark.parametrize("carried", ["no state", "state in and out"])
-@pytest.mark.parametrize("tokens", [1, 2])
+@pytest.mark.parametrize(
+    ("tokens", "carried"),
+    [(2, NONE), (1, BOTH), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, NONE), (2, BOTH)))],
+)
 def test_a_carried_state_is_differentiated_right(case, carried, tokens):
     """In the tokens and in the state before them: the output, and the state after them."""
     given = draw_smooth(case, tokens=tokens, dim=2, heads=HEADS[case], is_causal=True)
     if case in ("linear-identity", "linear-leaky_relu"):  # with positive features no denominator nears zero
         given = Draw(given.q.abs(), given.k.abs(), given.v, given.inputs)
-    state = None if carried == "no state" else earlier_state(case, given, tokens=4)
+    state = None if carried == NONE else earlier_state(case, given, tokens=4)
     parts = [] if state is None else [state.k_mean, state.v_mean, state.comoment]
 
     def output(*leaves):
