@@ -76,6 +76,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """So that it is freed in order."""
+    gc.unfreeze()
+
+
 # Laws that a whole file of tests is about: those on neighbors and on streams.
 TOLD_IN_PARTS = {"test_neighbors.py", "test_streaming.py"}
 
