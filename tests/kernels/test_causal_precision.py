@@ -67,7 +67,7 @@ def in_turn() -> Iterator[object]:
         yield pytest.param(case, family, HALF[dtype], id=f"{dtype}-{family}-{case}", marks=marks)
 
 
-@pytest.mark.parametrize(("case", "family", "dtype"), in_turn())
+@pytest.mark.parametrize(("case", "family", "dtype"), list(in_turn()))
 def test_errors_stay_within_the_budget(monkeypatch, case, family, dtype):
     if family == "offset":
         monkeypatch.setattr(causal_tiles, "cut", lambda *_: (2, 64))
