@@ -131,7 +131,7 @@ BLOCKS = [
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_every_example_in_the_pages_runs(block, monkeypatch):
-    monkeypatch.setattr(backbone, "trunc_normal_", lambda weight, **_: weight)  # no example looks at a first weight
+    monkeypatch.setattr(backbone, "trunc_normal_", torch.nn.init.normal_)  # whose tails take longer to cut than to draw
     if ">>>" in block:
         test = doctest.DocTestParser().get_doctest(block, {}, "page", None, 0)
         assert doctest.DocTestRunner().run(test).failed == 0
