@@ -13,20 +13,21 @@ from tests.train.jobs import digest, job
 pytestmark = pytest.mark.gpu
 
 
-def training(folder: Path, *, graph: bool, resume: bool = False) -> Job:
+def training(folder: Path, *, graph: bool, resume: bool = False, **changes: bool) -> Job:
     folder.mkdir(exist_ok=True)
     torch.manual_seed(0)
     model = softless.create_model(
         "inline_deit_tiny", img_size=4, patch_size=2, dims=64, depths=2, heads=2, num_classes=3, drop_path_rate=0.2
     )
-    return job(folder, model=model, devices=Devices("cuda", graph=graph), resume=resume)
+    return job(folder, model=model, devices=Devices("cuda", graph=graph), resume=resume, **changes)
 
 
-def test_a_replayed_update_is_the_update(tmp_path):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_replayed_update_is_the_update(tmp_path, compiled):
     """The same kernels on the same numbers: what is drawn for the dropped paths may differ, so none are."""
     losses = []
     for graph in (False, True):
-        made = training(tmp_path / str(graph), graph=graph)
+        made = training(tmp_path / str(graph), graph=graph, compile=compiled and graph)
         for module in made.model.modules():
             if hasattr(module, "drop_prob"):
                 module.drop_prob = 0.0
