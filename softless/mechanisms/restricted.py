@@ -61,7 +61,7 @@ def band(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, before: int, after: int)
     cut = Blocks(k.shape[2], before, after)
     visible = cut.keys(seen[..., None]).mT & cut.near(q.device)  # [B, blocks, size, before + size + after]
     blocks = cut.queries(q), cut.keys(k), visible[:, None], cut.keys(v)  # [B, H, blocks, ., .]
-    run = max(at_once(q) // (q.shape[0] * q.shape[1] * visible.shape[2] * visible.shape[3]), 1)
+    run = max(at_once(q) // max(q.shape[0] * q.shape[1] * visible.shape[2] * visible.shape[3], 1), 1)
     if visible.shape[1] <= run or torch.compiler.is_compiling():  # one graph for any length
         runs = [blocks]
     else:
