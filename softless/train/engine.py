@@ -141,8 +141,8 @@ def compile_blocks(model: nn.Module) -> None:
     from softless.models.blocks import Stage
 
     blocks = [block for stage in model.modules() if isinstance(stage, Stage) for block in stage] or [model]
-    most = torch._dynamo.config  # to train, to test, and for the last batch of a test
-    most.recompile_limit = max(most.recompile_limit, 3 * len(blocks))
+    dynamo = torch._dynamo.config
+    dynamo.recompile_limit = max(dynamo.recompile_limit, 3 * len(blocks))  # to train, to test, for a test's last batch
     for block in blocks:
         block.compile(dynamic=False)
 
