@@ -65,8 +65,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         among = [row for row in rows if row["group"] == group]
         low, held = worst(among), sum(row["holds"] for row in among)
         value, limit = spoken(low["value"], low["unit"]), f"{low['sign']} {spoken(low['limit'], low['unit'])}"
-        published = " (published times)" if any("reference_ms" in row for row in among) else ""
-        lines.append(f"| {group}{published} | {value} ({low['what']}) | {limit} | {held} of {len(among)} |")
+        lines.append(f"| {group} | {value} ({low['what']}) | {limit} | {held} of {len(among)} |")
     return "\n".join(lines)
 
 

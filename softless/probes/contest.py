@@ -60,7 +60,7 @@ def contest(
     q, k, v = tensors(terms)
     given = 2 * q.nbytes + k.nbytes + v.nbytes if backward else q.nbytes
     jobs = {
-        each.label: str(each.absent) if each.call is None else make_job(each.call, (q, k, v), backward)
+        each.label: str(each.absent) if each.call is None else make_job(each.call, _laid(each, q, k, v), backward)
         for each in everyone
     }
     roles = {each.label: each.role for each in everyone}
@@ -138,6 +138,10 @@ def make_job(formula: Callable[..., Tensor], tensors: Sequence[Tensor], backward
         return out, *torch.autograd.grad(out, leaves, cotangent)
 
     return job
+
+
+def _laid(each: Contestant, *tensors: Tensor) -> Sequence[Tensor]:
+    return tensors if each.lay is None else [each.lay(x) for x in tensors]
 
 
 def floor_bytes(terms: Terms, backward: bool = False) -> int:

@@ -3,12 +3,13 @@
 Whoever cannot take part stays on the list, with the reason.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
 from softless.errors import UnsupportedError
@@ -44,13 +45,17 @@ class Terms:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A way to compute the call, or the reason why it is not one. `role`: ours | sdpa | plain | compiled | rival."""
+    """A way to compute the call, or the reason why it is not one. `role`: ours | sdpa | plain | compiled | rival.
+
+    `lay` puts a tensor in memory as the call wants it, before anything is measured.
+    """
 
     label: str
     role: str
     mechanism: str | None = None
     call: Formula | None = None
     absent: str | None = None
+    lay: Callable[[Tensor], Tensor] | None = None
 
 
 def contestants(mechanisms: Mapping[str, Mechanism], terms: Terms, *, compiled: bool = True) -> list[Contestant]:
@@ -112,7 +117,7 @@ def _rival(rival: rivals.Rival, mechanisms: Mapping[str, Mechanism], terms: Term
     if reason:
         return Contestant(rival.label, RIVAL, absent=reason)
     try:
-        return Contestant(rival.label, RIVAL, made.name, rivals.load(rival, made))
+        return Contestant(rival.label, RIVAL, made.name, rivals.load(rival, made), lay=rival.lay)
     except Exception as error:  # noqa: BLE001 - whatever importing another library raises
         return Contestant(rival.label, RIVAL, absent=sentence(error))
 

@@ -4,11 +4,12 @@
     fla fused_chunk   causal, no normalizer       fla.ops.linear_attn.fused_chunk_linear_attn       [B, T, H, D]
     flash_bla         not causal, normalized      flash_bla.ops.linear_attn.fused.linear_attention  [B, H, T, D]
 
-They take features, not q and k, so phi is applied in plain PyTorch first and belongs to their time.
+They take features, not q and k: phi is applied in plain PyTorch first and belongs to their time. `alone` is the kernel
+by itself, with q and k for features: its numbers mean nothing, its time does. Tensors lie in memory as each wants them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -24,7 +25,10 @@ Heads = Float[Tensor, "b h n d"]
 
 @dataclass(frozen=True)
 class Rival:
-    """One kernel of another library. `adapt` makes its function take features in our layout."""
+    """One kernel of another library.
+
+    `adapt` makes its function take features in our order of dimensions, `lay` puts a tensor in memory as it wants it.
+    """
 
     label: str
     package: str
@@ -33,6 +37,12 @@ class Rival:
     module: str
     function: str
     adapt: Callable[[Callable[..., Any]], Formula]
+    lay: Callable[[Heads], Heads]
+    alone: bool = False
+
+
+def _tokens_first(x: Heads) -> Heads:
+    return x.transpose(1, 2).contiguous().transpose(1, 2)  # memory [B, T, H, D]
 
 
 def _fla(normalize: bool) -> Callable[[Callable[..., Any]], Formula]:
@@ -47,16 +57,27 @@ def _fla(normalize: bool) -> Callable[[Callable[..., Any]], Formula]:
     return adapt
 
 
-def _as_it_is(function: Callable[..., Any]) -> Formula:
-    return function
+def _as_it_is(given: Any) -> Any:
+    return given
 
 
-FLA, BLA = "pip install fla-core", "from github.com/fla-org/flash-bidirectional-linear-attention"
-RIVALS = (
-    Rival("fla chunk", "fla", FLA, True, "fla.ops.linear_attn", "chunk_linear_attn", _fla(True)),
-    Rival("fla fused_chunk", "fla", FLA, True, "fla.ops.linear_attn", "fused_chunk_linear_attn", _fla(False)),
-    Rival("flash_bla", "flash_bla", BLA, False, "flash_bla.ops.linear_attn.fused", "linear_attention", _as_it_is),
+def _causal(label: str, function: str, normalize: bool) -> Rival:
+    install, module = "pip install fla-core", "fla.ops.linear_attn"
+    return Rival(label, "fla", install, True, module, function, _fla(normalize), _tokens_first)
+
+
+def _whole() -> Rival:
+    install = "from github.com/fla-org/flash-bidirectional-linear-attention"
+    module, function = "flash_bla.ops.linear_attn.fused", "linear_attention"
+    return Rival("flash_bla", "flash_bla", install, False, module, function, _as_it_is, _as_it_is)
+
+
+WITH_PHI = (
+    _causal("fla chunk", "chunk_linear_attn", normalize=True),
+    _causal("fla fused_chunk", "fused_chunk_linear_attn", normalize=False),
+    _whole(),
 )
+RIVALS = (*WITH_PHI, *(replace(each, label=f"{each.label} alone", alone=True) for each in WITH_PHI))
 
 
 def absence(rival: Rival, *, is_causal: bool, device: str, grouped: bool) -> str | None:
@@ -73,7 +94,7 @@ def absence(rival: Rival, *, is_causal: bool, device: str, grouped: bool) -> str
 
 
 def load(rival: Rival, made: Linear) -> Formula:
-    """The rival as a function of q, k and v, with this mechanism's feature maps."""
+    """The rival as a function of q, k and v, with this mechanism's feature maps unless it is `alone`."""
     on_q, on_k = maps(made)
     attend = rival.adapt(getattr(import_module(rival.module), rival.function))
-    return lambda q, k, v: attend(on_q(q), on_k(k), v)
+    return attend if rival.alone else lambda q, k, v: attend(on_q(q), on_k(k), v)

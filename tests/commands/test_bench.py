@@ -45,7 +45,7 @@ def test_the_json_schema_is_frozen(softless):
     for result in document["results"]:
         assert list(result) == ["shape", "pass", "floor_bytes", "floor_ms", "rows"]
         assert list(result["shape"]) == SHAPE
-        assert [list(row) for row in result["rows"]] == [ROW] * 10
+        assert [list(row) for row in result["rows"]] == [ROW] * 13
 
 
 def test_the_default_is_linear_and_inline_forward(softless):

@@ -65,6 +65,9 @@ def test_a_case_holds_on_the_right_side_of_its_limit(sign, value, holds):
     assert bars.Case(1, "a", "b", "x", sign, 1.0, lambda: (value, {"ms": 3})).row()["holds"] is holds
 
 
+LOAD = bars.rivals.load
+
+
 @pytest.fixture
 def small(monkeypatch):
     """Every measurement on a CPU, in tiny shapes."""
@@ -72,7 +75,8 @@ def small(monkeypatch):
     monkeypatch.setattr(bars, "BACKEND", "auto")
     monkeypatch.setattr(bars, "REPEATS", 1)
     monkeypatch.setattr(bars, "LARGE", ((1, 2, 32, 8),))
-    monkeypatch.setattr(bars, "CAUSAL_MS", {(1, 2, 32, 8): {"fla chunk": (1.0, 2.0), "fla fused_chunk": (0.5, 1.0)}})
+    monkeypatch.setattr(bars, "CAUSAL", ((1, 2, 32, 8),))
+    monkeypatch.setattr(bars.rivals, "load", lambda rival, made: lambda q, k, v: q * k * v)  # none is installed here
     monkeypatch.setattr(bars, "rate", lambda: 1e9)
     bars.result.cache_clear()
     yield
@@ -89,11 +93,13 @@ def test_what_is_measured_on_a_gpu_can_be_measured_here(small):
     assert value == facts["against_ms"] / facts["ms"]
 
 
-def test_without_fla_the_published_time_stands_in_and_the_row_says_so(small):
-    value, facts = bars.against_fla("fla chunk", (1, 2, 32, 8), True)
-    assert value == 2.0 / facts["ms"]
-    assert facts["reference_ms"] == 2.0
-    assert facts["note"].endswith("compared with a published time")
+def test_a_rival_that_is_not_installed_has_no_number(small, monkeypatch):
+    monkeypatch.setattr(bars.rivals, "load", LOAD)
+    monkeypatch.setitem(sys.modules, "fla.ops.linear_attn", None)
+    for case in bars.causal():
+        found = case.row()
+        assert (found["value"], found["holds"]) == (None, False)
+        assert "fla" in found["error"]
 
 
 def test_a_decode_step_counts_the_state_read_and_written(small):
@@ -179,10 +185,6 @@ def test_the_table_shows_the_worst_case_of_each_group():
         "| b | 0.4x (rich) | <= 1x | 2 of 2 |",
         "| c | failed (broken) | >= 1x | 0 of 1 |",
     ]
-
-
-def test_the_table_says_where_a_published_time_stands_in():
-    assert "| a (published times) |" in gpu.table([row(2.0, reference_ms=1.0)])
 
 
 EVIDENCE = {

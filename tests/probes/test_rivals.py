@@ -8,10 +8,12 @@ import torch
 
 import softless
 from softless.probes import contestants, rivals
+from softless.probes.contest import contest
 from softless.probes.contestants import Terms
 from softless.probes.cost import Shape
 
-CHUNK, FUSED, BLA = rivals.RIVALS
+CHUNK, FUSED, BLA = rivals.WITH_PHI
+ALONE = rivals.RIVALS[3:]
 
 
 def running(q, k, v, scale=None, normalize=True):
@@ -33,7 +35,7 @@ def installed(monkeypatch):
     """Stand-ins under the rivals' names."""
     for rival in rivals.RIVALS:
         module = sys.modules.get(rival.module) or ModuleType(rival.module)
-        setattr(module, rival.function, whole if rival is BLA else running)
+        setattr(module, rival.function, running if rival.causal else whole)
         monkeypatch.setitem(sys.modules, rival.module, module)
     monkeypatch.setattr(rivals, "find_spec", lambda _: True)
 
@@ -49,6 +51,30 @@ def test_a_rival_computes_our_function(installed, phi):
     for rival, made in ((CHUNK, normalized), (FUSED, raw), (BLA, normalized)):
         exact = softless.attention(*tensors, made, is_causal=rival.causal, backend="reference")
         assert (rivals.load(rival, made)(*tensors) - exact).abs().max() <= 1e-12 * (1 + exact.abs().max())
+
+
+def test_a_kernel_alone_has_its_features_given(installed):
+    q, k, v = qkv()
+    for rival, alone in zip(rivals.WITH_PHI, ALONE, strict=True):
+        made = softless.mechanism("linear", phi="exp")
+        assert alone.label == f"{rival.label} alone"
+        assert torch.equal(rivals.load(alone, made)(q.exp(), k.exp(), v), rivals.load(rival, made)(q, k, v))
+
+
+def test_no_rival_is_made_to_copy(installed, monkeypatch):
+    """fla gets [B, T, H, D] as it lies in memory, and its gradients too."""
+    seen = []
+
+    def look(*features, **options):
+        seen.extend(x.is_contiguous() for x in features)
+        return running(*features, **options)
+
+    monkeypatch.setattr(sys.modules[CHUNK.module], CHUNK.function, look)
+    call = rivals.load(CHUNK, softless.mechanism("linear"))
+    who = contestants.Contestant(CHUNK.label, "rival", call=call, lay=CHUNK.lay)
+    contest([who], Terms(shape=Shape(1, 2, 8, 4, 8, 2)), rate=1e9, backward=True, repeats=1)
+    assert seen
+    assert all(seen)
 
 
 def absences(**changes):
@@ -80,7 +106,7 @@ def test_a_rival_that_fails_to_load_stays_on_the_list(monkeypatch):
     monkeypatch.setattr(rivals, "load", fail)
     terms = Terms(shape=Shape(1, 2, 8, 4, 8, 2))
     everyone = contestants.contestants({"linear": softless.mechanism("linear")}, terms, compiled=False)
-    assert [each.absent for each in everyone if each.role == "rival"] == ["ImportError: libcuda.so.1"] * 3
+    assert [each.absent for each in everyone if each.role == "rival"] == ["ImportError: libcuda.so.1"] * 6
 
 
 def test_rivals_compute_linear_and_nothing_else():
