@@ -76,7 +76,7 @@ def small(monkeypatch):
     monkeypatch.setattr(bars, "REPEATS", 1)
     monkeypatch.setattr(bars, "LARGE", ((1, 2, 32, 8),))
     monkeypatch.setattr(bars, "CAUSAL", ((1, 2, 32, 8),))
-    monkeypatch.setattr(bars.rivals, "load", lambda rival, made: lambda q, k, v: q * k * v)  # none is installed here
+    monkeypatch.setattr(bars.rivals, "load", lambda *_: lambda q, k, v: q * k * v)  # none is installed here
     monkeypatch.setattr(bars, "rate", lambda: 1e9)
     bars.result.cache_clear()
     yield
