@@ -65,14 +65,15 @@ def run(
 ) -> None:
     """Load, look at every image once, tell."""
     from softless.train.assemble import Means, feed
-    from softless.train.devices import Devices
+    from softless.train.devices import Devices, runnable
     from softless.train.evaluate import evaluate
 
     model, recipe, images, source = _loaded(target, weights, data)
-    devices = Devices(device.value, recipe.precision)
+    devices = Devices(device.value, runnable(recipe.precision, device.value))
     means = Means(device=device.value, workers=int(workers), on_bad_image=on_bad_image.value)
-    feeding = feed(images, replace(recipe, batch=int(batch), accumulate=1), 0, devices, means, train=False)
+    looking = replace(recipe, batch=int(batch), accumulate=1, mixup=0.0, cutmix=0.0)
     start = time.monotonic()
+    feeding = feed(images, looking, 0, devices, means, train=False)
     scores = evaluate(model.to(devices.device), feeding, devices)
     rate = scores.images / max(time.monotonic() - start, 1e-9)
     document = {

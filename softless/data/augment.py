@@ -7,6 +7,7 @@ On the CPU an image at a time, by timm's transforms; on a GPU a batch at a time 
 the same to both; they differ in rounding, and in the random numbers they draw.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -53,6 +54,10 @@ class Augment:
     def __post_init__(self) -> None:
         if self.crop not in CROPS:
             raise ArgumentError(f"crop is {self.crop!r} and must be one of {', '.join(CROPS)}")
+        self._check_counts()
+        for name in ("padding", "operations", "magnitude"):
+            if getattr(self, name) % 1:
+                raise ArgumentError(f"{name} is {getattr(self, name)} and must be a whole number")
         if not 0 < self.area[0] <= self.area[1] <= 1:
             raise ArgumentError(f"area is {self.area} and must be two shares of an image, the smaller first")
         for name in ("flip", "erase"):
@@ -65,6 +70,16 @@ class Augment:
                 raise ArgumentError(f"{name} is {getattr(self, name)} and must be from 0 to {most}")
         if min(self.std) <= 0:
             raise ArgumentError(f"std is {self.std} and must be positive")
+
+    def _check_counts(self) -> None:
+        for name, count in (("area", 2), ("mean", 3), ("std", 3)):
+            given = getattr(self, name)
+            if not (isinstance(given, tuple) and len(given) == count and all(map(_is_number, given))):
+                raise ArgumentError(f"{name} is {given} and must be {count} numbers")
+
+
+def _is_number(given: object) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
 
 
 PAPER = Augment()

@@ -63,6 +63,8 @@ def train(
     if recipe.batch % (ranks * recipe.accumulate):
         parts = f"{ranks} ranks times accumulate {recipe.accumulate}"
         raise ArgumentError(f"recipe: batch {recipe.batch} is not a multiple of {parts}")
+    if (recipe.mixup or recipe.cutmix) and (part := recipe.batch // (ranks * recipe.accumulate)) % 2:
+        raise ArgumentError(f"recipe: mixup and cutmix mix pairs, and a rank of {ranks} has {part} images at a time")
     images, test = open_splits(data)
     run, about = Run(folder), describe(recipe, data, images, test, seed, teacher)
     if resume:
@@ -90,7 +92,7 @@ def train(
         about=about,
         seed=seed,
         resume=resume,
-        teacher=None if teacher is None else trained(teacher, images.classes)[0],
+        teacher=None if teacher is None else taught(teacher, recipe, images.classes),
     )
     watch.begin(job, sum(parameter.numel() for parameter in job.model.parameters()))
     outcome = fit(job)
@@ -219,6 +221,20 @@ def trained(folder: Path, classes: tuple[str, ...] | None = None) -> tuple[nn.Mo
     except (RuntimeError, LookupError) as error:
         raise FileError(f"{found.path} does not fit the model of its run ({error})") from error
     return model, about
+
+
+def taught(folder: Path, recipe: Recipe, classes: tuple[str, ...]) -> nn.Module:
+    """The best model of a run as a teacher: it sees the student's pixels, so they must be what it was trained on."""
+    model, about = trained(folder, classes)
+    before = from_document(about["recipe"])
+    for key, theirs, ours in (
+        ("image_size", before.image_size, recipe.image_size),
+        ("augment.mean", before.augment.mean, recipe.augment.mean),
+        ("augment.std", before.augment.std, recipe.augment.std),
+    ):
+        if theirs != ours:
+            raise ArgumentError(f"the teacher in {folder} was trained with {key} {theirs}, and the recipe has {ours}")
+    return model
 
 
 def _plain(value: Any) -> Any:

@@ -23,6 +23,15 @@ Sharing = Literal["ddp", "fsdp"]
 PATIENCE = timedelta(minutes=10)  # of a rank that waits for the others, who may be compiling or saving
 
 
+def _on_cpu(where: str) -> bool:
+    return where == "cpu" or not torch.cuda.is_available()
+
+
+def runnable(precision: Precision, where: str) -> Precision:
+    """This precision, or the next one up that this device has: a CPU has no fp16."""
+    return "fp32" if precision == "fp16" and _on_cpu(where) else precision
+
+
 class Devices:
     """Where a model runs and who else runs it."""
 
@@ -38,8 +47,8 @@ class Devices:
             ) from None
         if where == "cuda" and not torch.cuda.is_available():
             raise ArgumentError("device 'cuda' was asked for, and torch finds no CUDA device")
-        on_cpu = where == "cpu" or not torch.cuda.is_available()
-        if on_cpu and precision == "fp16":
+        on_cpu = _on_cpu(where)
+        if precision != runnable(precision, where):
             raise ArgumentError("precision 'fp16' needs a CUDA device: bf16 and fp32 run on a CPU")
         AcceleratorState._reset_state()  # a process may train twice, and in another precision
         self.accelerator = Accelerator(

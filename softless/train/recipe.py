@@ -41,6 +41,9 @@ class Architecture:
     def __post_init__(self) -> None:
         if not (self.local is None or isinstance(self.local, bool)):
             raise ArgumentError(f"recipe: model.local is {self.local!r} and must be true or false")
+        for name in ("drop_path_rate", "position_std", "weight_std"):
+            if getattr(self, name) is not None:
+                _check_type(f"model.{name}", getattr(self, name), float)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +106,9 @@ class Recipe:
             if not (least <= value < math.inf and (most is None or value <= most)):
                 bound = f"at least {least}" if most is None else f"from {least} to {most}"
                 raise ArgumentError(f"recipe: {name} is {value} and must be {bound}")
+        for name in ("beta1", "beta2"):
+            if getattr(self, name) == 1:
+                raise ArgumentError(f"recipe: {name} is 1 and must be below: an average of nothing but the past")
         if self.batch % self.accumulate:
             raise ArgumentError(f"recipe: batch {self.batch} is not a multiple of accumulate {self.accumulate}")
         if (self.mixup or self.cutmix) and (self.batch // self.accumulate) % 2:

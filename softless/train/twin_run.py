@@ -132,7 +132,8 @@ def execute(
         found |= {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
     record = _record(task, found, seen.parameters, time.monotonic() - began)
     write_json(task.record, record)
-    shutil.rmtree(task.training, ignore_errors=True)
+    if found["status"] != "failed":
+        shutil.rmtree(task.training, ignore_errors=True)
     return record
 
 

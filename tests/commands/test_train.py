@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from softless.commands import train as verb
+from softless.io import checkpoint
 from tests.data.pictures import class_names, encoded, folder, parquet
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +120,34 @@ def test_a_teacher_and_a_beginning_come_from_other_runs(softless, flowers):
     assert result.exit_code == 0, result.output
     result = softless(*words("--out", "c", "--init", "a", "--set", "image_size=16"))  # positions are resampled
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("change", ["image_size=16", "augment.std=[1.0, 1.0, 1.0]"])
+def test_a_teacher_of_other_pixels_is_refused(softless, flowers, change):
+    assert softless(*words("--out", "a")).exit_code == 0
+    result = softless(*words("--out", "b", "--teacher", "a", "--set", change))
+    assert result.exit_code == 3
+    key = change.partition("=")[0]
+    assert f"the teacher in a was trained with {key} " in result.stderr
+
+
+def test_a_rank_with_an_odd_part_has_no_pairs_to_mix(softless, flowers, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = softless(*words("--out", "a", "--set", "batch=6", "--set", "mixup=0.5"))
+    assert result.exit_code == 3
+    assert "mixup and cutmix mix pairs, and a rank of 2 has 3 images at a time" in result.stderr
+
+
+def test_a_run_is_evaluated_whatever_it_was_trained_with(softless, flowers, tmp_path):
+    """fp16 on a CPU, and one image at a time where pairs were mixed."""
+    assert softless(*words("--out", "a", "--set", "mixup=0.5")).exit_code == 0
+    (place,) = (tmp_path / "a/best").glob("step-*")
+    found = checkpoint.newest(place.parent)
+    found.state["about"]["recipe"]["precision"] = "fp16"
+    checkpoint.save(place.parent, 10**6, found.parts, found.state, keep=1)
+    result = softless("evaluate", "a", "--batch", "1", "--device", "cpu", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["images"] == 4
 
 
 SETS = {
