@@ -41,8 +41,7 @@ slow: $(DEV) ## the full counts, with random cases, mutants and reruns: hours
 
 gpu: $(DEV) ## tests and benchmarks that need a CUDA device
 	@$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu needs a CUDA device, and torch finds none.")'
-	SOFTLESS_TYPECHECK=0 $(PYTEST) -m gpu
-	$(PY) benchmarks/gpu.py
+	@SOFTLESS_TYPECHECK=0 $(PYTEST) -m gpu; tested=$$?; $(PY) benchmarks/gpu.py && exit $$tested
 
 timm-conformance: $(DEV) ## timm's own model tests, from its sdist, on our models; ARGS="-k swin_tiny" for some
 	$(PY) tests/conformance/run.py $(ARGS)

@@ -109,8 +109,18 @@ def driver() -> str:
         return f"for CUDA {torch._C._cuda_getDriverVersion()}"
 
 
+def assembler() -> str:
+    """The ptxas that the kernels' machine code is made by."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    import softless.kernels.launch  # noqa: F401  it chooses one
+
+    return str(get_ptxas(90).version)
+
+
 def circumstances(rate: float) -> dict[str, Any]:
     versions = {name: installed(name) for name in ("torch", "triton", "timm", "fla-core", "softless")}
+    versions["ptxas"] = assembler()
     return {
         "schema": SCHEMA,
         "date": datetime.now(UTC).date().isoformat(),

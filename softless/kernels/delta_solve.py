@@ -1,6 +1,6 @@
 """The inverse that turns a chunk of the delta rule into products, and what each token erases and writes.
 
-    A = stril(diag(a) k^ k^^T)          T = (I + A)^-1          k^ = k/|k|, 0 for no key
+    A = stril(diag(a) k^ k^^T)          T = (I + A)^-1          k^ = k/|k|, 0 for no key: one shorter than 2^-126
 
 Forward substitution row by row in blocks of 16, all blocks at the same time; then two blocks become one of twice the
 size, by products, until the chunk is one block:
@@ -25,6 +25,7 @@ SIZES = ("heads", "groups", "tokens", "chunks")  # numbers that no kernel is com
 ROWS = tl.constexpr(16)  # of a block that is solved row by row
 SMALLEST = tl.constexpr(1 << 23)  # 2^-126, as bits
 LARGEST = tl.constexpr(252 << 23)  # 2^125: its inverse is a normal number too
+SHORTEST = tl.constexpr(2.0**-126)  # the inverse of a shorter key would overflow
 TWICE_ONE = tl.constexpr(254 << 23)  # bits of 2^n and of 2^-n add up to it
 
 
@@ -94,6 +95,7 @@ def solve_kernel(k, beta, mask, scalars, solved, groups, tokens, chunks, D: tl.c
     seen = visible(mask, b, here, tokens)
     keys, length, power = scaled(load(k, b, g, here, dims, seen[:, None] & (dims < D)[None, :]))
     strength = tl.sum(load(beta, b, g, here, tl.arange(0, 1), seen[:, None]), 1)
+    length = tl.where(length * power < SHORTEST, 0.0, length)
     erase, gain = gate(length * power, strength, RULE)
     inverse = inverted(length)
     keys = factor(keys, DTYPE)

@@ -12,9 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from softless.kernels import assembler
+
 SIZES = ("N", "M", "H", "G", "span", "splits")  # numbers that no kernel is compiled anew for
 
-
+assembler.use_right_one()
 rehearsing = ContextVar("rehearsing", default=False)
 
 

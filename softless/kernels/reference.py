@@ -51,7 +51,9 @@ def of_three(x, mask, b, h, begin, end, first, index, t, columns, D: tl.constexp
 def of_token(x, mask, b, h, begin, end, first, index, t, columns, D: tl.constexpr, PHI: tl.constexpr,
              ROWS: tl.constexpr):  # fmt: skip
     """phi of the middle of the index-th ninth of the span, [ROWS, BD]."""
-    token = begin + (end - begin) * (2 * index + 1) // 18 + 0 * tl.arange(0, ROWS)
+    length, odd = end - begin, 2 * index + 1
+    place = length // 18 * odd + length % 18 * odd // 18  # length * odd // 18, and no product is larger than length
+    token = begin + place + 0 * tl.arange(0, ROWS)
     token = tl.where(visible(mask, b, token, end), token, first)
     within = visible(mask, b, token, end)[:, None] & (columns < D)[None, :]
     return tl.where(within, feature(load(x, b, h, token, columns, within), t, D, PHI), 0.0)

@@ -272,7 +272,7 @@ def test_a_whole_run_writes_its_evidence_and_fails_on_a_missed_bar(paper_gpu, tm
         "schema", "date", "command", "gpu", "capability", "driver", "versions", "dtype", "backend",
         "copy_bytes_per_second", "whole", "rows",
     ]  # fmt: skip
-    assert list(found["versions"]) == ["python", "cuda", "torch", "triton", "timm", "fla-core", "softless"]
+    assert list(found["versions"]) == ["python", "cuda", "torch", "triton", "timm", "fla-core", "softless", "ptxas"]
     assert path.name == f"gpu-{found['date']}.json"
     assert found["whole"]
     assert gpu.newest(tmp_path) == found

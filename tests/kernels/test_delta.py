@@ -137,10 +137,11 @@ def test_keys_of_any_length_are_right(size):
 
 
 @every_rule
-def test_a_key_of_zeros_neither_erases_nor_writes(rule):
+@pytest.mark.parametrize("size", [0.0, 1e-40])
+def test_a_key_of_no_length_neither_erases_nor_writes(rule, size):
     drawn = draw(9)
     with torch.no_grad():
-        drawn.k[:, :, 4] = 0
+        drawn.k[:, :, 4] = size
     out, state = delta(*drawn, None, None, rule, 1.0)
     without = Drawn(*(torch.cat([x[:, :, :4], x[:, :, 5:]], 2) for x in drawn))
     left, same = delta(*without, None, None, rule, 1.0)

@@ -34,12 +34,13 @@ def sampled(tokens: int) -> list[int]:
     return [tokens * (2 * index + 1) // 18 for index in range(9)]
 
 
-def test_it_is_the_median_of_three_medians():
-    x = torch.randn(2, 45, 20)
-    nine = x[:, sampled(45)]  # [2, 9, 20]
+@pytest.mark.parametrize("tokens", [1, 17, 45, 1000])
+def test_it_is_the_median_of_three_medians(tokens):
+    x = torch.randn(2, tokens, 20)
+    nine = x[:, sampled(tokens)]  # [2, 9, 20]
     expected = torch.stack([nine[:, index::3].median(1).values for index in range(3)], 1).median(1).values
-    assert torch.equal(found(x, 0, 45)[:, :20], expected)
-    assert (found(x, 0, 45)[:, 20:] == 0).all()
+    assert torch.equal(found(x, 0, tokens)[:, :20], expected)
+    assert (found(x, 0, tokens)[:, 20:] == 0).all()
 
 
 def test_no_three_outliers_move_it_far():

@@ -1,0 +1,53 @@
+"""Machine code for Hopper is made by a ptxas that is known to be right."""
+
+import os
+
+import pytest
+import triton
+from triton.backends.nvidia.compiler import get_ptxas
+
+from softless.kernels import assembler
+
+
+class Tool:
+    def __init__(self, version: str, path: str):
+        self.version, self.path = version, path
+
+
+class Tools:
+    ptxas = Tool("12.8", "old")
+    ptxas_blackwell = Tool("12.9", "new")
+
+
+@pytest.fixture
+def old(monkeypatch):
+    """A Triton like 3.6; the names that are set on it come back."""
+    tools = Tools()
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+    monkeypatch.setattr(triton.knobs, "nvidia", tools)
+    monkeypatch.setattr("triton.backends.nvidia.compiler.get_ptxas", lambda _: tools.ptxas)
+    return tools
+
+
+def test_the_one_here_is_right():
+    assembler.use_right_one()
+    assert tuple(map(int, get_ptxas(90).version.split("."))) >= assembler.RIGHT
+
+
+def test_an_old_one_is_replaced(old):
+    assembler.use_right_one()
+    assert old.ptxas == "new"
+
+
+def test_the_users_own_choice_stands(old, monkeypatch):
+    monkeypatch.setenv("TRITON_PTXAS_PATH", os.devnull)
+    assembler.use_right_one()
+    assert old.ptxas is Tools.ptxas
+
+
+def test_a_triton_without_cuda_is_left_alone(monkeypatch):
+    def missing(_):
+        raise RuntimeError("Cannot find ptxas")
+
+    monkeypatch.setattr("triton.backends.nvidia.compiler.get_ptxas", missing)
+    assembler.use_right_one()
