@@ -137,8 +137,8 @@ def against(other: str, name: str, shape: tuple[int, ...], backward: bool, is_ca
     return theirs["ms"] / mine["ms"], mine | {"against": other, "against_ms": theirs["ms"]}
 
 
-def extra_memory(name: str, shape: tuple[int, ...], is_causal: bool) -> Measured:
-    found = result(name, shape, False, is_causal)
+def extra_memory(name: str, shape: tuple[int, ...], backward: bool, is_causal: bool) -> Measured:
+    found = result(name, shape, backward, is_causal)
     return found.extra_share or 0.0, {"extra_bytes": found.extra_bytes}
 
 
@@ -246,12 +246,18 @@ def decoding() -> Iterator[Case]:
 
 
 def memory() -> Iterator[Case]:
-    """7: memory beyond the output."""
-    for is_causal, limit in ((False, 0.02), (True, 0.10)):
-        group = f"{'causal' if is_causal else 'non-causal'} forward, memory beyond the output"
+    """7: memory beyond the output; with the backward pass, beyond the gradients too: a float32 copy of q is half."""
+    for backward, is_causal, limit in (
+        (False, False, 0.02),
+        (False, True, 0.10),
+        (True, False, 0.25),
+        (True, True, 0.25),
+    ):
+        beyond = "the output and the gradients" if backward else "the output"
+        group = f"{'causal' if is_causal else 'non-causal'} {PASSES[backward]}, memory beyond {beyond}"
         for shape in LARGE:
             for name in NAMES:
-                measure = partial(extra_memory, name, shape, is_causal)
+                measure = partial(extra_memory, name, shape, backward, is_causal)
                 yield Case(7, group, f"{name} {list(shape)}", "share", "<=", limit, measure)
 
 

@@ -170,14 +170,15 @@ def backward(
     if e <= columns:
         return _backward(q, k, v, given, key_mask, before, v_ref, last, filled, summed, recipe)
     dq, dk = (torch.zeros_like(x, dtype=torch.float32) for x in filled[:2])
-    parts = []
+    share_q, share_k, parts = torch.empty_like(dq), torch.empty_like(dk), []
     for at in range(0, e, columns):
         some = slice(at, at + columns)
-        wide = torch.empty_like(dq), torch.empty_like(dk), filled[2][..., some]
+        into = share_q, share_k, filled[2][..., some]
         past, end = None if before is None else before.columns(some), None if last is None else last.columns(some)
         of = q, k, v[..., some], given[..., some], key_mask, past, v_ref[..., some]
-        parts.append(_backward(*of, end, wide, summed, recipe))
-        dq, dk = dq + wide[0], dk + wide[1]
+        parts.append(_backward(*of, end, into, summed, recipe))
+        dq += share_q
+        dk += share_k
     filled[0].copy_(dq)
     filled[1].copy_(dk)
     if not summed:

@@ -41,7 +41,7 @@ def row(value, *, sign=">=", limit=1.0, group="a", what="x", **more):
 def test_every_bar_has_cases_and_no_two_share_a_name():
     assert [{case.bar for case in cases()} for cases in EVERY] == [{bar} for bar in range(1, 13)]
     names = [(case.group, case.what) for cases in EVERY for case in cases()]
-    assert len(names) == len(set(names)) == 8 + 4 + 88 + 1 + 12 + 2 + 8 + 6 + 3 + 2 + 2 + 2
+    assert len(names) == len(set(names)) == 8 + 4 + 88 + 1 + 12 + 2 + 16 + 6 + 3 + 2 + 2 + 2
 
 
 def test_a_bar_has_one_limit_a_group():
