@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from softless.mechanisms.base import Call
-from softless.mechanisms.low_rank import LowRank, check_cells, pooled, query_mask
+from softless.mechanisms.low_rank import LowRank, check_cells, pooled, real_queries
 from softless.mechanisms.scored import check_count, softmax
 
 
@@ -36,7 +36,8 @@ class Agent(LowRank):
         check_cells("agents", self.agents, call.grid)
 
     def factors(self, q: Tensor, k: Tensor, call: Call) -> Sequence[Tensor]:
-        means = pooled(q, self.agents, query_mask(q, k, call), call.grid)
+        real_q, mask = real_queries(q, k, call)
+        means = pooled(q, self.agents, mask, call.grid)
         used = (means > 0).any(-1, keepdim=True)  # [B, 1, m, 1]
-        agents = call.scale * (means @ q)
+        agents = call.scale * (means @ real_q)
         return softmax(q @ agents.mT, used.mT), softmax(agents @ k.mT, used & call.visible(q, k))

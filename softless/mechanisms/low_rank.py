@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from softless.algebra.state import keep
 from softless.errors import ArgumentError
 from softless.mechanisms.base import Call, Mechanism, repeat_heads
 
@@ -48,9 +49,11 @@ class LowRank(Mechanism):
         return out
 
 
-def query_mask(q: Tensor, k: Tensor, call: Call) -> Tensor | None:
-    """With as many queries as keys, query i is token i, and padding among them stands for nothing."""
-    return call.key_mask if q.shape[2] == k.shape[2] else None
+def real_queries(q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
+    """With as many queries as keys, query i is token i: zeros where that is padding, and the mask that says so."""
+    if call.key_mask is None or q.shape[2] != k.shape[2]:
+        return q, None
+    return keep(q, call.key_mask[:, None]), call.key_mask
 
 
 def pooled(x: Tensor, count: int, mask: Tensor | None, grid: tuple[int, int] | None) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from softless.mechanisms.base import Call
-from softless.mechanisms.low_rank import LowRank, query_mask, segments
+from softless.mechanisms.low_rank import LowRank, real_queries, segments
 from softless.mechanisms.scored import check_count, softmax
 
 
@@ -41,13 +41,14 @@ class Nystrom(LowRank):
         return False
 
     def factors(self, q: Tensor, k: Tensor, call: Call) -> Sequence[Tensor]:
-        means_q = segments(q, self.landmarks, query_mask(q, k, call))
+        real_q, mask = real_queries(q, k, call)
+        means_q = segments(q, self.landmarks, mask)
         means_k = segments(k, self.landmarks, call.key_mask)
         used_q, used_k = ((means > 0).any(-1, keepdim=True) for means in (means_q, means_k))  # [B, 1, m, 1]
         real = (means_k > 0).any(-2, keepdim=True)  # [B, 1, 1, M]
         few = real.sum(-1, keepdim=True) <= self.landmarks
         k = call.scale * k
-        q_marks, k_marks = means_q @ q, means_k @ k
+        q_marks, k_marks = means_q @ real_q, means_k @ k
         center = softmax(q_marks @ k_marks.mT, used_q & used_k.mT)
         right = softmax(q_marks @ k.mT, used_q & real)
         middle = torch.eye(self.landmarks, dtype=q.dtype, device=q.device)

@@ -38,8 +38,12 @@ def padding_content(case: Case) -> None:
         real = at.key_mask[:, None] if x.ndim == 3 else at.key_mask[:, None, :, None]
         return torch.where(real, x, torch.nan) if x.is_floating_point() else x
 
+    poisoned = at.each(poison)
+    real = at.key_mask[:, None, :, None].expand_as(at.v)
     for form in case.forms:
-        assert torch.equal(out(case, at.each(poison)._replace(q=at.q), form), out(case, at, form))
+        clean = out(case, at, form)
+        assert torch.equal(out(case, poisoned._replace(q=at.q), form), clean)
+        assert torch.equal(out(case, poisoned, form)[real], clean[real]), "a padded query reaches a real token"
 
 
 def batch_mates(case: Case) -> None:
