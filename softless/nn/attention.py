@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from softless.algebra.state import State, keep
+from softless.algebra.state import State
 from softless.errors import ArgumentError, UnsupportedError
-from softless.functional import attention_weights, attention_with_state
-from softless.mechanisms import Call, Mechanism
+from softless.functional import attention_with_state
+from softless.mechanisms import Mechanism
 from softless.nn.mixing import Heads, Mixing, check_rate
 from softless.packed import nested
 
@@ -96,11 +96,8 @@ class Attention(Mixing):
         """The heads side by side, before the last projection."""
         if x.is_nested and (self.residual is not None or self.window is not None):
             raise UnsupportedError("local=True and window need the tokens of one picture, and x is packed sequences")
-        qkv: Tensor | Heads
-        if self.kv_heads == self.heads and not (self.mechanism.shares_keys or x.is_nested):
-            qkv = self._qkv(x).unflatten(-1, (3, self.heads, self.head_dim))  # [B, N, 3, heads, d]
-        else:
-            qkv = self._project(x)
+        apart = x.is_nested or self.kv_heads != self.heads
+        qkv = self._project(x) if apart else self._packed(x)
         return self.mix(qkv, grid, source=x, key_mask=key_mask, is_causal=is_causal, bias=bias)
 
     def with_state(
@@ -122,10 +119,9 @@ class Attention(Mixing):
         """The output, and the explicit weights that it is made with: a matrix for each head."""
         if self.residual is not None or self.window is not None:
             raise UnsupportedError("local=True and window add to the weights: softless.nn.maps has those of a model")
-        q, k, v = self._project(x)
-        weights = attention_weights(q, k, self.mechanism, key_mask=key_mask, inputs=self.inputs(x))
-        v = keep(v, None if key_mask is None else key_mask[:, None])
-        out = self.mechanism.combine(weights, v, Call(key_mask=key_mask))
+        asked, _ = self.asked(self._project(x), source=x, key_mask=key_mask)
+        weights = self.weights(asked)
+        out = self.combined(weights, asked)
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2))), weights
 
     def _qkv(self, x: Tensor) -> Tensor:
@@ -133,6 +129,13 @@ class Attention(Mixing):
         if x.ndim != 3 or x.shape[-1] != dim:
             raise ArgumentError(f"x has shape {list(x.shape)} and must be [batch, tokens, {dim}]")
         return self.qkv(x)
+
+    def _packed(self, x: Tensor) -> Float[Tensor, "b n 3 heads d"]:
+        parts = self._qkv(x).unflatten(-1, (-1, self.heads, self.head_dim))
+        if not self.mechanism.shares_keys:
+            return parts
+        q, v = parts.unbind(2)
+        return torch.stack([q, q, v], 2)
 
     def _project(self, x: Tensor) -> Heads:
         return self._heads(self._qkv(x))

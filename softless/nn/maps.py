@@ -16,8 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from softless.algebra.neighbors import local_residual
-from softless.functional import attention_weights
-from softless.nn.mixing import Heads, Mixing, as_heads
+from softless.nn.mixing import Heads, Mixing
 from softless.nn.windows import Windows
 
 
@@ -78,14 +77,10 @@ def _recorded(model: nn.Module, calls: list[_Call]) -> Iterator[None]:
 def _map(call: _Call) -> AttentionMap:
     module = call.module
     asked, cut = module.asked(call.qkv, **call.options)
-    (q, k, _), mask = as_heads(asked.qkv), asked.key_mask
-    inputs = module.inputs(asked.source)
-    grid = asked.grid if module.mechanism.reads_grid else None
-    options: dict[str, Any] = {"key_mask": mask, "bias": asked.bias, "is_causal": asked.is_causal, "inputs": inputs}
-    weights, local = attention_weights(q, k, module.mechanism, grid=grid, **options), None
-    taps, prefix = module.taps(asked.source, asked.grid, mask)
+    weights, local = module.weights(asked), None
+    taps, prefix = module.taps(asked.source, asked.grid, asked.key_mask)
     if taps is not None and asked.grid is not None:
-        local = _neighbors(taps.mean(-1, keepdim=True), asked.grid, prefix, mask)
+        local = _neighbors(taps.mean(-1, keepdim=True), asked.grid, prefix, asked.key_mask)
     if cut is not None:
         weights, local = _placed(weights, cut), None if local is None else _placed(local, cut)
     return AttentionMap(call.layer, weights, local)

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from softless.algebra.neighbors import local_residual
 from softless.algebra.state import keep
 from softless.errors import ArgumentError, UnsupportedError
-from softless.functional import attention, attention_qkv, attention_weights
-from softless.mechanisms import Mechanism, resolve
-from softless.mechanisms.base import repeat_heads
+from softless.functional import attention, attention_qkv, attention_weights, hide
+from softless.mechanisms import Call, Mechanism, resolve
 from softless.nn.inputs import Inputs
 from softless.nn.local_residual import LocalResidual
 from softless.nn.windows import Windows, windows
@@ -100,7 +99,7 @@ class Mixing(nn.Module):
         if self.window is None:
             return Asked(qkv, grid, source, key_mask, bias, is_causal), None
         if not isinstance(qkv, Tensor) or is_causal:
-            raise UnsupportedError(f"window {self.window} needs as many keys as queries, heads and no causal order")
+            raise UnsupportedError(f"window {self.window} needs a key head for each query head, and no causal order")
         cut = self.windows(grid, qkv.shape[1])
         real = cut.mask(qkv) if key_mask is None else cut.cut(key_mask[..., None])[..., 0]
         source = None if source is None or self.residual is None else cut.cut(source)
@@ -119,23 +118,39 @@ class Mixing(nn.Module):
     def _mix(self, asked: Asked) -> Tensor:
         qkv, grid, source, key_mask, bias, is_causal = asked
         taps, prefix = self.taps(source, grid, key_mask, is_causal)
-        options: dict[str, Any] = {"key_mask": key_mask, "inputs": self.inputs(source)}
         dropped = self.training and self.attn_drop.p > 0
         if isinstance(qkv, Tensor) and not (dropped or is_causal or bias is not None):
-            out = attention_qkv(qkv, self.mechanism, taps=taps, grid=grid, prefix=prefix, **options)
+            picture: dict[str, Any] = {"taps": taps, "grid": grid, "prefix": prefix}
+            out = attention_qkv(qkv, self.mechanism, **picture, key_mask=key_mask, inputs=self.inputs(source))
             return out.transpose(1, 2).flatten(2)
         q, k, v = as_heads(qkv)
-        options |= {"is_causal": is_causal, "bias": bias, "grid": grid if self.mechanism.reads_grid else None}
         if dropped:
-            v = keep(v, None if key_mask is None else key_mask[:, None])
-            weights = self.attn_drop(attention_weights(q, k, self.mechanism, **options))
-            out = weights @ repeat_heads(v, self.heads)
+            out = self.combined(self.attn_drop(self.weights(asked)), asked)
         else:
-            out = attention(q, k, v, self.mechanism, **options)
+            out = attention(q, k, v, self.mechanism, **self._options(asked))
         if taps is not None:
             assert grid is not None
-            out = out + local_residual(v, taps, grid, prefix)
+            out = out + local_residual(hide(v, key_mask), taps, grid, prefix)
         return out.transpose(1, 2).flatten(2)
+
+    def weights(self, asked: Asked) -> Float[Tensor, "b matrices n m"]:
+        """The explicit weights of what is asked, without the local residual."""
+        q, k, _ = as_heads(asked.qkv)
+        return attention_weights(q, k, self.mechanism, **self._options(asked))
+
+    def combined(self, weights: Float[Tensor, "b matrices n m"], asked: Asked) -> Float[Tensor, "b heads n d"]:
+        """The heads that such weights give."""
+        v = hide(as_heads(asked.qkv)[2], asked.key_mask)
+        return self.mechanism.combine(weights, v, Call(key_mask=asked.key_mask))
+
+    def _options(self, asked: Asked) -> dict[str, Any]:
+        return {
+            "key_mask": asked.key_mask,
+            "bias": asked.bias,
+            "is_causal": asked.is_causal,
+            "inputs": self.inputs(asked.source),
+            "grid": asked.grid if self.mechanism.reads_grid else None,
+        }
 
     def taps(
         self, source: Tensor | None, grid: Grid | None, key_mask: Tensor | None = None, is_causal: bool = False

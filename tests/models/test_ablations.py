@@ -70,7 +70,9 @@ def test_a_pattern_says_which_blocks_take_the_mechanism(pattern, mixed):
     assert found == [[i < m for i in range(depth)] for m, depth in zip(mixed, [2, 2, 6, 2], strict=True)]
 
 
-@pytest.mark.parametrize("mechanism", ["inline", "softmax", "threshold"])
+@pytest.mark.parametrize(
+    "mechanism", ["inline", "softmax", "threshold", "reformer", softless.mechanism("soft", landmarks=1)]
+)
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("shifted", [False, True])
 def test_a_window_knows_only_itself(mechanism, local, shifted):

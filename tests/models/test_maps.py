@@ -23,6 +23,7 @@ def alike(model: torch.nn.Module) -> torch.nn.Module:
 VARIANTS = [(name, {}) for name in SMALL] + [
     ("inline_swin_tiny", {"window": 3}),
     ("inline_pvt_tiny", {"window": 3, "mechanism": "efficient"}),
+    ("inline_swin_tiny", {"window": 3, "mechanism": "soft"}),
     ("inline_cswin_tiny", {"window": 2}),
     ("inline_deit_tiny", {"mechanism": softless.mechanism("softmax", confusion="affine_relu")}),
 ]

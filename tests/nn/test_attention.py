@@ -175,22 +175,27 @@ def test_what_a_mechanism_needs_for_each_token_is_predicted_from_it(kv_heads):
         layer(x)
 
 
+@pytest.mark.parametrize(
+    ("name", "biased"), [("inline", False), ("soft", False), ("reformer", False), ("softmax", True)]
+)
 @pytest.mark.parametrize("grid", [(2, 4), (8, 1)])
 @pytest.mark.parametrize("prefix", [0, 1])
-def test_local_padding_is_as_if_it_were_not_there(grid, prefix):
+def test_local_padding_is_as_if_it_were_not_there(name, biased, grid, prefix):
     """Hidden tokens give nothing: not to the sums, not to the mean that predicts the kernels, not to the picture."""
-    layer = Attention(12, 3, local=True).double()
+    layer = Attention(12, 3, name, local=True).double()
     x = torch.randn(2, prefix + 8, 12, dtype=torch.float64)
+    bias = torch.randn(3, prefix + 8, prefix + 8, dtype=torch.float64) if biased else None
     mask = torch.rand(2, prefix + 8) > 0.4
     mask[:, 0] = True
-    clean = layer(x, grid, key_mask=mask)
-    poisoned = torch.where(mask[..., None], x, 1e3)
-    torch.testing.assert_close(layer(poisoned, grid, key_mask=mask)[mask], clean[mask], rtol=1e-12, atol=1e-12)
+    clean = layer(x, grid, key_mask=mask, bias=bias)
+    poisoned = layer(torch.where(mask[..., None], x, 1e3), grid, key_mask=mask, bias=bias)
+    torch.testing.assert_close(poisoned[mask], clean[mask], rtol=1e-12, atol=1e-12)
 
     q, k, v = layer._project(x)
     context = torch.stack([row[keep].mean(0) for row, keep in zip(x, mask, strict=True)])
     v = torch.where(mask[:, None, :, None], v, 0.0)
-    whole = softless.attention(q, k, v, "inline", key_mask=mask) + layer.residual(context, v, grid, prefix)
+    options = {"bias": bias, "inputs": layer.inputs(x), "grid": grid if layer.mechanism.reads_grid else None}
+    whole = softless.attention(q, k, v, name, key_mask=mask, **options) + layer.residual(context, v, grid, prefix)
     torch.testing.assert_close(clean, layer.proj(whole.transpose(1, 2).flatten(2)), rtol=1e-12, atol=1e-12)
 
 
@@ -270,6 +275,17 @@ def test_dropping_weights_is_for_those_who_have_them(case):
     plain = Attention(12, 3, made)
     plain.load_state_dict(layer.state_dict())
     torch.testing.assert_close(layer(x), plain(x))
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("scored", [case for case, made in CASES.items() if made.family == "scored"])
+def test_a_rate_that_drops_nothing_changes_nothing(scored, local):
+    """What follows the weights, a norm or the local residual, follows dropped weights too; padding stays hidden."""
+    layer, plain = (Attention(12, 3, CASES[scored], local=local, attn_drop=rate).double() for rate in (1e-15, 0.0))
+    plain.load_state_dict(layer.state_dict())
+    x, mask = torch.randn(2, 8, 12, dtype=torch.float64), torch.arange(8) < torch.tensor([[8], [5]])
+    expected = plain(x, (2, 4), key_mask=mask)
+    torch.testing.assert_close(layer(x, (2, 4), key_mask=mask)[mask], expected[mask], rtol=1e-10, atol=1e-10)
 
 
 def test_dropped_weights_are_right_on_average():
