@@ -8,14 +8,19 @@ Global rows of the first are computed anew by the second. Causal, a global token
 Shapes: B batch, N tokens, C channels, d = C / heads.
 """
 
+from typing import Any
+
 import torch
-from jaxtyping import Bool, Float
+import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from softless.errors import UnsupportedError
-from softless.functional import attention
+from softless.functional import attention, attention_weights, hide
 from softless.mechanisms import mechanism
+from softless.mechanisms.base import repeat_heads
 from softless.nn.attention import Attention
+from softless.nn.mixing import Asked, Heads
 
 
 class LongformerAttention(Attention):
@@ -49,21 +54,33 @@ class LongformerAttention(Attention):
         self.qkv_global = nn.Linear(dim, self.qkv.out_features, bias=self.qkv.bias is not None)
         self.qkv_global.load_state_dict(self.qkv.state_dict())
 
-    def mixed(
-        self,
-        x: Float[Tensor, "b n c"],
-        grid: tuple[int, int] | None = None,
-        *,
-        key_mask: Bool[Tensor, "b n"] | None = None,
-        is_causal: bool = False,
-        bias: Tensor | None = None,
-    ) -> Float[Tensor, "b n c"]:
-        if bias is not None:
+    def _mix(self, asked: Asked) -> Float[Tensor, "b n c"]:
+        (q, k, v), options = self._far(asked)
+        rows = attention(q, k, v, "softmax", **options)
+        return torch.cat([rows.transpose(1, 2).flatten(2), super()._mix(asked)[:, rows.shape[2] :]], 1)
+
+    def weights(self, asked: Asked) -> Float[Tensor, "b heads n n"]:
+        """Of the global tokens over their own keys, of the others over those of the window."""
+        (q, k, _), options = self._far(asked)
+        rows, near = attention_weights(q, k, "softmax", **options), super().weights(asked)
+        return torch.cat([F.pad(rows, (0, near.shape[3] - rows.shape[3])), near[:, :, rows.shape[2] :]], 2)
+
+    def combined(self, weights: Float[Tensor, "b heads n n"], asked: Asked) -> Float[Tensor, "b heads n d"]:
+        (q, _, v), options = self._far(asked)
+        v = repeat_heads(hide(v, options["key_mask"]), self.heads)
+        rows = weights[:, :, : q.shape[2], : v.shape[2]] @ v
+        return torch.cat([rows, super().combined(weights, asked)[:, :, q.shape[2] :]], 2)
+
+    def _far(self, asked: Asked) -> tuple[Heads, dict[str, Any]]:
+        """What global tokens ask of the tokens that they see, and how."""
+        x = asked.source
+        assert x is not None
+        if asked.bias is not None:
             raise UnsupportedError("bias would be added to the window's scores and not to the global tokens' own")
-        out = super().mixed(x, grid, key_mask=key_mask, is_causal=is_causal)
+        if x.is_nested:
+            raise UnsupportedError("x is packed sequences, and each has global tokens: pad them, and give key_mask")
         some = min(self.global_tokens, x.shape[1])
-        seen = some if is_causal else x.shape[1]
+        seen = some if asked.is_causal else x.shape[1]
         q, k, v = self._heads(self.qkv_global(x[:, :seen]))
-        mask = None if key_mask is None else key_mask[:, :seen]
-        rows = attention(q[:, :, :some], k, v, "softmax", key_mask=mask, is_causal=is_causal)
-        return torch.cat([rows.transpose(1, 2).flatten(2), out[:, some:]], 1)
+        mask = None if asked.key_mask is None else asked.key_mask[:, :seen]
+        return (q[:, :, :some], k, v), {"key_mask": mask, "is_causal": asked.is_causal}

@@ -6,6 +6,8 @@ from torch import Tensor
 
 from softless.errors import SoftlessError
 from softless.nn import Attention, LongformerAttention
+from softless.nn.maps import attention_maps
+from softless.probes.capture import capture
 
 
 def by_hand(layer: LongformerAttention, x: Tensor, mask: Tensor, is_causal: bool) -> Tensor:
@@ -43,6 +45,27 @@ def test_it_is_the_formula(window: int, some: int, is_causal: bool):
     torch.testing.assert_close(out[mask], by_hand(layer, x, mask, is_causal)[mask], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("kv_heads", [1, 4])
+@pytest.mark.parametrize("some", [0, 2, 30])
+def test_its_weights_are_those_behind_its_output(some: int, kv_heads: int):
+    """Rows of global tokens are of the second set, in the map too, and read its values; padding weighs nothing."""
+    layer = LongformerAttention(12, 4, window=2, global_tokens=some, kv_heads=kv_heads).double()
+    torch.nn.init.normal_(layer.qkv_global.weight)
+    x, mask = torch.randn(2, 13, 12, dtype=torch.float64), torch.arange(13) < torch.tensor([[13], [9]])
+    out, weights = layer.with_weights(torch.where(mask[..., None], x, torch.nan), key_mask=mask)
+    torch.testing.assert_close(out[mask], layer(x, key_mask=mask)[mask], rtol=1e-12, atol=1e-12)
+    assert not weights[1, :, :9, 9:].any()
+    causal = layer.asked(layer._project(x), source=x, is_causal=True)[0]
+    out = layer.combined(layer.weights(causal), causal).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(layer.proj(out), layer(x, is_causal=True), rtol=1e-12, atol=1e-12)
+
+    (found,) = attention_maps(layer, x)
+    assert torch.equal(found.weights, layer.with_weights(x)[1])
+    q, k, _ = layer._heads(layer.qkv_global(x))
+    rows = (q[:, :, :some] @ k.repeat_interleave(4 // kv_heads, 1).mT / 3**0.5).softmax(-1)
+    torch.testing.assert_close(found.weights[:, :, :some], rows, rtol=1e-12, atol=1e-12)
+
+
 def test_it_starts_as_the_mechanism_with_one_set():
     """qkv_global is a copy: until it is trained, nothing has changed."""
     layer, plain = LongformerAttention(12, 3, window=4, global_tokens=2), Attention(12, 3, "longformer")
@@ -65,6 +88,12 @@ def test_what_it_cannot_do_is_refused():
     layer = LongformerAttention(12, 3)
     with pytest.raises(SoftlessError, match="bias would be added"):
         layer(torch.randn(2, 9, 12), bias=torch.zeros(9, 9))
+    packed = torch.nested.nested_tensor([torch.randn(9, 12), torch.randn(4, 12)], layout=torch.jagged)
+    for call in (layer, layer.with_weights):
+        with pytest.raises(SoftlessError, match="x is packed sequences, and each has global tokens"):
+            call(packed)
+    with pytest.raises(SoftlessError, match=r"'' is a LongformerAttention, .* a probe sees one"), capture(layer):
+        layer(torch.randn(2, 9, 12))
     with pytest.raises(SoftlessError, match="keep a KV cache"):
         layer.with_state(torch.randn(2, 9, 12))
     with pytest.raises(SoftlessError, match="window -1"):

@@ -8,7 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from softless.algebra.neighbors import local_residual
+from softless.errors import UnsupportedError
 from softless.functional import hide
+from softless.nn.longformer import LongformerAttention
 from softless.nn.mixing import Asked, Grid, Heads, Mixing, as_heads
 from softless.probes.layer import Layer
 
@@ -49,6 +51,11 @@ def _mix(
 
 
 def _layer(name: str, module: Mixing, asked: Asked) -> Layer:
+    if isinstance(module, LongformerAttention):
+        raise UnsupportedError(
+            f"'{name}' is a LongformerAttention, with two sets of q, k and v, and a probe sees one: "
+            "softless.nn.maps has its weights"
+        )
     q, k, v = as_heads(asked.qkv)
     taps, _ = module.taps(asked.source, asked.grid, asked.key_mask, asked.is_causal)
     local, prefix = None, 0
