@@ -109,8 +109,8 @@ def attention_weights(
     """
     q, k = autocast(q, k)
     made, call = prepare(q, k, k, mechanism, is_causal, key_mask, bias, scale, inputs, grid, backend)
-    if backend == "torch":
-        raise BackendError("backend 'torch' never forms the weights: use 'auto' or 'reference'")
+    if backend in ("torch", "triton"):
+        raise BackendError(f"backend '{backend}' never forms the weights: use 'auto' or 'reference'")
     k = hide(k, key_mask)
     if q.shape[2] == 0 or k.shape[2] == 0:
         return q.new_zeros(q.shape[0], made.matrices(q.shape[1], q.shape[3]), q.shape[2], k.shape[2])

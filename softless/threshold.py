@@ -10,6 +10,7 @@ from softless.errors import ArgumentError
 from softless.functional import attention_weights, widen
 from softless.mechanisms import Call, mechanism
 from softless.mechanisms.base import repeat_heads
+from softless.mechanisms.scored import biased
 from softless.mechanisms.threshold import Threshold
 from softless.validation import check_tensors
 
@@ -65,7 +66,8 @@ def threshold_report(
     weights, softmax = weigh(mechanism=made), weigh(mechanism="softmax")
     visible = Call(is_causal, key_mask).visible(q, k).expand_as(weights)
     scores = (q.shape[3] ** -0.5 if scale is None else scale) * (q @ repeat_heads(k, q.shape[1]).mT)
-    _, kept, spread = made.keep(scores if bias is None else scores + bias, visible)
+    scores, visible = biased(scores, visible, bias)
+    _, kept, spread = made.keep(scores, visible)
     norm = softmax.norm(dim=-1)
     return ThresholdReport(
         kept_fraction=kept.sum(-1) / visible.sum(-1).clamp(min=1),

@@ -90,6 +90,8 @@ def check_inputs(inputs: Mapping[str, Tensor] | None, mechanism: Mechanism, q: T
         if not isinstance(given[name], Tensor) or given[name].shape != shape:
             was = list(given[name].shape) if isinstance(given[name], Tensor) else type(given[name]).__name__
             raise ArgumentError(f"input '{name}' is {was} and must be a tensor of shape {list(shape)}")
+        if not given[name].is_floating_point():
+            raise ArgumentError(f"input '{name}' is {given[name].dtype} and must be floating-point numbers")
         check_device(f"input '{name}'", given[name], q)
 
 
@@ -141,11 +143,7 @@ def check_backend(backend: str) -> None:
 
 def check_taps(taps: object, grid: Any, prefix: Any, q: Tensor, k: Tensor, v: Tensor) -> None:
     """taps [B, H, 9, e] on a picture of height x width tokens, the last ones of q, k and v."""
-    if not _are_sides(grid, prefix):
-        raise ArgumentError(
-            f"grid is {grid!r} with prefix {prefix!r}, and must be (height, width) of the tokens' picture, at least "
-            f"1 x 1, after a whole number of other tokens"
-        )
+    check_picture(grid, prefix)
     if not prefix + grid[0] * grid[1] == q.shape[2] == k.shape[2]:
         raise ArgumentError(
             f"a grid of {grid[0]} x {grid[1]} after {prefix} other tokens needs {prefix + grid[0] * grid[1]} queries "
@@ -160,6 +158,15 @@ def check_taps(taps: object, grid: Any, prefix: Any, q: Tensor, k: Tensor, v: Te
     if not taps.is_floating_point():
         raise ArgumentError(f"taps are {taps.dtype} and must be floating-point numbers")
     check_device("taps", taps, q)
+
+
+def check_picture(grid: Any, prefix: Any) -> None:
+    """A picture of height x width tokens after `prefix` others."""
+    if not _are_sides(grid, prefix):
+        raise ArgumentError(
+            f"grid is {grid!r} with prefix {prefix!r}, and must be (height, width) of the tokens' picture, at least "
+            f"1 x 1, after a whole number of other tokens"
+        )
 
 
 def _are_sides(grid: Any, prefix: Any) -> bool:

@@ -47,6 +47,8 @@ def affine_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def unit(x: Tensor, dims: tuple[int, ...] = (-1,)) -> Tensor:
     """x / |x|, with 0 for the zero vector. Scaled by the largest entry first: |x|^2 cannot overflow."""
+    if x.shape[-1] == 0:
+        return x
     largest = x.detach().abs().amax(dims, keepdim=True)
     x = x / torch.where(largest > 0, largest, 1.0)
     square = x.square().sum(dims, keepdim=True)

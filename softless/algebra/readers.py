@@ -43,7 +43,7 @@ def read(
         assert isinstance(phi_q, Tensor), "channel reads a softmax over channels, not a logarithm"
         q = per_channel(phi_q, total[..., None, :])
     elif isinstance(phi_q, Log):
-        used = total.detach().abs() + comoment.detach().abs().amax(-1)  # a channel may have covariance and no mean
+        used = total.detach().abs() + comoment.detach().abs().sum(-1)  # a channel may have covariance and no mean
         q, log_gain = settle(phi_q.value + state.shift[..., None, :], used[..., None, :])
     else:
         q = level(phi_q) if reader == "divide" else phi_q

@@ -23,7 +23,7 @@ from softless.algebra.feature_maps import unit
 from softless.errors import ArgumentError
 from softless.mechanisms.base import Call, repeat_heads
 from softless.mechanisms.pieces import Blocks, Piece, join, read
-from softless.mechanisms.scored import Scored, check_count, check_square, softmax
+from softless.mechanisms.scored import Scored, biased, check_count, check_square, softmax
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,7 @@ class Reformer(Scored):
         queries, keys = q.shape[2], k.shape[2]
         own = torch.eye(keys, dtype=torch.bool, device=q.device)
         met, own = (F.pad(x, (0, 0, max(queries - keys, 0), 0))[..., -queries:, :] for x in (met & ~own, own))
-        scores, visible = call.scale * (q @ unit(k).mT), call.visible(q, k)
-        if call.bias is not None:
-            scores, visible = scores + call.bias, visible & (call.bias > -torch.inf)
+        scores, visible = biased(call.scale * (q @ unit(k).mT), call.visible(q, k), call.bias)
         alone = ~(visible & met).any(-1, keepdim=True) & own & visible
         return softmax(scores, visible & met) + alone.to(q.dtype)
 

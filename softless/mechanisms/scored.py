@@ -22,6 +22,14 @@ def softmax(scores: Tensor, visible: Tensor) -> Tensor:
     return torch.where(visible, scores.softmax(-1), 0.0)
 
 
+def biased(scores: Tensor, visible: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The scores with a bias of any precision added, and which keys are then visible."""
+    if bias is None:
+        return scores, visible
+    bias = bias.to(scores.dtype)
+    return scores + bias, visible & (bias > -torch.inf)
+
+
 @dataclass(frozen=True)
 class Scored(Mechanism):
     """A subclass says `rule`."""
@@ -41,10 +49,8 @@ class Scored(Mechanism):
         return call.scale * (q @ k.mT)
 
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
-        scores, visible = self.scores(q, repeat_heads(k, q.shape[1]), call), call.visible(q, k)
-        if call.bias is not None:
-            scores, visible = scores + call.bias, visible & (call.bias > -torch.inf)
-        return self.rule(scores, visible)
+        scores = self.scores(q, repeat_heads(k, q.shape[1]), call)
+        return self.rule(*biased(scores, call.visible(q, k), call.bias))
 
 
 def check_count(option: str, value: object, least: int = 1) -> None:

@@ -18,8 +18,10 @@ from softless.algebra.state import State
 from softless.errors import ArgumentError, UnsupportedError
 from softless.functional import attention_with_state
 from softless.mechanisms import Mechanism
+from softless.mechanisms.scored import check_count
 from softless.nn.mixing import Heads, Mixing, check_rate
 from softless.packed import nested
+from softless.validation import check_key_mask
 
 
 class Attention(Mixing):
@@ -53,6 +55,8 @@ class Attention(Mixing):
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
     ):
+        if window is not None:
+            check_count("window", window)
         sides = None if window is None else (window, window)
         options: dict[str, Any] = {"window": sides, "shifted": shifted, "attn_drop": attn_drop, "kv_heads": kv_heads}
         super().__init__(dim, heads, mechanism, local, **options)
@@ -98,6 +102,8 @@ class Attention(Mixing):
             raise UnsupportedError("local=True and window need the tokens of one picture, and x is packed sequences")
         apart = x.is_nested or self.kv_heads != self.heads
         qkv = self._project(x) if apart else self._packed(x)
+        if not x.is_nested:  # packed sequences take no mask
+            check_key_mask(key_mask, x[:, None])
         return self.mix(qkv, grid, source=x, key_mask=key_mask, is_causal=is_causal, bias=bias)
 
     def with_state(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from softless.algebra.neighbors import local_residual
 from softless.errors import ArgumentError
+from softless.validation import check_picture
 
 
 class LocalResidual(nn.Sequential):
@@ -35,7 +36,7 @@ class LocalResidual(nn.Sequential):
         if heads < 1 or dim % heads:
             raise ArgumentError(f"dim {dim} is not a multiple of heads {heads}")
         super().__init__(nn.Conv1d(dim, dim, 1, groups=heads), nn.GELU(), nn.Conv1d(dim, 9 * dim, 1, groups=heads))
-        self.heads = heads
+        self.heads, self.dim = heads, dim
 
     def taps(self, context: Float[Tensor, "b c"]) -> Float[Tensor, "b heads 9 d"]:
         """The 3x3 kernel of every channel, row by row; tap 4 is the center.
@@ -54,7 +55,15 @@ class LocalResidual(nn.Sequential):
     def forward(
         self, context: Float[Tensor, "b c"], v: Float[Tensor, "b heads n d"], grid: tuple[int, int], prefix: int = 0
     ) -> Float[Tensor, "b heads n d"]:
-        height, width = grid
+        check_picture(grid, prefix)
+        if context.ndim != 2 or context.shape[1] != self.dim:
+            raise ArgumentError(f"context has shape {list(context.shape)} and must be [batch, {self.dim}]")
+        (height, width), batch, head_dim = grid, context.shape[0], self.dim // self.heads
+        if v.ndim != 4 or (v.shape[0], v.shape[1], v.shape[3]) != (batch, self.heads, head_dim):
+            raise ArgumentError(
+                f"v has shape {list(v.shape)} and must be [batch, heads, tokens, dim] = [{batch}, {self.heads}, "
+                f"tokens, {head_dim}], as the context is {list(context.shape)}"
+            )
         if v.shape[2] != prefix + height * width:
             raise ArgumentError(
                 f"v has {v.shape[2]} tokens, and a grid of {height} x {width} with prefix {prefix} has "

@@ -119,6 +119,20 @@ def test_a_key_mask_that_does_not_fit_is_named(mistake, name):
         refuses(lambda: attention_with_state(q, k, k, name, key_mask=mask), "key_mask", *words)
 
 
+LAYERS = {
+    "local": lambda: nn.Attention(12, 4, local=True),
+    "window": lambda: nn.Attention(12, 4, window=2),
+    "attn_drop": lambda: nn.Attention(12, 4, "softmax", attn_drop=0.1),
+}
+
+
+@pytest.mark.parametrize("mistake", MASKS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_module_names_a_key_mask_that_does_not_fit(mistake, layer):
+    mask, words = MASKS[mistake]
+    refuses(lambda: LAYERS[layer]()(some(2, 5, 12), (1, 5), key_mask=mask), "key_mask", *words)
+
+
 OPTIONS = {
     "unknown mechanism": (lambda: mechanism("linnear"), ["linnear", *ALL]),
     "no name": (lambda: mechanism(None), ["None", "softmax"]),
@@ -269,7 +283,8 @@ def test_a_backend_that_cannot_run_is_refused(name):
     for backend in ("cuda", "", None, 3):
         refuses(lambda b=backend: attention(q, q, q, name, backend=b), repr(backend), "auto", "reference", "torch")
     refuses(lambda: attention(q, q, q, name, backend="triton"), "triton", "auto")
-    refuses(lambda: attention_weights(q, q, name, backend="torch"), "torch", "reference")
+    for backend in ("torch", "triton"):
+        refuses(lambda b=backend: attention_weights(q, q, name, backend=b), backend, "weights", "reference")
 
 
 def test_a_state_cannot_come_from_the_reference():
@@ -286,6 +301,8 @@ INPUTS = {
     "mis-shaped": (AFFINE, {"weight": some(4, 3, 2), "bias": some(4, 3)}, ["weight", [4, 3, 2], [4, 3, 3]]),
     "not a tensor": (AFFINE, {"weight": 1.0, "bias": some(4, 3)}, ["weight", "float", [4, 3, 3]]),
     "on meta": (AFFINE, {"weight": some(4, 3, 3, device="meta"), "bias": some(4, 3)}, ["weight", "meta", "cpu"]),
+    "complex": (AFFINE, {"weight": some(4, 3, 3, dtype=torch.complex64), "bias": some(4, 3)}, ["weight", "complex64"]),
+    "of integers": (AFFINE, {"weight": some(4, 3, 3), "bias": torch.ones(4, 3).long()}, ["bias", "int64", "floating"]),
     "not a mapping": (AFFINE, [some(4, 3, 3), some(4, 3)], ["inputs", "list"]),
     "a tensor": (AFFINE, some(4, 3), ["inputs", "Tensor"]),
     "scale of focused": (mechanism("focused", learned_scale=True), {}, ["focused", "scale"]),
@@ -425,6 +442,11 @@ def test_a_threshold_report_needs_keys_and_fitting_tensors():
     refuses(lambda: threshold_report([1.0], q), "q", "list")
 
 
+def residual(context: Tensor | None = None, v: Tensor | None = None, grid: tuple = (2, 3), prefix: int = 0) -> Tensor:
+    context, v = some(2, 12) if context is None else context, some(2, 4, 6, 3) if v is None else v
+    return nn.LocalResidual(12, 4)(context, v, grid, prefix)
+
+
 MODULES = {
     "dim": (lambda: nn.Attention(190, 3), [190, 3]),
     "heads": (lambda: nn.Attention(12, 0), [12, 0]),
@@ -442,7 +464,20 @@ MODULES = {
     "causal local": (lambda: nn.Attention(12, 4, local=True)(some(2, 6, 12), (2, 3), is_causal=True), ["causal"]),
     "state and local": (lambda: nn.Attention(12, 4, local=True).with_state(some(2, 6, 12)), ["local", "state"]),
     "state of softmax": (lambda: nn.Attention(12, 4, "softmax").with_state(some(2, 6, 12)), ["softmax", "KV cache"]),
-    "prefix": (lambda: nn.LocalResidual(12, 4)(some(2, 12), some(2, 4, 7, 3), (2, 3)), [7, 2, 3, 6]),
+    "window zero": (lambda: nn.Attention(12, 4, window=0), ["window", 0, "at least 1"]),
+    "window negative": (lambda: nn.Attention(12, 4, window=-1), ["window", -1, "at least 1"]),
+    "window a fraction": (lambda: nn.Attention(12, 4, window=2.5), ["window", 2.5, "whole number"]),
+    "window a pair": (lambda: nn.Attention(12, 4, window=(2, 2)), ["window", (2, 2), "whole number"]),
+    "prefix": (lambda: residual(v=some(2, 4, 7, 3)), [7, 2, 3, 6]),
+    "prefix negative": (lambda: residual(v=some(2, 4, 4, 3), prefix=-2), ["prefix", -2, "whole number"]),
+    "grid negative": (lambda: residual(grid=(-2, -3)), [(-2, -3), "at least 1 x 1"]),
+    "grid of fractions": (lambda: residual(grid=(2.0, 3.0)), [(2.0, 3.0), "(height, width)"]),
+    "context too wide": (lambda: residual(context=some(2, 16)), ["context", [2, 16], "[batch, 12]"]),
+    "context of tokens": (lambda: residual(context=some(2, 6, 12)), ["context", [2, 6, 12], "[batch, 12]"]),
+    "batch of context": (lambda: residual(context=some(1, 12)), [[2, 4, 6, 3], [1, 12]]),
+    "heads of v": (lambda: residual(v=some(2, 1, 6, 3)), ["v", [2, 1, 6, 3], "[2, 4, tokens, 3]"]),
+    "dim of v": (lambda: residual(v=some(2, 4, 6, 5)), ["v", [2, 4, 6, 5], "[2, 4, tokens, 3]"]),
+    "rank of v": (lambda: residual(v=some(4, 6, 3)), ["v", [4, 6, 3], "[batch, heads, tokens, dim]"]),
 }
 
 
@@ -470,6 +505,30 @@ def test_no_tokens_one_token_and_no_visible_token_are_answered(name, is_causal):
         torch.testing.assert_close(single, v[:, :, :1])
     assert (run(q, k, v, key_mask=torch.zeros(2, 5, dtype=torch.bool)) == 0).all()
     assert run(q[:0], k[:0], v[:0]).shape == (0, 4, 5, 3)
+
+
+NARROW = [each for each in ANY_FORM if each[0] != "hydra"]  # which needs values as wide as queries
+
+
+@pytest.mark.parametrize(("name", "is_causal"), NARROW)
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_values_without_channels_give_outputs_without_channels(name, is_causal, backend):
+    q, v, one = some(2, 4, 5, 3), some(2, 4, 5, 0), made(name)
+    own = inputs(name, q, q)
+    assert attention(q, q, v, one, is_causal=is_causal, inputs=own, backend=backend).shape == (2, 4, 5, 0)
+    if one.carries_state and is_causal:
+        assert attention_with_state(q, q, v, one, inputs=own)[0].shape == (2, 4, 5, 0)
+
+
+@pytest.mark.parametrize("name", [name for name in SCORED if made(name).takes_bias])
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_a_bias_may_have_another_precision(name, backend):
+    q, k, v = (some(2, 4, 5, 3) for _ in "qkv")
+    bias = some(5, 5, dtype=torch.bfloat16)
+    call = {"inputs": inputs(name, q, k), "backend": backend}
+    same = attention(q, k, v, made(name), bias=bias.float(), **call)
+    for dtype in (torch.bfloat16, torch.float64):
+        assert torch.equal(attention(q, k, v, made(name), bias=bias.to(dtype), **call), same)
 
 
 @every_form

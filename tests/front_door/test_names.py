@@ -212,6 +212,15 @@ def test_a_threshold_report_is_what_counting_by_hand_gives(is_causal, expansion,
     assert list(summary) == ["kept_fraction", "discarded_mass", "range", "error"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_threshold_report_counts_no_key_that_a_bias_hides(dtype):
+    q, k = torch.randn(2, 2, 2, 6, 4).unbind()
+    mask = torch.tensor([[True] * 6, [False, False, True, True, False, True]])
+    hidden = torch.where(mask, 0.0, -torch.inf)[:, None, None].to(dtype)
+    by_mask, by_bias = softless.threshold_report(q, k, key_mask=mask), softless.threshold_report(q, k, bias=hidden)
+    torch.testing.assert_close(dataclasses.asdict(by_bias), dataclasses.asdict(by_mask))
+
+
 def by_hand(scores: list[float], tau: float, expansion: str, tail: str) -> dict[str, float]:
     if not scores:
         return {"kept_fraction": 0.0, "discarded_mass": 0.0, "range": 0.0, "error": 0.0}
