@@ -11,7 +11,7 @@ import softless
 
 ROWS, KEYS = 2_000, 256
 DEVIATIONS = (0.1, 0.3, 1.0, 2.0)
-RULES = (("max", "drop"), ("mean", "drop"), ("minimax", "drop"), ("max", "mean"), ("minimax", "mean"))
+RULES = (("max", "drop"), ("mean", "drop"), ("minimax", "drop"), ("max", "mean"), ("mean", "mean"), ("minimax", "mean"))
 
 
 def errors(deviation: float) -> dict[str, float]:

@@ -28,6 +28,7 @@ def document(made: Mechanism, shape: Shape, causal: bool, dtype: str, device: st
     causal = causal or made.lacks(is_causal=False) is not None
     call: dict[str, Any] = {"is_causal": causal, "dtype": getattr(torch, dtype), "device": device}
     backend, reason = chosen(made, shape, **call)
+    untested = chosen(made, shape, **call, ask=True)[0] != backend
     own, softmax = cost(made, shape, **call), cost(mechanism("softmax"), shape, **call)
     values = {field.name: getattr(made, field.name) for field in fields(made)}
     return {
@@ -46,18 +47,19 @@ def document(made: Mechanism, shape: Shape, causal: bool, dtype: str, device: st
         "softmax": asdict(softmax),
         "ratio": {"flops": own.flops / softmax.flops},
         "crossover_tokens": crossover(made, shape, is_causal=causal),
-        "notes": _notes(made, causal, dtype, device),
+        "notes": _notes(made, causal, dtype, device, backend, untested),
     }
 
 
-def _notes(made: Mechanism, causal: bool, dtype: str, device: str) -> list[str]:
+def _notes(made: Mechanism, causal: bool, dtype: str, device: str, backend: str, untested: bool) -> list[str]:
     notes = ["FLOPs are those of matrix products; exponentials and sums are not counted."]
     if causal:
         notes.append("Causal softmax counts the whole square; a fused kernel skips up to half of it.")
-    if dtype in ("bfloat16", "float16") and not (made.fused_on_gpu and device == "cuda"):
+    as_it_is = backend == "triton" or (made.fused_on_gpu and device == "cuda")
+    if dtype in ("bfloat16", "float16") and not as_it_is:
         notes.append(f"{made.name} computes {dtype} in float32 and rounds once, at the end.")
-    if device == "cuda":
-        notes.append("On CUDA: untested here.")
+    if untested:
+        notes.append("The kernels are untested here: backend='triton' runs them.")
     return notes
 
 

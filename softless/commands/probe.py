@@ -43,7 +43,7 @@ with config.json and model.safetensors. Nothing is downloaded; without --weights
 
 \b
 $ softless probe runs/a
-$ softless probe timm:deit_tiny_patch16_224 --weights deit.pth --data imagenette/
+$ softless probe timm:deit_tiny_patch16_224 --weights deit.pth --data photos/
 $ softless probe hf:MiniLM --data book.txt --layers 0,5
 $ softless probe inline_swin_tiny --images 500 --out probed
 """

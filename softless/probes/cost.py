@@ -61,14 +61,16 @@ def form(made: Mechanism, is_causal: bool) -> str:
     return made.form
 
 
-def chosen(made: Mechanism, shape: Shape, *, is_causal: bool, dtype: torch.dtype, device: str) -> tuple[str, str]:
-    """(backend, reason): what `auto` would run, and why."""
+def chosen(
+    made: Mechanism, shape: Shape, *, is_causal: bool, dtype: torch.dtype, device: str, ask: bool = False
+) -> tuple[str, str]:
+    """(backend, reason): what `auto` would run, and why; with `ask`, the kernels wherever they can run."""
     if device == "cpu":
         return "torch", "the tensors are on the CPU"
     q = torch.empty(shape.batch, shape.heads, shape.queries, shape.head_dim, dtype=dtype, device="meta")
     k = torch.empty(shape.batch, shape.kv_heads, shape.keys, shape.head_dim, dtype=dtype, device="meta")
     call = Call(is_causal=is_causal, scale=resolve_scale(None, made, shape.head_dim))
-    reason = backends.refusal(made, call, q, k, k, torch.device(device))
+    reason = backends.refusal(made, call, q, k, k, torch.device(device), ask=ask)
     return ("torch", reason) if reason else ("triton", "the kernels take this call")
 
 

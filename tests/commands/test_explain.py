@@ -5,6 +5,7 @@ import json
 import pytest
 
 from softless.commands import units
+from softless.kernels import choice
 from softless.mechanisms import MECHANISMS
 
 
@@ -58,10 +59,27 @@ def test_half_precision_halves_the_floor_and_says_how_it_is_computed(softless):
     assert any("float32" in note for note in half["notes"])
 
 
-def test_cuda_is_counted_without_one_and_marked_untested(softless):
+def test_cuda_is_counted_without_one(softless):
     document = explained(softless, "inline", "--device", "cuda")
     assert document["cost"]["flops"] == explained(softless, "inline")["cost"]["flops"]
-    assert "On CUDA: untested here." in document["notes"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "backend", "notes"),
+    [
+        ("inline", "no recorded evidence", "torch", ["float32", "untested"]),
+        ("inline", None, "triton", []),
+        ("hydra", None, "torch", ["float32"]),  # no kernel computes it, tested or not
+        ("softmax", "no recorded evidence", "torch", []),  # a kernel of torch's own does
+    ],
+)
+def test_cuda_is_called_untested_where_the_kernels_are_left_for_that(
+    softless, monkeypatch, name, reason, backend, notes
+):
+    monkeypatch.setattr(choice, "untested", lambda *_: reason)
+    document = explained(softless, name, "--device", "cuda", "--dtype", "bfloat16")
+    assert document["backend"] == backend
+    assert [word for word in ("float32", "untested") if word in " ".join(document["notes"])] == notes
 
 
 @pytest.mark.parametrize("columns", ["80", pytest.param("120", marks=pytest.mark.slow)])

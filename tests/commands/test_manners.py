@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
+from softless.cli import app
 from softless.commands import manners
 from softless.errors import ArgumentError
 
@@ -94,9 +97,17 @@ def test_bad_input_exits_3_with_one_line_that_repeats_it(softless, words, says):
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("verb", ["list", "explain", "study"])
+def verbs(command: Any, *words: str) -> Iterator[tuple[str, ...]]:
+    """The words of each command that does something: `data` is none, `data check` is."""
+    for name, each in getattr(command, "commands", {}).items():
+        yield from verbs(each, *words, name)
+    if not hasattr(command, "commands"):
+        yield words
+
+
+@pytest.mark.parametrize("verb", [*verbs(typer.main.get_command(app))], ids=" ".join)
 def test_every_verb_has_help_and_json(softless, verb):
-    result = softless(verb, "--help")
+    result = softless(*verb, "--help")
     assert result.exit_code == 0
     assert "--json" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
