@@ -41,7 +41,13 @@ def attention(
 ) -> Tensor:
     """`softless.attention` of a sequence of which each rank of a process group holds a part, in the order of ranks.
 
-        out = softless.parallel.attention(q, k, v, "inline")        # q, k, v: this rank's tokens, [B, H, N, d]
+    >>> import torch, softless
+    >>> from torch import distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)       # torchrun says which
+    >>> q, k, v = torch.randn(3, 2, 4, 100, 16).unbind()                # this rank's tokens, [B, H, N, d]
+    >>> softless.parallel.attention(q, k, v, "inline").shape
+    torch.Size([2, 4, 100, 16])
+    >>> dist.destroy_process_group()
 
     Returns the output of this rank's queries, as the whole sequence would give it on one device. Gradients flow through
     the exchange to the keys and values of every rank: so every rank must run backward if one does, and all must agree

@@ -19,6 +19,12 @@ from softless.validation import check_tensors
 class ThresholdReport:
     """One number a query, each [B, H, N]; a query that sees no key counts as nothing kept, nothing lost.
 
+    >>> import torch, softless
+    >>> q, k = torch.randn(2, 1, 4, 256, 64).unbind()           # [batch, heads, tokens, dim]
+    >>> report = softless.threshold_report(q, k, tau=2)
+    >>> report.range.shape, list(report.summary())
+    (torch.Size([1, 4, 256]), ['kept_fraction', 'discarded_mass', 'range', 'error'])
+
     kept_fraction   share of the visible keys whose score is within tau of the row's largest
     discarded_mass  softmax weight on the keys that are not
     range           largest score minus smallest, over the visible keys

@@ -27,7 +27,16 @@ def weights(
     scale: float,
     visible: Bool[Tensor, "*#b #n m"],
 ) -> Float[Tensor, "*b n m"]:
-    """Explicit weights; a key that is not visible weighs 0."""
+    """Explicit weights; a key that is not visible weighs 0.
+
+    >>> import torch
+    >>> from softless.algebra import weights
+    >>> phi_q, phi_k = torch.rand(2, 4, 5, 16), torch.rand(2, 4, 10, 16)        # [B, H, N, d], [B, H, M, d]
+    >>> visible = torch.arange(10) < 7
+    >>> w = weights(phi_q, phi_k, "divide", 1.0, visible[None])                 # [B, H, N, M]
+    >>> w.shape, w[..., 7:].any().item(), torch.allclose(w.sum(-1), torch.ones(2, 4, 5))
+    (torch.Size([2, 4, 5, 10]), False, True)
+    """
     n = visible.sum(-1, keepdim=True)
     if reader == "channel":
         assert isinstance(phi_q, Tensor), "channel reads a softmax over channels, not a logarithm"
@@ -61,7 +70,14 @@ def parallel(
     scale: float = 1.0,
     mask: Bool[Tensor, "*#b m"] | None = None,
 ) -> Float[Tensor, "*b n e"]:
-    """Every query reads the state of all tokens."""
+    """Every query reads the state of all tokens.
+
+    >>> import torch
+    >>> from softless.algebra import parallel
+    >>> phi_k, v = torch.rand(2, 4, 10, 16), torch.randn(2, 4, 10, 8)           # [B, H, M, d], [B, H, M, e]
+    >>> parallel(torch.rand(2, 4, 5, 16), phi_k, v, "divide").shape             # [B, H, N, e]
+    torch.Size([2, 4, 5, 8])
+    """
     return read(phi_q, observe(phi_k, v, mask), reader, scale, shifted=isinstance(phi_k, Log))
 
 
@@ -74,7 +90,15 @@ def recurrent(
     mask: Bool[Tensor, "*#b n"] | None = None,
     state: State | None = None,
 ) -> tuple[Float[Tensor, "*b n e"], State]:
-    """Token by token: the state grows by one and is read. Cost and memory do not depend on the past."""
+    """Token by token: the state grows by one and is read. Cost and memory do not depend on the past.
+
+    >>> import torch
+    >>> from softless.algebra import recurrent
+    >>> phi_q, phi_k, v = torch.rand(3, 2, 4, 10, 16).unbind()                  # [B, H, N, d], v [B, H, N, e]
+    >>> out, state = recurrent(phi_q, phi_k, v, "divide")
+    >>> out.shape, torch.allclose(out[:, :, 0], v[:, :, 0]), state.n            # the first query sees its own token
+    (torch.Size([2, 4, 10, 16]), True, tensor([[10]]))
+    """
     outputs = []
     for i in range(v.shape[-2]):
         here = slice(i, i + 1)
@@ -96,6 +120,12 @@ def chunked(
     chunk: int = CHUNK,
 ) -> Float[Tensor, "*b n e"]:
     """The causal form for training: the chunk's own tokens by a triangular product, those before it by their sum.
+
+    >>> import torch
+    >>> from softless.algebra import chunked, recurrent
+    >>> phi_q, phi_k, v = torch.rand(3, 2, 4, 100, 16).unbind()                 # [B, H, N, d], v [B, H, N, e]
+    >>> torch.allclose(chunked(phi_q, phi_k, v, "divide"), recurrent(phi_q, phi_k, v, "divide")[0], atol=1e-5)
+    True
 
         [x, mass] = tril(q k^T) V + q (sum over earlier chunks of k^T V)          V as `chunks` defines it
 

@@ -36,7 +36,14 @@ class View(NamedTuple):
 def read(
     phi_q: Float[Tensor, "*#b n d"] | Log, state: State, reader: str, scale: float = 1.0, *, shifted: bool = True
 ) -> Float[Tensor, "*b n m"]:
-    """Answer queries from a state. `shifted=False` says that its shift is zero, and saves the rescaling."""
+    """Answer queries from a state. `shifted=False` says that its shift is zero, and saves the rescaling.
+
+    >>> import torch
+    >>> from softless.algebra import observe, read
+    >>> phi_k, v = torch.rand(2, 4, 10, 16), torch.randn(2, 4, 10, 8)           # [B, H, M, d], [B, H, M, e]
+    >>> read(torch.rand(2, 4, 5, 16), observe(phi_k, v), "divide").shape        # [B, H, N, e]
+    torch.Size([2, 4, 5, 8])
+    """
     total, comoment = state.n[..., None] * state.k_mean, state.comoment  # sum of phi(k): [*b, d]
     log_gain = None
     if reader == "channel":

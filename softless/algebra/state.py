@@ -24,19 +24,41 @@ from softless.errors import ArgumentError
 
 
 class Log(NamedTuple):
-    """Features known by their logarithm, phi = exp(value): formed only relative to a shift."""
+    """Features known by their logarithm, phi = exp(value): formed only relative to a shift.
+
+    >>> import torch
+    >>> from softless.algebra import Log, observe
+    >>> logs, v = torch.full((2, 4, 10, 16), 1000.0), torch.randn(2, 4, 10, 8)  # [B, H, N, d], [B, H, N, e]
+    >>> state = observe(Log(logs), v)                                           # e^1000 itself is no float32
+    >>> state.k_mean.max(), state.shift.max()
+    (tensor(1.), tensor(1000.))
+    """
 
     value: Float[Tensor, "*b n d"]
 
 
 class State(NamedTuple):
-    """A summary of tokens. A tuple of tensors: `_asdict()` saves it, gradients flow through it."""
+    """A summary of tokens. A tuple of tensors: `_asdict()` saves it, gradients flow through it.
+
+    >>> import torch, softless
+    >>> q, k, v = torch.randn(3, 2, 4, 10, 16).unbind()                 # [batch, heads, tokens, dim]
+    >>> _, state = softless.attention_with_state(q, k, v, "linear")
+    >>> state.comoment.shape, state.n                                   # without a mask, one count for all rows
+    (torch.Size([2, 4, 16, 16]), tensor([[10]]))
+    >>> state.rows(torch.tensor([1, 1, 0])).comoment.shape              # three beams, two of them from row 1
+    torch.Size([3, 4, 16, 16])
+    """
 
     n: Int[Tensor, "*b"]
     k_mean: Float[Tensor, "*b d"]
     v_mean: Float[Tensor, "*b m"]
     comoment: Float[Tensor, "*b d m"]
     shift: Float[Tensor, "*b d"]
+
+    def rows(self, index: Int[Tensor, " rows"]) -> "State":
+        """The state of these rows of the batch, in their order, as often as they are named."""
+        n = self.n if self.n.shape[0] == 1 else self.n[index]
+        return State(n, *(part[index] for part in self[1:]))
 
 
 def keep(x: Tensor, mask: Bool[Tensor, "*#b n"] | None, other: float = 0.0) -> Tensor:
@@ -47,7 +69,16 @@ def keep(x: Tensor, mask: Bool[Tensor, "*#b n"] | None, other: float = 0.0) -> T
 def observe(
     phi_k: Float[Tensor, "*#b n d"] | Log, v: Float[Tensor, "*#b n m"], mask: Bool[Tensor, "*#b n"] | None = None
 ) -> State:
-    """Summarize a block of tokens; only those the mask keeps."""
+    """Summarize a block of tokens; only those the mask keeps.
+
+    >>> import torch
+    >>> from softless.algebra import observe
+    >>> phi_k, v = torch.rand(2, 4, 10, 16), torch.randn(2, 4, 10, 8)           # [B, H, N, d], [B, H, N, e]
+    >>> mask = torch.arange(10) < torch.tensor([[10], [7]])                     # [B, N]
+    >>> state = observe(phi_k, v, mask[:, None])
+    >>> state.comoment.shape, state.n[:, 0]                                     # [B, H, d, e]
+    (torch.Size([2, 4, 16, 8]), tensor([10,  7]))
+    """
     k, shift = _unlog(phi_k, mask) if isinstance(phi_k, Log) else (keep(phi_k, mask), None)
     n = torch.full((1,) * (v.ndim - 2), v.shape[-2], device=v.device) if mask is None else mask.sum(-1)
     tokens, v = n.clamp(min=1)[..., None], keep(v, mask)
@@ -58,7 +89,15 @@ def observe(
 
 
 def merge(a: State, b: State) -> State:
-    """State of the concatenation of two blocks. A state of no tokens is the identity, bit for bit."""
+    """State of the concatenation of two blocks. A state of no tokens is the identity, bit for bit.
+
+    >>> import torch
+    >>> from softless.algebra import merge, observe
+    >>> phi_k, v = torch.rand(2, 4, 10, 16), torch.randn(2, 4, 10, 8)           # [B, H, N, d], [B, H, N, e]
+    >>> both = merge(observe(phi_k[:, :, :6], v[:, :, :6]), observe(phi_k[:, :, 6:], v[:, :, 6:]))
+    >>> torch.allclose(both.comoment, observe(phi_k, v).comoment, atol=1e-5), both.n
+    (True, tensor([[10]]))
+    """
     n = a.n + b.n
     share = (b.n / n.clamp(min=1).to(b.k_mean.dtype))[..., None]  # [*b, 1]
     shift = torch.maximum(a.shift, b.shift)

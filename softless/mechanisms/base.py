@@ -36,7 +36,13 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Mechanism:
-    """One attention mechanism with its options. Make one with `softless.mechanism(name, **options)`."""
+    """One attention mechanism with its options. Make one with `softless.mechanism(name, **options)`.
+
+    >>> import softless
+    >>> made = softless.mechanism("linear", phi="affine_relu")
+    >>> made.family, made.inputs, made.carries_state, made.rows_sum_to_one
+    ('kernelized', ('weight', 'bias'), True, True)
+    """
 
     name: ClassVar[str]
     family: ClassVar[str]  # kernelized | scored | recurrent

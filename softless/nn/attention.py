@@ -109,7 +109,16 @@ class Attention(Mixing):
     def with_state(
         self, x: Float[Tensor, "b n c"], state: State | None = None, *, key_mask: Bool[Tensor, "b n"] | None = None
     ) -> tuple[Float[Tensor, "b n c"], State]:
-        """Causal, going on from a state: prefill, then a token at a time."""
+        """Causal, going on from a state: prefill, then a token at a time.
+
+        >>> import torch, softless
+        >>> layer = softless.nn.Attention(dim=64, heads=2, mechanism="linear")
+        >>> x = torch.randn(5, 10, 64)                                  # [B, N, C]
+        >>> prompt, state = layer.with_state(x[:, :9])
+        >>> token, state = layer.with_state(x[:, 9:], state)
+        >>> torch.allclose(torch.cat([prompt, token], 1), layer(x, is_causal=True), atol=1e-5)
+        True
+        """
         if self.residual is not None:
             raise UnsupportedError("local=True sees a token's 3x3 neighbors, later ones among them: it has no state")
         if self.window is not None:
@@ -122,7 +131,14 @@ class Attention(Mixing):
     def with_weights(
         self, x: Float[Tensor, "b n c"], *, key_mask: Bool[Tensor, "b n"] | None = None
     ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b m n n"]]:
-        """The output, and the explicit weights that it is made with: a matrix for each head."""
+        """The output, and the explicit weights that it is made with: a matrix for each head.
+
+        >>> import torch, softless
+        >>> layer = softless.nn.Attention(dim=64, heads=2)
+        >>> out, weights = layer.with_weights(torch.randn(5, 10, 64))   # [B, N, C]
+        >>> out.shape, weights.shape
+        (torch.Size([5, 10, 64]), torch.Size([5, 2, 10, 10]))
+        """
         if self.residual is not None or self.window is not None:
             raise UnsupportedError("local=True and window add to the weights: softless.nn.maps has those of a model")
         asked, _ = self.asked(self._project(x), source=x, key_mask=key_mask)

@@ -27,7 +27,15 @@ from softless.nn.attention import Attention
 
 
 class Survivors(NamedTuple):
-    """The tokens that are left, which of them are real, and where they stood at first."""
+    """The tokens that are left, which of them are real, and where they stood at first.
+
+    >>> import torch, softless
+    >>> encoder = softless.nn.EliminationEncoder(dim=8, heads=2, depth=2, length=10)
+    >>> encoder.eliminate([6, 3])
+    >>> left = encoder(torch.randn(5, 10, 8))                           # [B, N, C]
+    >>> left.x.shape, left.places[:, 0].tolist()                        # the class token always stays
+    (torch.Size([5, 3, 8]), [0, 0, 0, 0, 0])
+    """
 
     x: Float[Tensor, "b n c"]
     key_mask: Bool[Tensor, "b n"]

@@ -28,7 +28,14 @@ from softless.nn.pooling import MODES, Tokens, pool_tokens, repeat_tokens
 
 
 class Funneled(NamedTuple):
-    """What an encoder leaves: the last block's tokens, and the first block's, which a decoder goes back to."""
+    """What an encoder leaves: the last block's tokens, and the first block's, which a decoder goes back to.
+
+    >>> import torch, softless
+    >>> encoder = softless.nn.FunnelEncoder(dim=8, heads=2, blocks=(1, 1))
+    >>> short, full = encoder(torch.randn(5, 9, 8))                     # [B, N, C]
+    >>> short.x.shape, full.x.shape
+    (torch.Size([5, 5, 8]), torch.Size([5, 9, 8]))
+    """
 
     short: Tokens
     full: Tokens

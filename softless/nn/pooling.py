@@ -24,7 +24,13 @@ MODES = ("mean", "max", "first")
 
 
 class Tokens(NamedTuple):
-    """Tokens, and which of them are real."""
+    """Tokens, and which of them are real.
+
+    >>> import torch, softless
+    >>> x, key_mask = torch.randn(1, 5, 8), torch.arange(5)[None] < 3   # [B, N, C], [B, N]
+    >>> softless.nn.pool_tokens(x, key_mask).key_mask
+    tensor([[ True,  True, False]])
+    """
 
     x: Float[Tensor, "b n c"]
     key_mask: Bool[Tensor, "b n"]

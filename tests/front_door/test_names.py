@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import softless
+from softless import algebra
 from softless.models import backbone
 from tests.numerics.cases import CASES
 
@@ -50,7 +51,38 @@ SIGNATURES = {
     "nn.StridedFeedForward": "dim, hidden=None, *, stride=2, width=None, renormalize=False",
     "nn.pool_tokens": "x, key_mask=None, *, stride=2, width=None, mode='mean', prefix=0",
     "nn.repeat_tokens": "x, stride, length, prefix=0",
+    "Mechanism": "",
+    "State": "n, k_mean, v_mean, comoment, shift",
+    "ThresholdReport": "kept_fraction, discarded_mass, range, error",
+    "WeightsReport": "path, format, key, prefix, tensors, derived, nonfinite, ignored",
+    "nn.Funneled": "short, full",
+    "nn.Survivors": "x, key_mask, places",
+    "nn.Tokens": "x, key_mask",
+    "nn.Attention.with_state": "self, x, state=None, *, key_mask=None",
+    "nn.Attention.with_weights": "self, x, *, key_mask=None",
+    "parallel.attention": "q, k, v, mechanism='inline', *, group=None, is_causal=False, key_mask=None, scale=None, "
+    "inputs=None",
+    "algebra.Log": "value",
+    "algebra.State": "n, k_mean, v_mean, comoment, shift",
+    "algebra.observe": "phi_k, v, mask=None",
+    "algebra.merge": "a, b",
+    "algebra.read": "phi_q, state, reader, scale=1.0, *, shifted=True",
+    "algebra.weights": "phi_q, phi_k, reader, scale, visible",
+    "algebra.parallel": "phi_q, phi_k, v, reader, scale=1.0, mask=None",
+    "algebra.recurrent": "phi_q, phi_k, v, reader, scale=1.0, mask=None, state=None",
+    "algebra.chunked": "phi_q, phi_k, v, reader, scale=1.0, mask=None, state=None, chunk=64",
 }
+
+
+PUBLIC = [
+    *(name for name in softless.__all__ if callable(getattr(softless, name))),
+    *(f"nn.{name}" for name in softless.nn.__all__),
+    *(f"algebra.{name}" for name in algebra.__all__ if callable(getattr(algebra, name))),
+    "nn.Attention.with_state",
+    "nn.Attention.with_weights",
+    "parallel.attention",
+]
+WITHOUT_TENSORS = {"mechanism", "list_mechanisms", "list_models", "Mechanism", "WeightsReport"}
 
 
 def find(name: str) -> object:
@@ -83,14 +115,18 @@ def test_the_mechanisms_are_those_of_this_version():
 
 
 def test_dir_lists_the_public_names_and_unknown_ones_raise():
-    assert {name.split(".")[0] for name in SIGNATURES} <= set(dir(softless))
+    assert {name.split(".")[0] for name in SIGNATURES} <= {*dir(softless), "algebra"}
     assert set(softless.__all__) <= set(dir(softless))
     with pytest.raises(AttributeError, match="attend"):
         softless.attend  # noqa: B018
     assert not hasattr(softless.nn, "attention_weights")
 
 
-@pytest.mark.parametrize("name", [name for name in SIGNATURES if name != "nn.LocalResidual.forward"])
+def test_every_public_name_has_its_signature_here():
+    assert set(PUBLIC) - set(SIGNATURES) == set()
+
+
+@pytest.mark.parametrize("name", PUBLIC)
 def test_a_docstring_starts_with_a_sentence_and_a_runnable_example(name):
     text = inspect.getdoc(find(name))
     first, rest = text.split("\n", 1)
@@ -98,7 +134,7 @@ def test_a_docstring_starts_with_a_sentence_and_a_runnable_example(name):
     assert rest.lstrip().startswith(">>> import"), "the example comes first"
     examples = doctest.DocTestParser().get_examples(text)
     assert any(example.want for example in examples), "an example shows a result"
-    if name not in ("mechanism", "list_mechanisms", "list_models"):
+    if name not in WITHOUT_TENSORS:
         assert re.search(r"# .*\[(batch|B)\b", text), "the example names its shapes"
 
 

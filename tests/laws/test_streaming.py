@@ -91,6 +91,20 @@ def test_padding_leaves_the_state_as_it_was(case: Case):
     assert_same(after, state)
 
 
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("case", STATEFUL, ids=str)
+def test_picked_rows_go_on_as_their_own_sequences(case: Case, masked: bool):
+    """As the beams of a search do: row 1 twice, row 0 once."""
+    at, picked = ask(case, 12, heads=(4, 2)), torch.tensor([1, 1, 0])
+    if masked:
+        at = at._replace(key_mask=torch.arange(12) < torch.tensor([[12], [5]]))
+    beams = at.each(lambda x: x[picked])
+    _, state = streamed(case, at.tokens(0, 9), [])
+    out, _ = streamed(case, beams.tokens(9, 12), [], state.rows(picked))
+    expected, _ = streamed(case, beams, [9])
+    assert (out - expected[:, :, 9:]).abs().max() <= 1e-12 * (1 + expected.abs().max())
+
+
 @pytest.mark.parametrize("case", STATEFUL, ids=str)
 def test_no_tokens_change_nothing_and_no_queries_ask_nothing(case: Case):
     at = ask(case, 4)
