@@ -38,7 +38,8 @@ class Attention(Mixing):
     shifted    the windows start half a window earlier
     attn_drop  dropout on explicit weights, for scored mechanisms only
 
-    x may be packed sequences, a jagged nested tensor [B, j, C]: without local, window and attn_drop.
+    x may be packed sequences, a jagged nested tensor [B, j, C]: without local, window and attn_drop. timm's blocks pass
+    `attn_mask`, which must be None.
     """
 
     def __init__(
@@ -84,7 +85,12 @@ class Attention(Mixing):
         key_mask: Bool[Tensor, "b n"] | None = None,
         is_causal: bool = False,
         bias: Tensor | None = None,
+        attn_mask: Tensor | None = None,
     ) -> Float[Tensor, "b n c"]:
+        if attn_mask is not None:  # what timm's blocks hand on: None, unless a model masks
+            raise UnsupportedError(
+                f"attn_mask {list(attn_mask.shape)} is not taken: give key_mask [batch, tokens], is_causal, or a bias"
+            )
         out = self.mixed(x, grid, key_mask=key_mask, is_causal=is_causal, bias=bias)
         return self.proj_drop(self.proj(out))
 
