@@ -83,8 +83,9 @@ def _show(rows: list[dict[str, Any]]) -> None:
 
     out = console()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-    for column in ("mechanism\npaper", "family\ncost", "formula\nabilities, options"):
-        table.add_column(column, no_wrap=column.startswith(("mechanism", "family")))
+    table.add_column("mechanism\npaper", min_width=26, max_width=26)
+    table.add_column("family\ncost", no_wrap=True)
+    table.add_column("formula\nabilities, options")
     for row in rows:
         abilities = "  ".join(name for name in ("causal", "state", "bias", "grid") if row[name])
         options = "  ".join(f"{name}={default}" for name, default in row["options"].items())
@@ -94,7 +95,8 @@ def _show(rows: list[dict[str, Any]]) -> None:
             text.append(f"\n{abilities}", style="green")
         if options:
             text.append(f"\n{options}", style="dim")
-        name = Text(row["name"], style="bold").append(f"\n{row['paper']}", style="not bold dim")
+        paper = row["paper"].replace(", arXiv", ",\narXiv")
+        name = Text(row["name"], style="bold").append(f"\n{paper}", style="not bold dim")
         table.add_row(name, Text(row["family"]).append(f"\n{row['cost']}"), text)
     out.print(table)
     out.print()

@@ -23,7 +23,7 @@ class Agent(LowRank):
     name: ClassVar[str] = "agent"
     formula: ClassVar[str] = "softmax(q a^T / sqrt(d)) softmax(a k^T / sqrt(d)) v,  a means of queries"
     cost: ClassVar[str] = "O(N m d)"
-    paper: ClassVar[str] = "Han et al. 2023"
+    paper: ClassVar[str] = "Han et al. 2023, arXiv 2312.08874"
     mixes_queries: ClassVar[bool] = True
     reads_grid: ClassVar[bool] = True
 

@@ -28,7 +28,7 @@ class Angular(Kernelized):
     name: ClassVar[str] = "angular"
     formula: ClassVar[str] = "h / |h|,  h = 1/2 v_i + (1/pi) sum_j q^.k^_j v_j"
     cost: ClassVar[str] = "O(N d^2)"
-    paper: ClassVar[str] = "You et al. 2022"
+    paper: ClassVar[str] = "You et al. 2022, arXiv 2211.10526"
     reader: ClassVar[str] = "none"
     pairs_tokens: ClassVar[bool] = True
 

@@ -26,7 +26,7 @@ class AsymmetricNonLocal(LowRank):
     name: ClassVar[str] = "asymmetric_nonlocal"
     formula: ClassVar[str] = "softmax(q k~^T / sqrt(d)) v~,  k~ and v~ a pyramid of means"
     cost: ClassVar[str] = "O(N m d)"
-    paper: ClassVar[str] = "Zhu et al. 2019"
+    paper: ClassVar[str] = "Zhu et al. 2019, arXiv 1908.07678"
 
     reads_grid: ClassVar[bool] = True
 

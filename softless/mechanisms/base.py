@@ -48,7 +48,7 @@ class Mechanism:
     family: ClassVar[str]  # kernelized | scored | recurrent
     formula: ClassVar[str]  # one line, as `softless list` prints it
     cost: ClassVar[str]  # N tokens, d channels a head, m stand-ins, w window, l stride, r rounds
-    paper: ClassVar[str]  # who and when
+    paper: ClassVar[str]  # who, when and where
     form: ClassVar[str] = "explicit weights"  # how plain torch computes a scored one
     takes_bias: ClassVar[bool] = False
     carries_state: ClassVar[bool] = False

@@ -26,7 +26,7 @@ class Diagonal(Scored):
     name: ClassVar[str] = "diagonal"
     formula: ClassVar[str] = "softmax attention within blocks of tokens (t1: norm of relu)"
     cost: ClassVar[str] = "O(N w d)"
-    paper: ClassVar[str] = "Qin et al. 2022"
+    paper: ClassVar[str] = "Qin et al. 2022, arXiv 2210.10340"
     form: ClassVar[str] = "blocks"
     takes_bias: ClassVar[bool] = False
     pairs_tokens: ClassVar[bool] = True

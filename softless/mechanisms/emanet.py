@@ -31,7 +31,7 @@ class EMANet(LowRank):
     name: ClassVar[str] = "emanet"
     formula: ClassVar[str] = "softmax_b(q mu^T) r v / |r k|,  mu bases of k by expectation maximization"
     cost: ClassVar[str] = "O(N m d)"
-    paper: ClassVar[str] = "Li et al. 2019"
+    paper: ClassVar[str] = "Li et al. 2019, arXiv 1907.13426"
 
     moves_inputs: ClassVar[bool] = True
 

@@ -23,7 +23,7 @@ class General(Mechanism):
     family: ClassVar[str] = "scored"
     formula: ClassVar[str] = "sum_j sim(q, k_j) v_j / sum_j sim(q, k_j)"
     cost: ClassVar[str] = "O(N^2 d)"
-    paper: ClassVar[str] = "Tsai et al. 2019"
+    paper: ClassVar[str] = "Tsai et al. 2019, arXiv 1908.11775"
 
     sim: Callable[[Tensor, Tensor], Tensor] | None = None
 

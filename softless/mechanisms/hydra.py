@@ -23,7 +23,7 @@ class Hydra(Kernelized):
     name: ClassVar[str] = "hydra"
     formula: ClassVar[str] = "q^ * sum_j k^_j * v_j, channel by channel"
     cost: ClassVar[str] = "O(N d)"
-    paper: ClassVar[str] = "Bolya et al. 2022"
+    paper: ClassVar[str] = "Bolya et al. 2022, arXiv 2209.07484"
     reader: ClassVar[str] = "none"
     chunk: ClassVar[int] = 8
 

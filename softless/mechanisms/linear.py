@@ -66,7 +66,7 @@ class Linear(FeatureMapped):
     name: ClassVar[str] = "linear"
     formula: ClassVar[str] = "sum_j phi(q).phi(k_j) v_j / sum_j phi(q).phi(k_j)"
     cost: ClassVar[str] = "O(N d^2)"
-    paper: ClassVar[str] = "Katharopoulos et al. 2020"
+    paper: ClassVar[str] = "Katharopoulos et al. 2020, arXiv 2006.16236"
 
     phi: str | FeatureMap = "elu"
     normalize: str = "divide"  # divide | none
@@ -86,7 +86,7 @@ class InLine(FeatureMapped):
     name: ClassVar[str] = "inline"
     formula: ClassVar[str] = "sum_j [(s/n) phi(q).(phi(k_j) - mean phi(k)) + 1/n] v_j"
     cost: ClassVar[str] = "O(N d^2)"
-    paper: ClassVar[str] = "Han et al. 2024"
+    paper: ClassVar[str] = "Han et al. 2024, arXiv 2412.06590"
     reader: ClassVar[str] = "subtract"
 
     def default_scale(self, head_dim: int) -> float:

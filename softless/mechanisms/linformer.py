@@ -31,7 +31,7 @@ class Linformer(LowRank):
     name: ClassVar[str] = "linformer"
     formula: ClassVar[str] = "softmax(q (E k)^T / sqrt(d)) (F v),  E and F of rank rows"
     cost: ClassVar[str] = "O(N m d)"
-    paper: ClassVar[str] = "Wang et al. 2020"
+    paper: ClassVar[str] = "Wang et al. 2020, arXiv 2006.04768"
 
     rank: int = 256
     length: int = 4096

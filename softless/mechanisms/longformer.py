@@ -27,7 +27,7 @@ class Longformer(Restricted):
     name: ClassVar[str] = "longformer"
     formula: ClassVar[str] = "softmax over |i - j| <= w, the first g keys, and all keys for the first g queries"
     cost: ClassVar[str] = "O(N w d)"
-    paper: ClassVar[str] = "Beltagy et al. 2020"
+    paper: ClassVar[str] = "Beltagy et al. 2020, arXiv 2004.05150"
 
     window: int = 256
     global_tokens: int = 1

@@ -30,7 +30,7 @@ class Mlla(Mechanism):
     family: ClassVar[str] = "kernelized"
     formula: ClassVar[str] = "sum_j R(phi(q)).R(phi(k_j)) v_j / sum_j phi(q).phi(k_j), R a rotation by place"
     cost: ClassVar[str] = "O(N d^2)"
-    paper: ClassVar[str] = "Han et al. 2024"
+    paper: ClassVar[str] = "Han et al. 2024, arXiv 2405.16605"
     reads_grid: ClassVar[bool] = True
     needs_grid: ClassVar[bool] = True
 

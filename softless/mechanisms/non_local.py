@@ -27,7 +27,7 @@ class NonLocal(Scored):
     name: ClassVar[str] = "nonlocal"
     formula: ClassVar[str] = "softmax as in softmax, or theta.phi / n, or ReLU(w.[theta, phi]) / n"
     cost: ClassVar[str] = "O(N^2 d)"
-    paper: ClassVar[str] = "Wang et al. 2017"
+    paper: ClassVar[str] = "Wang et al. 2017, arXiv 1711.07971"
 
     pairing: str = "softmax"
 

@@ -26,7 +26,7 @@ class Nystrom(LowRank):
     name: ClassVar[str] = "nystrom"
     formula: ClassVar[str] = "softmax(q k~^T) softmax(q~ k~^T)^+ softmax(q~ k^T) v,  q~ and k~ landmarks"
     cost: ClassVar[str] = "O(N m d)"
-    paper: ClassVar[str] = "Xiong et al. 2021"
+    paper: ClassVar[str] = "Xiong et al. 2021, arXiv 2102.03902"
     mixes_queries: ClassVar[bool] = True
 
     landmarks: int = 64

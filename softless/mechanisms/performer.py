@@ -30,7 +30,7 @@ class Performer(Kernelized):
     name: ClassVar[str] = "performer"
     formula: ClassVar[str] = "linear of phi(x) = exp(W x~ - |x~|^2/2), W random, x~ = x d^-1/4"
     cost: ClassVar[str] = "O(N m d)"
-    paper: ClassVar[str] = "Choromanski et al. 2021"
+    paper: ClassVar[str] = "Choromanski et al. 2021, arXiv 2009.14794"
     reader: ClassVar[str] = "divide"
 
     kind: str = "positive"  # positive | hyperbolic

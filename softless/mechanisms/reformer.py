@@ -31,7 +31,7 @@ class Reformer(Scored):
     name: ClassVar[str] = "reformer"
     formula: ClassVar[str] = "softmax of q.k/|k| over the nearby keys of i's buckets, some rounds of them"
     cost: ClassVar[str] = "O(N w r d)"
-    paper: ClassVar[str] = "Kitaev et al. 2020"
+    paper: ClassVar[str] = "Kitaev et al. 2020, arXiv 2001.04451"
     form: ClassVar[str] = "blocks"
     shares_keys: ClassVar[bool] = True
     pairs_tokens: ClassVar[bool] = True

@@ -29,7 +29,7 @@ class Soft(LowRank):
     name: ClassVar[str] = "soft"
     formula: ClassVar[str] = "g(q, L) (g(L, L) + 0.01 I)^-1 g(L, k) v,  g Gaussian, L landmarks"
     cost: ClassVar[str] = "O(N m d)"
-    paper: ClassVar[str] = "Lu et al. 2021"
+    paper: ClassVar[str] = "Lu et al. 2021, arXiv 2110.11945"
     shares_keys: ClassVar[bool] = True
     reads_grid: ClassVar[bool] = True
 

@@ -29,7 +29,7 @@ class Softmax(Scored):
     name: ClassVar[str] = "softmax"
     formula: ClassVar[str] = "sum_j e^{q.k_j/sqrt(d)} v_j / sum_j e^{q.k_j/sqrt(d)}"
     cost: ClassVar[str] = "O(N^2 d)"
-    paper: ClassVar[str] = "Vaswani et al. 2017"
+    paper: ClassVar[str] = "Vaswani et al. 2017, arXiv 1706.03762"
     form: ClassVar[str] = "SDPA"
     fused_on_gpu: ClassVar[bool] = True
 

@@ -33,7 +33,7 @@ class Sparse(Restricted):
     name: ClassVar[str] = "sparse"
     formula: ClassVar[str] = "softmax over |i - j| < l and (i - j) mod l = 0, l the stride"
     cost: ClassVar[str] = "O(N (l + N/l) d)"
-    paper: ClassVar[str] = "Child et al. 2019"
+    paper: ClassVar[str] = "Child et al. 2019, arXiv 1904.10509"
 
     pattern: str = "local+strided"
     stride: int = 64

@@ -37,7 +37,7 @@ class TransNormer(Kernelized):
     name: ClassVar[str] = "transnormer"
     formula: ClassVar[str] = "norm(sum_j phi(q).phi(k_j) v_j), phi(x) = elu(x) or elu(x) + 1"
     cost: ClassVar[str] = "O(N d^2)"
-    paper: ClassVar[str] = "Qin et al. 2022"
+    paper: ClassVar[str] = "Qin et al. 2022, arXiv 2210.10340"
     reader: ClassVar[str] = "none"
 
     variant: str = "t2"  # t1 | t2

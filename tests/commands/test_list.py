@@ -42,7 +42,8 @@ def test_every_mechanism_is_listed_with_its_options(softless):
         assert row["options"] == {field.name: word(field.default) for field in fields(MECHANISMS[row["name"]])}
         assert row["formula"] == MECHANISMS[row["name"]].formula
         assert row["cost"] == MECHANISMS[row["name"]].cost
-        assert re.search(r"[A-Za-z]+.* (19|20)\d\d$", row["paper"]), "who and when"
+        where = "" if row["name"] == "threshold" else r", (arXiv \d{4}\.\d{5}|spaces\.ac\.cn/archives/\d+)"
+        assert re.fullmatch(rf"[A-Z].* (19|20)\d\d{where}", row["paper"]), "who, when and where"
 
 
 def test_abilities_are_those_the_mechanisms_show(softless):
