@@ -96,9 +96,10 @@ def run(
         Any, typer.Option(parser=lengths, metavar="N,N,...", help="Sequence lengths to time.", show_default=False)
     ] = None,
     seeds: Annotated[
-        Any, typer.Option(parser=whole_number, metavar="NUMBER", help="Of each twin.", show_default=False)
+        Any,
+        typer.Option(parser=whole_number, metavar="NUMBER", help="Number of seeds for each twin.", show_default=False),
     ] = None,
-    seed: Annotated[Any, typer.Option(parser=_from_zero, metavar="NUMBER", help="The first one.")] = "0",
+    seed: Annotated[Any, typer.Option(parser=_from_zero, metavar="NUMBER", help="First random seed.")] = "0",
     minutes: Annotated[
         Any, typer.Option(parser=_minutes, metavar="NUMBER", help="Train no longer.", show_default=False)
     ] = None,

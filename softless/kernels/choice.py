@@ -8,7 +8,7 @@ from softless.kernels.arithmetic import INTERPRETED
 
 WIDEST = 256
 WIDEST_RULE = 128  # a memory stays in registers, and so does its gradient
-# Compute capabilities whose evidence file is in benchmarks/results: `auto` takes the kernels there.
+# Compute capabilities whose evidence, written by `make gpu`, is in benchmarks/results: `auto` takes the kernels there.
 TESTED: frozenset[tuple[int, int]] = frozenset({(9, 0)})
 
 
@@ -37,7 +37,10 @@ def refusal(
 def untested(device: torch.device, reader: str) -> str | None:
     """Why `auto` leaves a device alone, or None."""
     if reader in RULES:
-        return f"the kernels of the {reader} rule have no recorded evidence; backend='triton' runs them"
+        return (
+            f"on an H200 the kernels of the {reader} rule gave a wrong dk in bfloat16 for heads of 33, a width that is "
+            "no multiple of 16; backend='triton' runs them"
+        )
     if device.type != "cuda":
         return None
     if not torch.cuda.is_available():
