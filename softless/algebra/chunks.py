@@ -5,7 +5,8 @@ With v' = v - v_ref and V = [v', 1], where v_ref is a point every query of the c
     sum_j q.phi(k_j) V_j = [x, mass]        sum_j V_j = [y, n]        over the tokens that the query sees
 
 are all a reader needs: its mean is v_ref + y/n and its correlation x - mass y/n. The point is the incoming
-mean, or the first token: centering on anything later would let the future in through rounding.
+mean, or where nothing came in the first token kept: centering on anything later would let the future in through
+rounding, and the queries before it see nothing and read zero.
 """
 
 import torch
@@ -33,12 +34,22 @@ def before(first: Tensor, blocks: Tensor, dim: int) -> Tensor:
     return torch.cat([first, blocks], dim).narrow(dim, 0, blocks.shape[dim])
 
 
+def first_kept(x: Float[Tensor, "*b n d"], mask: Bool[Tensor, "*#b n"] | None) -> Float[Tensor, "*b 1 d"]:
+    """The first token that the mask keeps, or of a row all hidden its first. As a point to measure from it cancels,
+    so it needs no gradient: its own would be a sum over all tokens, and rounded as such.
+    """
+    x = x.detach()
+    return x[..., :1, :] if mask is None else x.take_along_dim(mask.int().argmax(-1, keepdim=True)[..., None], -2)
+
+
 def relative(
     v: Float[Tensor, "*b n e"], mask: Bool[Tensor, "*#b n"] | None, state: State | None
 ) -> tuple[Float[Tensor, "*b 1 e"], Float[Tensor, "*b n e1"]]:
     """(v_ref, V)."""
     v = keep(v, mask)
-    v_ref = v[..., :1, :] if state is None else state.v_mean[..., None, :]
+    v_ref = first_kept(v, mask)
+    if state is not None:
+        v_ref = torch.where(state.n[..., None, None] > 0, state.v_mean[..., None, :], v_ref)
     return v_ref, keep(F.pad(v - v_ref, (0, 1), value=1.0), mask)
 
 
@@ -63,4 +74,5 @@ def view(
     seen = v.cumsum(-2)
     n = seen[..., -1:] if state is None else seen[..., -1:] + state.n[..., None, None]
     drift = seen[..., :-1] / n.clamp(min=1)
-    return View(n, mass, v_ref + drift, x - mass * drift, log_gain)
+    mean, correlation = (torch.where(n > 0, part, 0.0) for part in (v_ref + drift, x - mass * drift))
+    return View(n, mass, mean, correlation, log_gain)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from softless.algebra.chunks import before, fold, incoming, relative, unfold, view
+from softless.algebra.chunks import before, first_kept, fold, incoming, relative, unfold, view
 from softless.algebra.readers import answer, level
 from softless.algebra.state import Log, State, keep
 
@@ -37,8 +37,8 @@ def chunked(
     floor = torch.finfo(v.dtype).min / 4  # below every logarithm, and finite: floor - floor is 0
     logs = keep(phi_k.value, mask, floor)
     v_ref, v = relative(v, mask, state)
-    value, exponent, log_gain = _query(phi_q, logs, reader, state, chunk)
-    origin = _origin(logs, state) if reader == "subtract" else torch.full_like(logs[..., :1, :], floor)
+    origin = _origin(logs, mask, state) if reader == "subtract" else torch.full_like(logs[..., :1, :], floor)
+    value, exponent, log_gain = _query(phi_q, logs, origin, reader, state, chunk)
     logs_c, v_c, origin = fold(logs, chunk, floor), fold(v, chunk), origin[..., None, :, :]  # origin: [*b, 1, 1, d]
     value_c, exponent_c = fold(value, chunk), fold(exponent, chunk, floor)
 
@@ -56,14 +56,16 @@ def chunked(
     return answer(view(unfold(sums, v.shape[-2]), v, v_ref, state, log_gain), reader, scale)
 
 
-def _origin(logs: Tensor, state: State | None) -> Float[Tensor, "*b 1 d"]:
+def _origin(logs: Tensor, mask: Tensor | None, state: State | None) -> Float[Tensor, "*b 1 d"]:
     """A feature every query may know, to center keys on: subtraction multiplies what is left by e^top, so keys that
-    are equal must leave exactly nothing. The incoming mean, or the first token.
+    are equal must leave exactly nothing. The incoming mean, or where nothing came in the first token kept.
     """
+    first = first_kept(logs, mask)
     if state is None:
-        return logs[..., :1, :].detach()
+        return first
     mean = state.k_mean.detach().clamp(min=torch.finfo(logs.dtype).tiny).log() + state.shift
-    return mean.clamp(min=torch.finfo(logs.dtype).min / 4)[..., None, :]
+    mean = mean.clamp(min=torch.finfo(logs.dtype).min / 4)
+    return torch.where(state.n[..., None, None] > 0, mean[..., None, :], first)
 
 
 def _features(logs: Tensor, origin: Tensor, units: Tensor) -> Tensor:
@@ -72,14 +74,14 @@ def _features(logs: Tensor, origin: Tensor, units: Tensor) -> Tensor:
 
 
 def _query(
-    phi_q: Tensor | Log, logs: Tensor, reader: str, state: State | None, chunk: int
+    phi_q: Tensor | Log, logs: Tensor, origin: Tensor, reader: str, state: State | None, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(value, exponent, log_gain): phi(q) e^-log_gain = value e^exponent, bounded on everything visible."""
+    """(value, exponent, log_gain): phi(q) e^-log_gain = value e^exponent, bounded on what is visible and the origin."""
     if reader == "channel":
         assert isinstance(phi_q, Tensor), "channel reads a softmax over channels, not a logarithm"
         units, total = running_total(logs, state, chunk)
         return phi_q / total, -units, None
-    seen = logs.detach().cummax(-2).values  # [*b, n, d]
+    seen = torch.maximum(logs.detach().cummax(-2).values, origin)  # [*b, n, d]
     if state is not None:
         seen = torch.maximum(seen, state.shift[..., None, :])
     if isinstance(phi_q, Log):
