@@ -150,10 +150,14 @@ def running_sum(
 
 
 def _decayed_sum(units: Float[Tensor, "*b k d"], blocks: Float[Tensor, "*b k d e"]) -> tuple[Tensor, Tensor]:
-    """sum_{j <= i} e^{u_j - m_i} block_j with m the running maximum of u, by one triangular product a channel."""
+    """sum_{j <= i} e^{u_j - m_i} block_j with m the running maximum of u, by one triangular product a channel.
+
+    The product has zeros for later blocks, and 0 nan is nan: what is not finite is added for itself, from there on.
+    """
     running = units.cummax(-2).values
     decay = (units.mT[..., None, :] - running.mT[..., :, None]).exp().tril()  # [*b, d, k, k]
-    return running, (decay @ blocks.transpose(-3, -2)).transpose(-3, -2)
+    finite, broken = torch.where(blocks.isfinite(), blocks, 0.0), (0 * blocks.detach()).cumsum(-3)
+    return running, (decay @ finite.transpose(-3, -2)).transpose(-3, -2) + broken
 
 
 def _right_reads_left(value: Tensor, exponent: Tensor, logs: Tensor, origin: Tensor, v: Tensor, half: int) -> Tensor:

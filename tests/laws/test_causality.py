@@ -4,6 +4,7 @@ Also what is centered, rescaled or summed along the way must not look ahead: not
 """
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from tests.laws.cases import CAUSAL, STATEFUL, TOLERANCE, Ask, Case, ask, asks
 
 SORTED = ("reformer",)  # later tokens move earlier ones in the order, and so the order of their sums
 FUTURES = ("other", "huge", "tiny", "zero", "masked")
+# 0 nan is nan: SDPA may add its mask to the scores, forward substitution multiplies by zeros, reformer sorts.
+SPREADING = ("softmax", "delta", "efla", *SORTED)
 
 
 def unheard(case: Case, here: Tensor, there: Tensor) -> bool:
@@ -61,6 +64,25 @@ def test_the_past_does_not_hear_of_the_future(case: Case, data: st.DataObject):
     changed = answers(other)
     for how, out in answers(at).items():
         assert unheard(case, out[:, :, : i + 1], changed[how][:, :, : i + 1]), how
+
+
+@pytest.mark.parametrize("case", [case for case in CAUSAL if case.name not in SPREADING], ids=str)
+def test_nor_of_a_key_that_is_no_number(case: Case):
+    """Be it in the same chunk or a later one; chunks of two tokens make more than are summed at once."""
+    at = ask(case, 131, batch=1, heads=(1, 1))
+
+    def out(k: Tensor) -> Tensor:
+        if case not in STATEFUL:
+            return attention(at.q, k, at.v, case.made, is_causal=True, **at.extra)
+        _, state = attention_with_state(*at.tokens(0, 3)[:3], case.made, **at.tokens(0, 3).extra)
+        return attention_with_state(at.q, k, at.v, case.made, state, **at.extra)[0]
+
+    for chunk in (2, 64):
+        with patch.object(type(case.made), "chunk", chunk, create=True):
+            whole = out(at.k)
+            for i, key in ((5, torch.nan), (63, -torch.inf), (64, torch.inf), (70, torch.nan)):
+                k = torch.where(torch.arange(131)[:, None] > i, key, at.k)
+                assert torch.equal(out(k)[:, :, : i + 1], whole[:, :, : i + 1]), (chunk, i, key)
 
 
 @pytest.mark.parametrize("case", CAUSAL, ids=str)
