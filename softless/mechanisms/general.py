@@ -4,6 +4,7 @@
 
 `sim` maps q [B, H, N, d] and k [B, H, M, d] to [B, H, N, M]. exp(q.k) makes it softmax, phi(q).phi(k)
 linear attention, 1 + q^.k^ Taylor attention. A row whose similarities are all zero reads the mean.
+`sim` sees ones in place of hidden keys: k / |k| has no value at zero, and a gradient of nan there would reach q.
 """
 
 from collections.abc import Callable
@@ -35,17 +36,20 @@ class General(Mechanism):
             )
 
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
-        k = repeat_heads(k, q.shape[1])
         assert self.sim is not None
-        sim, needed = self.sim(q, k), (*q.shape[:3], k.shape[2])
-        if not isinstance(sim, Tensor) or sim.shape != needed:
-            raise ArgumentError(f"sim returned {_describe(sim)} and must return a tensor of shape {list(needed)}")
-        visible = call.visible(q, k)
-        sim = torch.where(visible, sim, 0.0)
+        k, visible = repeat_heads(k, q.shape[1]), call.visible(q, k)
+        if call.key_mask is not None:
+            k = torch.where(call.key_mask[:, None, :, None], k, 1.0)
+        sim = torch.where(visible, _checked(self.sim(q, k), q, k), 0.0)
         mass = sim.sum(-1, keepdim=True)
         even = visible / visible.sum(-1, keepdim=True).clamp(min=1).to(sim.dtype)
         return torch.where(mass != 0, sim / torch.where(mass != 0, mass, 1.0), even)
 
 
-def _describe(x: object) -> str:
-    return f"a tensor of shape {list(x.shape)}" if isinstance(x, Tensor) else repr(type(x).__name__)
+def _checked(sim: object, q: Tensor, k: Tensor) -> Tensor:
+    """What a user's similarity returned, if it is one number a pair."""
+    needed = (*q.shape[:3], k.shape[2])
+    if not isinstance(sim, Tensor) or sim.shape != needed or sim.dtype != q.dtype:
+        given = f"{sim.dtype} {list(sim.shape)}" if isinstance(sim, Tensor) else type(sim).__name__
+        raise ArgumentError(f"sim returned {given} and must return a {q.dtype} tensor of shape {list(needed)}")
+    return sim

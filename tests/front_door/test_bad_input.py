@@ -385,9 +385,12 @@ def test_every_query_needs_its_own_key_to_carry_a_state():
         (lambda q, k: (q @ k.mT).sum(), [[], [2, 4, 5, 5]]),
         (lambda *_: 1.0, ["float", [2, 4, 5, 5]]),
         (lambda *_: None, ["NoneType", [2, 4, 5, 5]]),
+        (lambda q, k: (q @ k.mT).half(), ["torch.float16", "torch.float32"]),
+        (lambda q, k: (q @ k.mT).double(), ["torch.float64", "torch.float32"]),
+        (lambda q, k: (q @ k.mT).cfloat(), ["torch.complex64", "torch.float32"]),
     ],
 )
-def test_a_similarity_of_the_wrong_shape_is_refused(sim, words):
+def test_a_similarity_of_the_wrong_shape_or_kind_is_refused(sim, words):
     q = some(2, 4, 5, 3)
     refuses(lambda: attention(q, q, q, mechanism("general", sim=sim)), "sim", *words)
 

@@ -198,6 +198,23 @@ def test_a_query_that_sees_nothing_reads_zero(case, is_causal):
         assert all(g.isfinite().all() for g in gradients(out, torch.randn(out.shape), leaves)), how
 
 
+def cosine(q: Tensor, k: Tensor) -> Tensor:
+    return 1 + (q / q.norm(dim=-1, keepdim=True)) @ (k / k.norm(dim=-1, keepdim=True)).mT
+
+
+@both_causalities
+@both_backends
+def test_padding_is_nothing_to_a_similarity_without_a_value_at_zero(is_causal, backend):
+    leaves = [torch.randn(2, 2, 5, 3, dtype=torch.float64, requires_grad=True) for _ in "qkv"]
+    call = {"mechanism": mechanism("general", sim=cosine), "is_causal": is_causal, "backend": backend}
+    mask, upstream = torch.arange(5) < torch.tensor([[3], [5]]), torch.randn(1, 2, 3, 3, dtype=torch.float64)
+    padded = attention(*leaves, key_mask=mask, **call)[:1, :, :3]
+    alone = attention(*(x[:1, :, :3] for x in leaves), **call)
+    torch.testing.assert_close(padded, alone, rtol=0, atol=1e-12)
+    found, truth = (gradients(out, upstream, leaves) for out in (padded, alone))
+    torch.testing.assert_close(found, truth, rtol=0, atol=1e-12)
+
+
 @every_stateful_case
 @every_dtype
 def test_a_stream_of_padding_reads_zero_until_a_token_comes(case, dtype):
