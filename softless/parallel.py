@@ -74,14 +74,15 @@ def attention(
             f"{q.shape[2]} queries and {k.shape[2]} keys on rank {dist.get_rank(group)}: causal attention over ranks "
             "needs a key for every query, and a query for every key"
         )
-    options: dict[str, Any] = {"key_mask": key_mask, "scale": scale, "inputs": inputs}
-    _, own = functional.attention_with_state(q[:, :, :0], k, v, made, backend="torch", **options)
+    wide_q, wide_k, wide_v = (functional.widen(x) for x in (q, *(functional.hide(x, key_mask) for x in (k, v))))
+    with functional.full_precision(q):
+        _, own = made.attend_with_state(wide_q[:, :, :0], wide_k, wide_v, None, call)
     own = own._replace(n=own.n.expand(own.v_mean.shape[:-1]))  # with or without a mask
     if is_causal:
         before = merged_before(own, group)
+        options: dict[str, Any] = {"key_mask": key_mask, "scale": scale, "inputs": inputs}
         out, _ = functional.attention_with_state(q, k, v, made, before, **options)
         return out if q.shape[2] else out + before.v_mean.sum().to(out.dtype)  # no token, and yet part of the graph
-    wide_q, wide_k, wide_v = (functional.widen(x) for x in (q, *(functional.hide(x, key_mask) for x in (k, v))))
     with functional.full_precision(q):
         return made.attend_to_state(wide_q, wide_k, wide_v, merged(own, group), call).to(q.dtype)
 

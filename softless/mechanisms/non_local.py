@@ -4,8 +4,8 @@
               dot             s_ij / n
               concatenation   ReLU(w.[theta_i, phi_j]) / n         w a head, learned; bias is added to the ReLU
 
-theta is q, phi is k, and n counts the keys that i may see. scale is d^-1/2 as in the authors' code (the paper has
-none; with concatenation it is 1). Only softmax has rows that sum to one. The block pools phi and g first: give it
+theta is q, phi is k, and n counts the keys that i may see. scale is d^-1/2 with softmax, as in the authors' code (the
+paper has none), and 1 with the others. Only softmax has rows that sum to one. The block pools phi and g first: give it
 fewer keys than queries.
 """
 
@@ -39,7 +39,7 @@ class NonLocal(Scored):
         return {"weight": (heads, 2 * head_dim)} if self.pairing == "concatenation" else {}
 
     def default_scale(self, head_dim: int) -> float | None:
-        return 1.0 if self.pairing == "concatenation" else head_dim**-0.5
+        return head_dim**-0.5 if self.pairing == "softmax" else 1.0
 
     @property
     def rows_sum_to_one(self) -> bool:

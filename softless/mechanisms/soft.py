@@ -51,6 +51,8 @@ class Soft(LowRank):
         means = pooled(k, self.landmarks, call.key_mask, call.grid)
         used = (means > 0).any(-1, keepdim=True)
         marks = means @ k
+        middle = (marks.sum(-2, keepdim=True) / used.sum(-2, keepdim=True).clamp(min=1)).detach()
+        q, k, marks = q - middle, k - middle, marks - middle  # as far apart as before, and with more digits
         eye = torch.eye(self.landmarks, dtype=q.dtype, device=q.device)
         center = torch.where(used & used.mT, gaussian(marks, marks, call.scale), eye) + RIDGE * eye
         left = torch.where(used.mT, gaussian(q, marks, call.scale), 0.0)

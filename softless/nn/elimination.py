@@ -117,6 +117,17 @@ class EliminationEncoder(nn.Module):
             )
         self.kept, self.searching = tuple(counts), False
 
+    def get_extra_state(self) -> Int[Tensor, " phase"]:
+        """The phase, saved with the weights: whether it searches, then how many stay in each layer, if that is set."""
+        return torch.tensor([int(self.searching), *(self.kept or ())])
+
+    def set_extra_state(self, state: Int[Tensor, " phase"]) -> None:
+        searching, *kept = state.tolist()
+        if kept:
+            self.eliminate(kept)
+        else:
+            self.kept, self.searching = None, bool(searching)
+
     def penalty(self) -> Float[Tensor, ""]:
         """sum_j j |W_j|_1: later layers are worth more."""
         order = torch.arange(1, len(self.layers) + 1, device=self.retention.device)

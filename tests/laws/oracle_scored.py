@@ -211,13 +211,12 @@ def soft(q, k, seen, limits, inputs, landmarks, scale=None):
 def non_local(q, k, seen, limits, inputs, pairing="softmax", scale=None, bias=0.0):
     if pairing == "softmax":
         return oracle.softmax(q, k, seen, limits, inputs, scale=scale, bias=bias)
+    scale = 1.0 if scale is None else scale
     if pairing == "dot":
-        scale = q.shape[-1] ** -0.5 if scale is None else scale
         score, size = scale * (q @ k.mT), rounded(scale, q, k)
     else:
         d, w = q.shape[-1], inputs["weight"][:, None]  # [H, 1, 2 d]
         terms = [(q * w[..., :d])[..., :, None, :], (k * w[..., d:])[..., None, :, :]]
-        scale = 1.0 if scale is None else scale
         score = scale * sum(x.sum(-1) for x in terms).clamp(min=0)
         size = abs(scale) * sum(x.abs().sum(-1) for x in terms)
     count = seen.sum(-1, keepdim=True).clamp(min=1)

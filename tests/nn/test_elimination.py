@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from softless import mechanism
@@ -149,6 +150,20 @@ def test_padding_and_batch_mates_leave_no_trace():
         assert torch.equal(out.places[1, :real], alone.places[0])
         torch.testing.assert_close(out.x[1, :real], alone.x[0], rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(other.x[out.key_mask], out.x[out.key_mask], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("phase", ["train_all", "search", "eliminate"])
+def test_the_phase_is_saved_with_the_weights(phase: str, tmp_path):
+    ours, theirs = (EliminationEncoder(DIM, 3, 3, N) for _ in range(2))
+    theirs.search()  # what it did before does not matter
+    with torch.no_grad():
+        ours.retention.uniform_(0, 1)
+    getattr(ours, phase)(*([[5, 4, 2]] if phase == "eliminate" else []))
+    save_file(ours.state_dict(), tmp_path / "encoder.safetensors")
+    theirs.load_state_dict(load_file(tmp_path / "encoder.safetensors"))
+    x = torch.randn(2, N, DIM)
+    assert (theirs.searching, theirs.kept) == (ours.searching, ours.kept)
+    assert torch.equal(theirs(x).x, ours(x).x)
 
 
 def test_nan_in_padding_reaches_neither_outputs_nor_gradients_of_the_search():

@@ -66,7 +66,7 @@ def soft(q: Tensor, k: Tensor, v: Tensor, _seen: Tensor, _inputs: dict[str, Tens
 
 
 def dot(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
-    return (q @ k.mT * q.shape[-1] ** -0.5 * seen / seen.sum(-1, keepdim=True)) @ v
+    return (q @ k.mT * seen / seen.sum(-1, keepdim=True)) @ v
 
 
 def concatenation(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, inputs: dict[str, Tensor]) -> Tensor:
