@@ -8,8 +8,10 @@ i and j count tokens from 1 and padding is not counted: key j stands at the numb
 its own key's place. Only where N != M and nothing is causal are queries a sequence of their own, from 1 to N.
 
 M is `length`, fixed. With length=None it is each sequence's own, as published: then one more token changes every
-weight, so there is no causal form and no state. Up to M apart no weight is negative. A query whose features are all
-zero reads the mean.
+weight, so there is no causal form and no state. Up to M apart no weight is negative; beyond, there is no answer. One call
+of more tokens raises, and so does a stream that gets there, where its count can be read: on a CPU. A GPU would have to
+wait for it at every token, and a compiled graph would end: there, what comes after M tokens is NaN. A query whose
+features are all zero reads the mean.
 """
 
 from dataclasses import dataclass
@@ -52,7 +54,9 @@ class Cosformer(Kernelized):
         return "weighs by a sequence's whole length, which the future decides: fix it, mechanism('cosformer', length=M)"
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
-        tokens = max(q.shape[2], k.shape[2])
+        self._check_fits(max(q.shape[2], k.shape[2]))
+
+    def _check_fits(self, tokens: int) -> None:
         if self.length is not None and tokens > self.length:
             raise ArgumentError(f"{tokens} tokens are more than cosformer's length {self.length}")
 
@@ -76,6 +80,8 @@ class Cosformer(Kernelized):
         if state is not None:
             before = state.n.flatten(1)[:, :1]  # [B, 1]
             at_q, at_k = at_q + before, at_k + before
+            if at_k.numel() and at_k.is_cpu and not torch.compiler.is_compiling():
+                self._check_fits(int(at_k.max()))
         return _turned(q, at_q, length), _turned(k, at_k, length)
 
     def _places(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,5 +101,6 @@ class Cosformer(Kernelized):
 
 def _turned(x: Tensor, place: Tensor, length: Tensor) -> Tensor:
     """[relu(x) sin, relu(x) cos]: [B, H, N, d] -> [B, H, N, 2d]."""
-    x, angle = x.relu(), (pi / 2 * place.to(x.dtype) / length)[:, None, :, None]
+    angle = torch.where(place <= length, pi / 2 * place.to(x.dtype) / length, torch.nan)[:, None, :, None]
+    x = x.relu()
     return torch.cat([x * angle.sin(), x * angle.cos()], -1)

@@ -47,3 +47,16 @@ def test_the_published_length_is_the_sequences_own():
 def test_more_tokens_than_the_length_are_refused():
     with pytest.raises(ArgumentError, match="9 tokens are more than cosformer's length 8"):
         attention(ones(3), ones(9), ones(9), mechanism("cosformer", length=8))
+
+
+def test_a_stream_ends_at_the_length(monkeypatch: pytest.MonkeyPatch):
+    """Where its count cannot be read, with NaN."""
+    made, mask = mechanism("cosformer", length=8), torch.tensor([[True, False, True]])
+    _, state = attention_with_state(ones(6), ones(6), ones(6), made)
+    out, state = attention_with_state(ones(3), ones(3), ones(3), made, state, key_mask=mask)  # padding is not counted
+    assert out.isfinite().all()
+    with pytest.raises(ArgumentError, match="9 tokens are more than cosformer's length 8"):
+        attention_with_state(ones(1), ones(1), ones(1), made, state)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    out, _ = attention_with_state(ones(1), ones(1), ones(1), made, state)
+    assert out.isnan().all()
