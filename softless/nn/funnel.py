@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from softless.algebra.state import keep
 from softless.errors import ArgumentError, UnsupportedError
 from softless.mechanisms import Mechanism, resolve
+from softless.mechanisms.cosformer import Cosformer
 from softless.nn.mixing import Mixing
 from softless.nn.pooling import MODES, Tokens, pool_tokens, repeat_tokens
 
@@ -75,6 +76,8 @@ class FunnelEncoder(nn.Module):
         made = resolve(mechanism)
         if made.mixes_queries and len(blocks) > 1:
             raise UnsupportedError(f"'{made.name}' mixes the queries, and cannot tell which pooled ones are padding")
+        if isinstance(made, Cosformer) and made.length is None and len(blocks) > 1:
+            raise UnsupportedError("'cosformer' would count padding among pooled queries: give it a length=")
         self.pool, self.prefix = pool, prefix
         self.ends = tuple(accumulate(blocks))  # a block starts where the one before it ends
         self.layers = nn.ModuleList(FunnelLayer(dim, heads, mechanism, hidden) for _ in range(self.ends[-1]))
