@@ -8,7 +8,7 @@ i and j count tokens from 1 and padding is not counted: key j stands at the numb
 its own key's place. Only where N != M and nothing is causal are queries a sequence of their own, from 1 to N.
 
 M is `length`, fixed. With length=None it is each sequence's own, as published: then one more token changes every
-weight, so there is no causal form and no state. Up to M apart no weight is negative; beyond, there is no answer. One call
+weight, so there is no causal form and no state. Up to M apart no weight is negative; beyond, there is no answer. A call
 of more tokens raises, and so does a stream that gets there, where its count can be read: on a CPU. A GPU would have to
 wait for it at every token, and a compiled graph would end: there, what comes after M tokens is NaN. A query whose
 features are all zero reads the mean.

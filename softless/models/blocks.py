@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from softless.errors import ArgumentError
 from softless.mechanisms import Mechanism
 from softless.models.graphs import Whole
+from softless.nn.inputs import Before, moving
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ class Stage(Whole, nn.ModuleList):
 
     def step(self, block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
         if self.grad_checkpointing and self.training:
-            return checkpoint(block, x, grid, use_reentrant=False)
+            return (rewound if moving(block) else checkpointed)(block, x, grid)
         return block(x, grid)
 
     def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
@@ -73,6 +74,20 @@ class Stage(Whole, nn.ModuleList):
         for block in self:
             tokens = self.step(block, tokens, (height, width))
         return tokens.unflatten(1, (height, width)) if grid is None else tokens
+
+
+def checkpointed(block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Activations are not kept: the backward pass runs the block a second time."""
+    return checkpoint(block, x, grid, use_reentrant=False)
+
+
+@torch.compiler.disable
+def rewound(block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    """The same, of a block in which training moves something: the second run finds it as the first did.
+
+    A compiled graph would not: it takes no context, and reads what was moved.
+    """
+    return checkpoint(block, x, grid, use_reentrant=False, context_fn=Before(block).contexts)
 
 
 class Checked(Whole):

@@ -6,6 +6,9 @@ drawn       a buffer, saved with the weights         performer's projection, ref
 predicted   sigmoid(W x + b), one number a token     the step of delta and efla
 """
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -60,3 +63,35 @@ class Inputs(nn.Module):
         """Draw anew what is drawn."""
         for name, x in self.mechanism.draw(self.heads, self.head_dim, generator).items():
             getattr(self, name).copy_(x)
+
+
+def moving(module: nn.Module) -> list[Tensor]:
+    """The buffers of a module that training moves."""
+    owners = (each for each in module.modules() if isinstance(each, Inputs) and each.mechanism.moves_inputs)
+    return [buffer for owner in owners for buffer in owner.buffers()]
+
+
+class Before:
+    """What training moves in a module, as it is before a call, for a second run of the call to find it so again."""
+
+    def __init__(self, module: nn.Module):
+        self.buffers = moving(module)
+        self.values = [buffer.clone() for buffer in self.buffers]
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """As it was then; and afterwards, as it is now."""
+        now = [buffer.clone() for buffer in self.buffers]
+        try:
+            self._put(self.values)
+            yield
+        finally:
+            self._put(now)
+
+    def _put(self, values: list[Tensor]) -> None:
+        for buffer, value in zip(self.buffers, values, strict=True):
+            buffer.copy_(value)
+
+    def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """`context_fn=` of torch's checkpoint: around the call, and around its second run."""
+        return nullcontext(), self.again()

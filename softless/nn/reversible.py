@@ -24,6 +24,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from softless.errors import ArgumentError
+from softless.nn.inputs import Before
 
 STEP = 2.0**-30
 
@@ -93,9 +94,9 @@ class _Run(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         y1, y2, moments = _on_grid(x1), _on_grid(x2), []
         for f, g in zip(stack.f, stack.g, strict=True):
-            here = Moment.now(y1)
+            here = Moment.now(f, y1)
             y1 = y1 + _on_grid(_checked(f, f(y2.to(x1.dtype), **context), y2))
-            moments.append((here, Moment.now(y1)))
+            moments.append((here, Moment.now(g, y1)))
             y2 = y2 + _on_grid(_checked(g, g(y1.to(x1.dtype)), y1))
         ctx.stack, ctx.context, ctx.dtype, ctx.moments, ctx.leaves = stack, context, x1.dtype, moments, leaves
         ctx.save_for_backward(y1, y2, *leaves)
@@ -137,18 +138,19 @@ def _again(
 
 
 class Moment(NamedTuple):
-    """What a call may depend on besides its arguments: random numbers and autocast."""
+    """What a module's call may depend on besides its arguments: random numbers, autocast, and what training moves."""
 
     cpu: Tensor
     devices: list[int]
     states: list[Tensor]
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    before: Before
 
     @classmethod
-    def now(cls, x: Tensor) -> "Moment":
+    def now(cls, module: nn.Module, x: Tensor) -> "Moment":
         kinds = [kind for kind in {"cpu", x.device.type} if torch.amp.is_autocast_available(kind)]
         autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
-        return cls(torch.get_rng_state(), *get_device_states(x), autocast)
+        return cls(torch.get_rng_state(), *get_device_states(x), autocast, Before(module))
 
     @contextmanager
     def again(self, x: Tensor) -> Iterator[None]:
@@ -160,6 +162,7 @@ class Moment(NamedTuple):
             set_device_states(self.devices, self.states, device_type=kind)
             for each, enabled, dtype in self.autocast:
                 stack.enter_context(torch.autocast(each, dtype, enabled))
+            stack.enter_context(self.before.again())
             yield
 
 

@@ -49,9 +49,12 @@ def test_every_parameter_of_every_preset_gets_a_finite_gradient(name, dtype):
         check(model, size, dtype)
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_checkpointing_changes_nothing_but_memory(name):
-    plain = small(name).train()
+MOVING = ("inline_deit_tiny", {"mechanism": softless.mechanism("emanet", bases=5, detach=False)})
+
+
+@pytest.mark.parametrize(("name", "changes"), [*((name, {}) for name in SMALL), MOVING], ids=str)
+def test_checkpointing_changes_nothing_but_memory(name, changes):
+    plain = small(name, **changes).train()
     saving = copy.deepcopy(plain)
     saving.set_grad_checkpointing()
     x = images(2, 3, 64, 64, dtype=torch.float32)
@@ -61,6 +64,7 @@ def test_checkpointing_changes_nothing_but_memory(name):
     torch.testing.assert_close(*outs)
     for mine, other in zip(plain.parameters(), saving.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad)
+    assert all(map(torch.equal, plain.buffers(), saving.buffers()))  # emanet's bases move once
 
 
 @pytest.mark.parametrize("name", SMALL)

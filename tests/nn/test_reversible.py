@@ -1,5 +1,7 @@
 """The reversible stack: the plain stack's outputs and gradients, in the memory of one layer."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -59,16 +61,21 @@ def reversible(stack: Reversible, x: Tensor, **context: Tensor) -> Tensor:
     return stack(x, **context)
 
 
-@pytest.mark.parametrize("made", ["softmax", "inline", mechanism("topk", k=3), "reformer"], ids=str)
+MADE = ["softmax", "inline", mechanism("topk", k=3), "reformer", mechanism("emanet", bases=5, detach=False)]
+
+
+@pytest.mark.parametrize("made", MADE, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_gradients_are_the_plain_stacks(made, dtype):
     """To the bit, dropout and choices of keys included, where the sums are exact; float64 within its rounding."""
     stack = Reversible(pair(made, 0.2) for _ in range(5)).to(dtype)
     x = torch.randn(2, 30, DIM, dtype=dtype, requires_grad=True)
     mask = torch.rand(2, 30) > 0.3
+    twin = copy.deepcopy(stack)
     out, mine = gradients(reversible, stack, x, key_mask=mask)
-    expected, theirs = gradients(plain, stack, x, key_mask=mask)
+    expected, theirs = gradients(plain, twin, x, key_mask=mask)
     assert torch.equal(out, expected)
+    assert all(map(torch.equal, stack.buffers(), twin.buffers()))
     for ours, other in zip(mine, theirs, strict=True):
         if dtype == torch.float64:
             torch.testing.assert_close(ours, other, rtol=1e-10, atol=1e-11)
