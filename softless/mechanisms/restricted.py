@@ -7,7 +7,7 @@ The last query stands at the last key. A pattern is a union of lots that share n
 (pieces.py). A bias is an N x M matrix itself: with one, explicit weights are formed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -59,15 +59,28 @@ def band(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, before: int, after: int)
     q, start = F.pad(q, (0, 0, past, 0)), k.shape[2] - q.shape[2] - past
     k, v, seen = k[:, :, start:], v[:, :, start:], seen[:, start:]
     cut = Blocks(k.shape[2], before, after)
-    visible = cut.keys(seen[..., None]).mT & cut.near(q.device)  # [B, blocks, size, before + size + after]
-    blocks = cut.queries(q), cut.keys(k), visible[:, None], cut.keys(v)  # [B, H, blocks, ., .]
-    run = max(at_once(q) // max(q.shape[0] * q.shape[1] * visible.shape[2] * visible.shape[3], 1), 1)
-    if visible.shape[1] <= run or torch.compiler.is_compiling():  # one graph for any length
-        runs = [blocks]
-    else:
-        runs = list(zip(*(x.split(run, -3) for x in blocks), strict=True))
-    pieces = [read(queries @ keys.mT, seen, values) for queries, keys, seen, values in runs]
-    return Piece(*(cut.back(torch.cat(parts, -3))[:, :, past:] for parts in zip(*pieces, strict=True)))
+    real, near = cut.keys(seen[..., None]).mT[:, None], cut.near(q.device)
+    piece = read_in_runs(cut.queries(q), cut.keys(k), cut.keys(v), real, near.__getitem__)
+    return Piece(*(cut.back(x)[:, :, past:] for x in piece))
+
+
+def read_in_runs(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, near: Callable[[slice], Tensor]) -> Piece:
+    """Blocks of queries [B, H, blocks, n, d] read each its own keys [B, H, blocks, m, .], so many scores at once.
+
+    They see the keys that are `seen` [B, 1, blocks, 1, m]; of these, some rows of queries those `near` them [rows, m].
+    """
+    size, fit = q.shape[3], at_once(q) // max(q.shape[0] * q.shape[1] * k.shape[3], 1)  # rows of scores at once
+    if fit >= q.shape[2] * size or torch.compiler.is_compiling():  # one graph for any length
+        return read(q @ k.mT, seen & near(slice(None)), v)
+    blocks, rows, runs = max(fit // size, 1), max(fit, 1), []
+    for queries, keys, values, real in zip(*(x.split(blocks, 2) for x in (q, k, v, seen)), strict=True):
+        places = [slice(start, start + rows) for start in range(0, size, rows)]
+        runs.append(_cat([read(queries[:, :, :, at] @ keys.mT, real & near(at), values) for at in places], 3))
+    return _cat(runs, 2)
+
+
+def _cat(pieces: Sequence[Piece], dim: int) -> Piece:
+    return Piece(*(torch.cat(parts, dim) for parts in zip(*pieces, strict=True)))
 
 
 def at_once(q: Tensor) -> int:

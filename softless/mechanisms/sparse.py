@@ -9,7 +9,9 @@ With l the stride, c the summary columns, and i the query's position, key j is s
 
 Causal keeps the j <= i of these; not causal, the patterns are symmetric. The paper's own local part has l + 1 keys;
 its code, followed here, has l. Strided keys share a residue: the sequence is read as a table of l columns, and each
-column attends to itself. Cost is N l for local, N^2 / l more for the columns: N^1.5 in all at l = sqrt(N).
+column attends to itself. Cost is N l for local, N^2 / l more for the columns: N^1.5 in all at l = sqrt(N), the paper's
+choice for its one length of context. Here l is a number, for a stride that followed N would let padding, and tokens
+still to come, change what a token sees. Memory is N, whatever l is; gradients need the weights of all pairs seen.
 """
 
 from collections.abc import Sequence
@@ -21,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from softless.errors import ArgumentError
-from softless.mechanisms.pieces import Piece, read
-from softless.mechanisms.restricted import Restricted, band
+from softless.mechanisms.pieces import Piece
+from softless.mechanisms.restricted import Restricted, band, read_in_runs
 from softless.mechanisms.scored import check_count
 
 PATTERNS = ("local", "strided", "local+strided", "fixed")
@@ -70,13 +72,15 @@ class Sparse(Restricted):
             """[..., N, d] -> [..., l, rows, d]"""
             return F.pad(x, (0, 0, -x.shape[-2] % self.stride, 0)).unflatten(-2, (-1, self.stride)).transpose(-3, -2)
 
-        queries, keys = table(q), table(k)
-        i = torch.arange(queries.shape[-2], device=q.device)[:, None] + keys.shape[-2] - queries.shape[-2]
-        j = torch.arange(keys.shape[-2], device=q.device)
-        visible = table(seen[..., None]).mT[:, None]  # [B, 1, l, 1, rows]
-        visible = visible & (j <= i) if is_causal else visible
-        visible = visible if itself else visible & (j != i)
-        piece = read(queries @ keys.mT, visible, table(v))
+        queries, keys, real = table(q), table(k), table(seen[..., None]).mT[:, None]
+        i = torch.arange(queries.shape[3], device=q.device)[:, None] + keys.shape[3] - queries.shape[3]
+        j = torch.arange(keys.shape[3], device=q.device)
+
+        def near(rows: slice) -> Tensor:
+            near = j <= i[rows] if is_causal else j >= 0
+            return near if itself else near & (j != i[rows])
+
+        piece = read_in_runs(queries, keys, table(v), real, near)
         return Piece(*(x.transpose(-3, -2).flatten(-3, -2)[..., -q.shape[2] :, :] for x in piece))
 
     def _fixed(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, is_causal: bool) -> Sequence[Piece]:
@@ -89,14 +93,19 @@ class Sparse(Restricted):
             return F.pad(x, (0, 0, lead, -k.shape[2] % self.stride)).unflatten(-2, (-1, self.stride))
 
         queries, (keys, values, real) = groups(q, lead), (groups(x) for x in (k, v, seen[..., None]))
-        visible = real[:, first:].mT[:, None]  # [B, 1, groups, 1, l]
-        if is_causal:
-            visible = visible & torch.ones(self.stride, self.stride, dtype=torch.bool, device=q.device).tril()
-        own = read(queries @ keys[:, :, first:].mT, visible, values[:, :, first:])
+        pairs = torch.ones(self.stride, self.stride, dtype=torch.bool, device=q.device)
+        pairs = pairs.tril() if is_causal else pairs
+        own = read_in_runs(
+            queries, keys[:, :, first:], values[:, :, first:], real[:, None, first:].mT, pairs.__getitem__
+        )
 
         keys, values, real = (x[..., -self.summary :, :].flatten(-3, -2) for x in (keys, values, real))
-        group = torch.arange(keys.shape[-2], device=q.device) // self.summary
+        group = torch.arange(keys.shape[2], device=q.device) // self.summary
         here = torch.arange(past, past + q.shape[2], device=q.device)[:, None] // self.stride
-        other = group < here if is_causal else group != here
-        rest = read(q @ keys.mT, real.mT[:, None] & other, values)
-        return Piece(*(x.flatten(-3, -2)[..., lead : lead + q.shape[2], :] for x in own)), rest
+
+        def other(rows: slice) -> Tensor:
+            return group < here[rows] if is_causal else group != here[rows]
+
+        rest = read_in_runs(q[:, :, None], keys[:, :, None], values[:, :, None], real.mT[:, None, None], other)
+        own = Piece(*(x.flatten(-3, -2)[..., lead : lead + q.shape[2], :] for x in own))
+        return own, Piece(*(x.squeeze(2) for x in rest))
