@@ -21,10 +21,14 @@ from softless.nn.windows import Windows
 
 
 class AttentionMap(NamedTuple):
-    """One layer's weights."""
+    """One layer's weights: a matrix a head, or a channel where hydra mixes.
+
+    `mechanism.combine` makes the output of them, weights v; angular, transnormer and diagonal's t1 then divide that by
+    its length, which no matrix says.
+    """
 
     layer: str
-    weights: Float[Tensor, "b heads n m"]
+    weights: Float[Tensor, "b matrices n m"]
     local: Float[Tensor, "b heads n m"] | None  # the local residual's, in the same units
 
 
@@ -47,11 +51,10 @@ def attention_maps(model: nn.Module, *inputs: Tensor) -> Iterator[AttentionMap]:
     Only what enters each layer is kept meanwhile; a map is made when it is asked for.
     """
     calls: list[_Call] = []
-    with torch.no_grad():
-        with _recorded(model, calls):
-            model(*inputs)
-        while calls:
-            yield _map(calls.pop(0))
+    with torch.no_grad(), _recorded(model, calls):
+        model(*inputs)
+    while calls:
+        yield _map(calls.pop(0))
 
 
 @contextmanager
@@ -74,6 +77,7 @@ def _recorded(model: nn.Module, calls: list[_Call]) -> Iterator[None]:
             del module.mix
 
 
+@torch.no_grad()
 def _map(call: _Call) -> AttentionMap:
     module = call.module
     asked, cut = module.asked(call.qkv, **call.options)

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 import softless
+from softless.mechanisms import Call
 from softless.nn import maps
 from softless.nn.mixing import Mixing, as_heads
 from tests.models.cases import SMALL, images, loud, mixings, small
+from tests.numerics.cases import CASES
 
 
 def alike(model: torch.nn.Module) -> torch.nn.Module:
@@ -20,6 +22,12 @@ def alike(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+CAUSAL = ("delta", "efla", "decay")  # backbones have no order for these to go through
+EVERY = [
+    pytest.param("inline_swin_tiny" if case == "mlla" else "inline_deit_tiny", {"mechanism": made}, id=case)
+    for case, made in CASES.items()
+    if made.name not in CAUSAL
+]
 VARIANTS = [(name, {}) for name in SMALL] + [
     ("inline_swin_tiny", {"window": 3}),
     ("inline_pvt_tiny", {"window": 3, "mechanism": "efficient"}),
@@ -29,7 +37,7 @@ VARIANTS = [(name, {}) for name in SMALL] + [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes"), VARIANTS, ids=str)
+@pytest.mark.parametrize(("name", "changes"), VARIANTS + EVERY, ids=str)
 def test_values_weighed_by_the_maps_are_the_outputs(name, changes, monkeypatch):
     model = alike(loud(small(name, **changes).double()))
     ran, real = [], Mixing.mix
@@ -43,10 +51,10 @@ def test_values_weighed_by_the_maps_are_the_outputs(name, changes, monkeypatch):
     assert [each.layer for each in found] == list(mixings(model))
     assert len(found) == len(ran)
     for each, (qkv, out) in zip(found, ran, strict=True):
-        v = as_heads(qkv)[2]
-        whole = each.weights if each.local is None else each.weights + each.local
-        assert (each.local is None) == (model.get_submodule(each.layer).residual is None)
-        expected = (whole @ v).transpose(1, 2).flatten(2)
+        v, module = as_heads(qkv)[2], model.get_submodule(each.layer)
+        assert (each.local is None) == (module.residual is None)
+        mixed = module.mechanism.combine(each.weights, v, Call())
+        expected = (mixed if each.local is None else mixed + each.local @ v).transpose(1, 2).flatten(2)
         assert (out - expected).abs().max() <= 1e-10 * (1 + expected.abs().max())
 
 
@@ -57,6 +65,7 @@ def test_a_map_is_made_when_it_is_asked_for(monkeypatch):
     walk = model.attention_maps(images(1, 3, 32, 32, dtype=torch.float32))
     assert made == []
     assert next(walk).layer == "blocks.0.attn"
+    assert torch.is_grad_enabled()
     assert made == ["blocks.0.attn"]
 
 
