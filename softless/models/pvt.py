@@ -22,6 +22,7 @@ from softless.models.backbone import Pyramid, table
 from softless.models.blocks import Block, Plan, Positions, Stage
 from softless.nn.mixing import Mixing
 from softless.nn.patches import PatchEmbed
+from softless.nn.plain import is_plain
 
 
 class ReducedAttention(Mixing):
@@ -52,11 +53,15 @@ class ReducedAttention(Mixing):
         if self.reduction > 1:
             q, (k, v) = self.q(x), self.kv(self.reduce(x, grid)).chunk(2, -1)
             out = self.mix((self._heads(q), self._heads(k), self._heads(v)))
-        else:  # one packed projection, which the kernels read in place
-            weight, bias = torch.cat([self.q.weight, self.kv.weight]), torch.cat([self.q.bias, self.kv.bias])
-            qkv = F.linear(x, weight, bias).unflatten(-1, (3, self.heads, self.head_dim))
-            out = self.mix(qkv, grid, source=x)
+        else:
+            out = self.mix(self.packed(x).unflatten(-1, (3, self.heads, self.head_dim)), grid, source=x)
         return self.proj_drop(self.proj(out))
+
+    def packed(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n 3*c"]:
+        """q, k and v side by side, which the kernels read in place: one product, unless a layer does more than that."""
+        if not (is_plain(self.q, nn.Linear) and is_plain(self.kv, nn.Linear)):
+            return torch.cat([self.q(x), self.kv(x)], -1)
+        return F.linear(x, torch.cat([self.q.weight, self.kv.weight]), torch.cat([self.q.bias, self.kv.bias]))
 
     def reduce(self, x: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b m c"]:
         """r x r tokens become one; a border that does not fill a square is filled with zeros."""

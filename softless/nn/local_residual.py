@@ -9,6 +9,8 @@ Class tokens (`prefix`) lie outside the picture: they get no residual and give n
 Shapes: B batch, C = heads * d channels, N = prefix + h * w tokens.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 from softless.algebra.neighbors import local_residual
 from softless.errors import ArgumentError
+from softless.nn.plain import is_plain
 from softless.validation import check_picture
 
 
@@ -44,11 +47,14 @@ class LocalResidual(nn.Sequential):
         Convolutions of one point in groups are a matrix for each head: two batched products, not a kernel a group.
         """
         heads, d = self.heads, context.shape[1] // self.heads
-        weight, bias, last_weight, last_bias = self.parameters()
+        layers: list[Any] = list(self)
+        first, _, last = layers
+        if not (is_plain(first, nn.Conv1d) and is_plain(last, nn.Conv1d)):
+            return super().forward(context[..., None])[..., 0].unflatten(1, (heads, d, 9)).mT
         x = context.unflatten(1, (heads, d)).transpose(0, 1)  # [heads, B, d]
-        x = F.gelu(torch.baddbmm(bias.view(heads, 1, d), x, weight.view(heads, d, d).mT))
-        to_taps = last_weight.view(heads, d, 9, d).transpose(1, 2).reshape(heads, 9 * d, d)  # its output is 9 c + tap
-        offset = last_bias.view(heads, d, 9).mT.reshape(heads, 1, 9 * d)
+        x = F.gelu(torch.baddbmm(first.bias.view(heads, 1, d), x, first.weight.view(heads, d, d).mT))
+        to_taps = last.weight.view(heads, d, 9, d).transpose(1, 2).reshape(heads, 9 * d, d)  # its output is 9 c + tap
+        offset = last.bias.view(heads, d, 9).mT.reshape(heads, 1, 9 * d)
         return torch.baddbmm(offset, x, to_taps.mT).unflatten(2, (9, d)).transpose(0, 1)
 
     @torch.jit.ignore

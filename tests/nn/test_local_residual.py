@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import weight_norm
 
 from softless import attention
 from softless.nn import LocalResidual
@@ -31,6 +33,23 @@ def test_it_is_a_grouped_convolution(grid, prefix, dim, heads):
     v = torch.randn(2, heads, prefix + grid[0] * grid[1], dim // heads, dtype=torch.float64)
     actual = residual(context, v, grid, prefix)
     torch.testing.assert_close(actual, by_convolution(residual, context, v, grid, prefix), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("change", ["pruned", "normalized"])
+def test_a_weight_that_follows_from_others_is_worked_out_at_each_call(change):
+    residual, context, v = LocalResidual(6, 3).double(), *(torch.randn(2, *x).double() for x in ((6,), (3, 6, 2)))
+    if change == "pruned":
+        prune.l1_unstructured(residual[0], "weight", 0.5)
+    else:
+        weight_norm(residual[0])
+    before = residual(context, v, (2, 3))
+    with torch.no_grad():
+        for parameter in residual[0].parameters():
+            parameter.mul_(2)
+    after = residual(context, v, (2, 3))
+    assert not torch.allclose(after, before)
+    torch.testing.assert_close(after, by_convolution(residual, context, v, (2, 3), 0), rtol=1e-12, atol=1e-12)
+    assert (residual[0].weight == 0).sum() == (6 if change == "pruned" else 0)
 
 
 def test_rows_and_columns_are_told_apart():
