@@ -28,6 +28,7 @@ check: $(DEV) ## format, lint, types and the layers of the house
 	$(BIN)lint-imports --no-logo
 
 test: $(DEV) ## every change: 2 cores, no GPU, minutes
+	@$(PY) tests/conformance/run.py --fetch || echo "Without timm's sdist its own tests on our models are skipped."
 	$(PARALLEL) --timeout 300 -m "not slow and not gpu and not compile and not kernels"
 	$(INTERPRETED) $(PARALLEL) --timeout 300 -m "kernels and not slow and not gpu" tests/kernels
 	SOFTLESS_TYPECHECK=0 $(PARALLEL) --timeout 300 -m "compile and not slow and not gpu"
