@@ -7,6 +7,7 @@ copy       into the model's own tensors, on their device, in their dtype
 
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,13 @@ class WeightsReport:
     ignored: tuple[str, ...]
 
 
-def load_weights(model: nn.Module, path: str | os.PathLike[str], *, key: str | None = None) -> WeightsReport:
+def load_weights(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    key: str | None = None,
+    fit: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
+) -> WeightsReport:
     """Load a file's weights into a model, executing nothing in the file.
 
     >>> import os, tempfile, torch, softless
@@ -75,27 +82,29 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], *, key: str | N
     path   a safetensors file, or one that torch.save wrote (.pth, .pt, .bin), whatever it is called
     key    which of the file's dictionaries; None takes the first of `state_dict_ema`, `model` and `state_dict`, or the
            file itself where it is a plain state dict
+    fit    what is done to the file's weights before they are compared: `softless.timm.fit_tables` resamples positions
 
     The order is the InLine authors': of their files only CSwin's have `state_dict_ema`, the averaged weights, which are
     the ones to use; the others have `model`. `key="model"` gives CSwin's last step instead.
 
     Names and shapes must be the model's own, or a `FileError` names each one that is missing, unexpected or mis-shaped
-    and the model stays as it was. Two differences are allowed. A file saved from a wrapped model has `module.` or
-    `_orig_mod.` before every name. And Swin's `relative_position_index` and `attn_mask` follow from the model's sizes:
-    either side may lack them, they are never loaded, and an index that differs from the model's is an error. Floating
-    point is cast to the model's dtype; other dtypes must be equal. NaN and infinity are loaded as they are, with a
-    warning, and named in the report.
+    and the model stays as it was. Three differences are allowed. A file saved from a wrapped model has `module.` or
+    `_orig_mod.` before every name. A model that has a method `own_names` is asked for its own: Swin knows timm's. And
+    Swin's `relative_position_index` and `attn_mask` follow from the model's sizes: either side may lack them, they are
+    never loaded, and an index that differs from the model's is an error. Floating point is cast to the model's dtype;
+    other dtypes must be equal. NaN and infinity are loaded as they are, with a warning, and named in the report.
     """
-    path = _checked(model, path, key)
+    path, state = _checked(model, path, key), model.state_dict()
+    own = {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
     try:
         form, checkpoint = _read(path, key)
+        prefix = _prefix(checkpoint.tensors, own)
+        given = {name.removeprefix(prefix): tensor for name, tensor in checkpoint.tensors.items()}
+        given = getattr(model, "own_names", dict)(given)
+        given = given if fit is None else fit(given)
     except FileError as error:
         raise FileError(f"{path}: {error}") from error.__cause__
-    state = model.state_dict()
-    own = {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
-    prefix = _prefix(checkpoint.tensors, own)
-    given = {name.removeprefix(prefix): tensor for name, tensor in checkpoint.tensors.items()}
-    problems = _problems(given, own, dict(model.named_buffers()))
+    problems = _problems(given, own, dict(model.named_modules()))
     if problems:
         where = "" if checkpoint.key is None else f" under {checkpoint.key!r}"
         raise FileError(f"{path}: the weights{where} do not fit {type(model).__name__}: {'; '.join(problems)}")
@@ -178,7 +187,14 @@ def _derived(name: str) -> bool:
     return name.rpartition(".")[2] in DERIVED
 
 
-def _problems(given: dict[str, Tensor], own: dict[str, Tensor], buffers: dict[str, Tensor]) -> list[str]:
+def _contradicts(name: str, index: Tensor, modules: dict[str, nn.Module]) -> bool:
+    """Whether a file's index is not the one that the module works out, for a window of the same size."""
+    place, _, attribute = name.rpartition(".")
+    own = getattr(modules.get(place), attribute, None) if attribute == DERIVED[0] else None
+    return isinstance(own, Tensor) and own.shape == index.shape and not torch.equal(index, own.cpu())
+
+
+def _problems(given: dict[str, Tensor], own: dict[str, Tensor], modules: dict[str, nn.Module]) -> list[str]:
     """Every way in which the two differ, a kind at a time."""
     missing = [name for name in own if name not in given and not _derived(name)]
     unexpected = [ascii(name) for name in given if name not in own and not _derived(name)]
@@ -189,11 +205,7 @@ def _problems(given: dict[str, Tensor], own: dict[str, Tensor], buffers: dict[st
         for name, a, b in shared
         if a.dtype != b.dtype and not (a.is_floating_point() and b.is_floating_point())
     ]
-    indices = [
-        name
-        for name, tensor in given.items()
-        if name.endswith(DERIVED[0]) and name in buffers and not torch.equal(tensor, buffers[name].cpu())
-    ]
+    indices = [name for name, tensor in given.items() if _contradicts(name, tensor, modules)]
     kinds = {"missing": missing, "unexpected": unexpected, "mis-shaped": shapes, "mistyped": dtypes}
     kinds["not the model's own index"] = indices
     return [f"{kind} {', '.join(names)}" for kind, names in kinds.items() if names]

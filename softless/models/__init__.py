@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from softless.errors import ArgumentError, MissingExtraError, UnsupportedError
 from softless.mechanisms import Mechanism, resolve
+from softless.models.settings import settings
 from softless.models.shape import reshaped
 from softless.models.table import CONFIGS, Config
 
@@ -92,6 +93,7 @@ def create_model(
         raise ArgumentError(f"model '{name}' has no option {', '.join(unknown)}: it takes {', '.join(OPTIONS)}")
     with torch.device(torch.get_default_device() if device is None else device):
         model = make(config, num_classes=num_classes, **options)
+    model.pretrained_cfg = {**settings(name, config), "architecture": name, "num_classes": num_classes}
     return model if dtype is None else model.to(dtype)
 
 

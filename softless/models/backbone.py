@@ -28,6 +28,7 @@ class Backbone(CallsBack):
 
     pools: tuple[str, ...] = ("avg", "")
     has_positions = False  # a table of them
+    pretrained_cfg: dict[str, Any]  # how images are prepared, as timm reads it
 
     def __init__(
         self,
@@ -131,8 +132,8 @@ class Backbone(CallsBack):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Another number of classes, 0 for none; the new head is where the old one was."""
         like = next(self.parameters())
-        self.num_classes = num_classes
         self.global_pool = self.global_pool if global_pool is None else self._pool(global_pool)
+        self.num_classes = num_classes
         self.head = self._classifier().to(like.device, like.dtype).train(self.training)
         self._initialize(self.head)
 
@@ -152,6 +153,10 @@ class Backbone(CallsBack):
         for module in self.modules():
             if isinstance(module, Stage):
                 module.grad_checkpointing = enable
+
+    def own_names(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A file's weights under the names they have here."""
+        return weights
 
     def no_weight_decay(self) -> set[str]:
         """Parameters that the authors' recipe does not decay, besides all that have one dimension."""
@@ -196,7 +201,7 @@ class Pyramid(Backbone):
             x = blocks(embed(x))
             if index in take:
                 picture = self.norm(x) if norm and index == len(self.config.dims) - 1 else x
-                pictures.append(picture.permute(0, 3, 1, 2) if output_fmt == "NCHW" else picture)
+                pictures.append(picture.permute(0, 3, 1, 2).contiguous() if output_fmt == "NCHW" else picture)
         return pictures if intermediates_only else (self.norm(x), pictures)
 
     def prune_intermediate_layers(

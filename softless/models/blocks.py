@@ -64,7 +64,7 @@ class Stage(Whole, nn.ModuleList):
         self.grad_checkpointing = False
 
     def step(self, block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        if self.grad_checkpointing and self.training:
+        if self.grad_checkpointing:
             return (rewound if moving(block) else checkpointed)(block, x, grid)
         return block(x, grid)
 
@@ -122,6 +122,7 @@ def resample(table: Tensor, native: list[int], grid: list[int], mode: str, prefi
     """Positions [1, prefix + H W, C] of the native picture at another size; as they are at their own."""
     if list(native) == list(grid):
         return table
-    own, picture = table[:, :prefix], table[:, prefix:].unflatten(1, tuple(native)).permute(0, 3, 1, 2).float()
+    own, picture = table[:, :prefix], table[:, prefix:].unflatten(1, tuple(native)).permute(0, 3, 1, 2)
+    picture = picture.to(torch.promote_types(table.dtype, torch.float32))
     picture = F.interpolate(picture, tuple(grid), mode=mode, antialias=mode == "bicubic", align_corners=False)
     return torch.cat([own, picture.to(table.dtype).flatten(2).mT], 1)

@@ -120,5 +120,5 @@ class CSwin(Pyramid):
         self.depth = count
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        fine = [(r"^merge(\d)", (0,)), (r"^stage(\d)\.(\d+)", None), (r"^norm", (99999,))]
+        fine = [(r"^merge(\d)", (99999,)), (r"^stage(\d)\.(\d+)", None), (r"^norm", (99999,))]
         return {"stem": r"^stage1_conv_embed", "blocks": r"^(?:stage|merge)(\d)" if coarse else fine}

@@ -14,13 +14,14 @@ Shapes: B batch, h x w tokens, C channels, W window.
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from softless.io.weights import DERIVED
 from softless.models.backbone import Pyramid, table
 from softless.models.blocks import Block, Plan, Stage
 from softless.models.graphs import Whole
@@ -30,6 +31,8 @@ from softless.nn.patches import PatchEmbed
 
 class WindowAttention(Attention):
     """Softmax in windows, with a bias for each relative position."""
+
+    __jit_unused_properties__: ClassVar = ["relative_position_index"]
 
     def __init__(self, plan: Plan):
         side = plan.reach
@@ -52,12 +55,21 @@ class WindowAttention(Attention):
 
     def bias(self, size: tuple[int, int]) -> Float[Tensor, "heads m m"]:
         """The bias of a window's tokens; a smaller window, in a small picture, has fewer differences."""
+        return self.relative_position_bias_table[self.index(size)].permute(2, 0, 1)
+
+    def index(self, size: tuple[int, int]) -> Int[Tensor, "m m"]:
+        """Where in the table the bias of two of a window's tokens is."""
         device, span = self.relative_position_bias_table.device, 2 * self.side - 1
         y, x = (torch.arange(side, device=device) for side in size)
         dy, dx = (at[:, None] - at + self.side - 1 for at in (y, x))  # [rows, rows], [columns, columns]
         index = span * dy[:, None, :, None] + dx[None, :, None, :]  # [rows, columns, rows, columns]
         tokens = size[0] * size[1]
-        return self.relative_position_bias_table[index.reshape(tokens, tokens)].permute(2, 0, 1)
+        return index.reshape(tokens, tokens)
+
+    @property
+    def relative_position_index(self) -> Int[Tensor, "m m"]:
+        """What files of the authors hold under this name."""
+        return self.index((self.side, self.side))
 
 
 class Merging(Whole):
@@ -109,7 +121,7 @@ class Swin(Pyramid):
         )
         self.norm = nn.LayerNorm(dims[-1])
         self.register_load_state_dict_pre_hook(_accept_names)
-        self.describe([f"layers.{stage}" for stage in range(len(dims))])
+        self.describe([f"layers.{stage}.blocks" for stage in range(len(dims))])
 
     def stages(self) -> list[tuple[Callable[[Tensor], Tensor], Stage]]:
         layers: list[Any] = list(self.layers)
@@ -120,11 +132,23 @@ class Swin(Pyramid):
         del self.layers[count:]
         self.layers[-1].downsample = nn.Identity()
 
+    def own_names(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """timm keeps a merging with the stage after it, and the classifier in head.fc."""
+        if not any(name.startswith(("layers.3.downsample.", "head.fc.")) for name in weights):
+            return weights
+
+        def ours(name: str) -> str:
+            name = re.sub(r"^layers\.(\d)\.downsample", lambda match: f"layers.{int(match[1]) - 1}.downsample", name)
+            return re.sub(r"^head\.fc\.", "head.", name)
+
+        return {ours(name): tensor for name, tensor in weights.items()}
+
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        fine = [(r"^layers\.(\d+)\.downsample", (0,)), (r"^layers\.(\d+)\.\w+\.(\d+)", None), (r"^norm", (99999,))]
+        last = (99999,)
+        fine = [(r"^layers\.(\d+)\.downsample", last), (r"^layers\.(\d+)\.\w+\.(\d+)", None), (r"^norm", last)]
         return {"stem": r"^patch_embed", "blocks": r"^layers\.(\d+)" if coarse else fine}
 
 
@@ -144,18 +168,9 @@ def attention(plan: Plan) -> Attention:
     )
 
 
-def _accept_names(_module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Read files of the authors and of timm.
-
-    Swin's index and mask follow from sizes, and are left out. timm keeps a merging with the stage after it, and the
-    classifier in head.fc.
-    """
-    timms = f"{prefix}head.fc.weight" in state_dict
-    for key in [key for key in state_dict if key.startswith(prefix)]:
-        value, name = state_dict.pop(key), key.removeprefix(prefix)
-        if name.rpartition(".")[2] in ("relative_position_index", "attn_mask"):
-            continue
-        if timms:
-            name = re.sub(r"^layers\.(\d)\.downsample", lambda match: f"layers.{int(match[1]) - 1}.downsample", name)
-            name = name.replace("head.fc.", "head.")
-        state_dict[prefix + name] = value
+def _accept_names(module: Swin, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Read files of the authors and of timm; Swin's index and mask follow from sizes, and are left out."""
+    given = {key.removeprefix(prefix): state_dict.pop(key) for key in [*state_dict] if key.startswith(prefix)}
+    for name, tensor in module.own_names(given).items():
+        if name.rpartition(".")[2] not in DERIVED:
+            state_dict[prefix + name] = tensor

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,15 +147,15 @@ def model_options(model: Architecture) -> dict[str, Any]:
 
 
 def start_from(model: nn.Module, place: Path) -> None:
-    """Weights of a file, which must fit, or of a run's best model.
+    """Weights of a file, or of a run's best model; tables of positions are resampled to the model's size.
 
-    Of a run, tables of positions are resampled to the model's size, and a head for another number of classes is left.
+    The rest of a file must fit. Of a run, a head for another number of classes is left.
     """
-    if not place.is_dir():
-        load_weights(model, place)
-        return
     from softless.timm import fit_tables
 
+    if not place.is_dir():
+        load_weights(model, place, fit=partial(fit_tables, model=model))
+        return
     own, weights = model.state_dict(), fit_tables(trained(place)[0].state_dict(), model)
     if weights["head.bias"].shape != own["head.bias"].shape:
         weights |= {name: own[name] for name in own if name.startswith("head.")}

@@ -7,6 +7,7 @@ import sys
 import pytest
 import timm
 import torch
+from timm.data import resolve_model_data_config
 from timm.optim import create_optimizer_v2
 from timm.optim._param_groups import group_parameters
 
@@ -14,6 +15,7 @@ import softless
 import softless.timm
 from softless.errors import ArgumentError
 from tests.models.cases import SMALL, images, small
+from tests.models.test_originals import TIMM
 
 
 def picture(height: int = 64, width: int = 64) -> torch.Tensor:
@@ -46,6 +48,7 @@ def test_a_classifier_is_reset_where_it_was(name):
     assert torch.equal(model.eval()(x), model.forward_features(x))
     with pytest.raises(ArgumentError, match="global_pool 'max' is not one of"):
         model.reset_classifier(3, "max")
+    assert model.num_classes == 0
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -56,6 +59,7 @@ def test_intermediates_are_what_the_stages_give(name, norm):
     final, every = model.forward_intermediates(x, norm=norm)
     assert torch.equal(final, model.forward_features(x))
     assert [each.shape[1] for each in every] == [info["num_chs"] for info in model.feature_info]
+    assert all(each.is_contiguous() for each in every)
     for each, info in zip(every, model.feature_info, strict=True):
         assert each.shape[2:] == tuple(-(-side // info["reduction"]) for side in (48, 80))
     last = model.forward_intermediates(x, indices=1, norm=norm, intermediates_only=True)
@@ -71,6 +75,28 @@ def test_the_class_token_comes_with_the_patches_if_wanted():
     final, found = model.forward_intermediates(picture(), return_prefix_tokens=True, norm=True, output_fmt="NLC")
     patches, token = found[-1]
     assert torch.equal(torch.cat([token, patches], 1), final)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_features_are_where_their_description_says(name):
+    model, found = small(name), []
+    for info in model.feature_info:
+        model.get_submodule(info["module"]).register_forward_hook(lambda _module, _given, out: found.append(out))
+    model(picture())
+    assert [out.shape[-1] for out in found] == [info["num_chs"] for info in model.feature_info]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_layer_runs_its_hooks_and_the_answer_stays(name):
+    """As adapters and pruning need, where otherwise weights are packed and used without their layers."""
+    model, x, ran = small(name).double(), picture().double(), []
+    plain = model(x)
+    kinds = torch.nn.Linear | torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.LayerNorm
+    layers = [path for path, module in model.named_modules() if isinstance(module, kinds)]
+    for path in layers:
+        model.get_submodule(path).register_forward_hook(lambda *_, path=path: ran.append(path))
+    torch.testing.assert_close(model(x), plain, rtol=1e-12, atol=1e-12)
+    assert sorted(ran) == sorted(layers)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -91,13 +117,27 @@ def test_every_model_is_registered_with_true_settings(name):
     assert f"{cfg['first_conv']}.weight" in model.state_dict()
     assert f"{cfg['classifier']}.weight" in model.state_dict()
     assert (cfg["crop_mode"] == "squash") == name.startswith("inline_")
+    assert resolve_model_data_config(softless.create_model(name, device="meta")) == resolve_model_data_config(model)
+    if name in TIMM:
+        theirs = timm.get_pretrained_cfg(TIMM[name]).to_dict()
+        different = {key for key in ("crop_mode", *resolve_model_data_config(model)) if cfg.get(key) != theirs.get(key)}
+        assert different == set()
+
+
+def test_everything_it_names_is_there():
+    assert set(softless.timm.__all__) == {"default_cfgs", "fit_tables"}
+    exec("from softless.timm import *", {})
 
 
 @pytest.mark.parametrize("name", ["inline_deit_tiny", "inline_pvt_tiny", "inline_swin_tiny", "inline_cswin_tiny"])
 def test_timm_gives_features_channels_classes_and_ablations(name):
-    features = timm.create_model(name, features_only=True, out_indices=(1, 2), device="meta")
-    found = features(torch.empty(1, 3, 96, 64, device="meta"))
-    assert [each.shape[1] for each in found] == features.feature_info.channels()
+    for way, channels in (
+        ("getter", 1),
+        ("hook", -1),
+    ):  # as timm's Swin: hooks see what the modules give, channels last
+        features = timm.create_model(name, features_only=True, feature_cls=way, out_indices=(1, 2), device="meta")
+        found = features(torch.empty(1, 3, 96, 64, device="meta"))
+        assert [each.shape[channels] for each in found] == features.feature_info.channels()
     model = timm.create_model(name, in_chans=1, num_classes=7, mechanism="softmax", local=False, device="meta")
     assert model(torch.empty(1, 1, 64, 64, device="meta")).shape == (1, 7)
 
@@ -109,7 +149,7 @@ def test_weights_are_found_in_a_folder_and_fitted(name, side, tmp_path):
     """timm's local-dir:, its own file format, another image size and number of channels."""
     from timm.models import save_for_hf
 
-    model = timm.create_model(name, img_size=side, num_classes=3)
+    model = softless.create_model(name, img_size=side, num_classes=3)
     save_for_hf(model, tmp_path, safe_serialization=True)
     same = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, img_size=side).eval()
     x = picture()
@@ -124,6 +164,9 @@ def test_a_bias_table_is_fitted_to_another_window():
     table = torch.randn(13**2, 4)
     assert softless.timm.fit_tables({key: table}, large)[key].shape == (23**2, 4)
     assert softless.timm.fit_tables({key: table}, little)[key] is table
+    wide = softless.timm.fit_tables({key: table.double()}, large)[key]
+    square = table.double().mT.unflatten(1, (13, 13))[None]
+    assert torch.equal(wide, torch.nn.functional.interpolate(square, (23, 23), mode="bicubic")[0].flatten(1).mT)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +193,26 @@ def test_layers_are_grouped_from_stem_to_head(name):
     stem = next(key for key in groups if "embed" in key and key.endswith("weight"))
     assert groups[stem] == 0
     assert groups["head.weight"] == max(groups.values())
+    ran = []
+    for path, module in list(model.named_modules())[1:]:
+        own = [f"{path}.{key}" for key, _ in module.named_parameters(recurse=False)]
+        module.register_forward_pre_hook(lambda *_, own=own: ran.extend(groups[key] for key in own))
+    model(picture())
+    assert ran == sorted(ran)
     coarse = group_parameters(model, model.group_matcher(coarse=True), reverse=True)
     assert max(coarse.values()) <= max(groups.values())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_checkpointing_keeps_only_what_enters_each_block(training):
+    """In eval mode too, as timm's: gradients are asked for there as well."""
+    model = small("inline_deit_tiny").train(training)
+    model.set_grad_checkpointing()
+    calls = []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda *_: calls.append(1))
+    model(picture()).sum().backward()
+    assert len(calls) == 2 * len(model.blocks)
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -63,6 +63,16 @@ def test_resampling_is_what_timm_does_for_deit_and_the_authors_for_pvt():
     assert torch.equal(resample(flat, [14, 14], [9, 20], "bilinear", 0), expected.flatten(2).mT)
 
 
+@pytest.mark.parametrize("mode", ["bicubic", "bilinear"])
+def test_resampling_keeps_a_wide_table_wide_and_widens_a_narrow_one(mode):
+    table = torch.randn(1, 1 + 36, 4, dtype=torch.float64)
+    wide, narrow = (resample(table.to(dtype), [6, 6], [9, 4], mode, 1) for dtype in (torch.float64, torch.bfloat16))
+    picture = table[:, 1:].unflatten(1, (6, 6)).permute(0, 3, 1, 2)
+    expected = F.interpolate(picture, (9, 4), mode=mode, antialias=mode == "bicubic")
+    torch.testing.assert_close(wide[:, 1:], expected.flatten(2).mT, rtol=1e-14, atol=1e-14)
+    assert torch.equal(narrow, resample(table.bfloat16().float(), [6, 6], [9, 4], mode, 1).bfloat16())
+
+
 @pytest.mark.parametrize("name", ["inline_swin_tiny", "swin_tiny", "inline_pvt_tiny"])
 def test_padding_takes_part_in_nothing(name, monkeypatch):
     """Filled with anything at all, what pads the windows changes no bit of the answer."""
