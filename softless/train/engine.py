@@ -8,8 +8,9 @@ leave parameters, moments and counters as they are. The flag sticks. Every later
 weights remain those of the last good update until the loop reads the flag (`failure`), at the latest before it logs,
 evaluates or saves. Averaged weights move in between, and are never saved.
 
-In fp16 a gradient that overflows is ordinary: the scaler skips that update and lowers the scale. There only the loss
-must be finite, and once it was not, every later loss is made NaN, which the scaler skips too.
+In fp16 a gradient that overflows is ordinary: the scaler skips that update and halves the scale. There the loss must be
+finite, and a gradient now and then: `MOST_OVERFLOWS` in a row are no matter of scale. After a failure every later loss
+is made NaN, which the scaler skips too.
 """
 
 from dataclasses import dataclass
@@ -23,14 +24,17 @@ from softless.train.devices import Devices
 from softless.train.objective import Objective
 from softless.train.recipe import Recipe
 
+MOST_OVERFLOWS = 20  # updates in a row that may overflow in fp16: the scale begins at 2^16, and 2^-4 is left of it
+
 
 @dataclass(frozen=True)
 class Failure:
-    """The first update whose loss or gradient was not finite."""
+    """The first update that a loss or gradient which is not finite forbids; the last of `overflows` in a row."""
 
     step: int
     loss: float
     gradient_norm: float
+    overflows: int
 
 
 class Engine:
@@ -64,7 +68,8 @@ class Engine:
         )  # fmt: skip
         self.losses: list[Tensor] = []
         self.norms: list[Tensor] = []
-        self.verdict = torch.zeros(4, dtype=torch.float64, device=devices.device)  # failed, step, loss, norm
+        self.overflows = torch.zeros((), dtype=torch.int64, device=devices.device)  # gradients in a row, not finite
+        self.verdict = torch.zeros(5, dtype=torch.float64, device=devices.device)  # failed, and a Failure's numbers
 
     @property
     def best_model(self) -> nn.Module:
@@ -93,8 +98,8 @@ class Engine:
 
     def failure(self) -> Failure | None:
         """Wait for the device, and say whether an update was left out."""
-        failed, step, loss, norm = self.verdict.tolist()
-        return Failure(int(step), loss, norm) if failed else None
+        failed, step, loss, norm, overflows = self.verdict.tolist()
+        return Failure(int(step), loss, norm, int(overflows)) if failed else None
 
     def _backward(self, pixels: Tensor, labels: Tensor) -> Tensor:
         parts = self.recipe.accumulate
@@ -118,11 +123,11 @@ class Engine:
 
     def _judge(self, loss: Tensor, norm: Tensor) -> None:
         """Keep the first update that is not finite. Both numbers are those of all ranks, and so is the verdict."""
-        bad = ~torch.isfinite(loss)
-        if self.devices.scaler is None:
-            bad = bad | ~torch.isfinite(norm)
+        self.overflows = torch.where(torch.isfinite(norm), 0, self.overflows + 1)
+        bad = ~torch.isfinite(loss) | (self.overflows > (0 if self.devices.scaler is None else MOST_OVERFLOWS))
         loss, norm = loss.double(), norm.double()
-        now = torch.stack([torch.ones_like(loss), torch.full_like(loss, self.step), loss, norm])
+        step, overflows = torch.full_like(loss, self.step), self.overflows.double()
+        now = torch.stack([torch.ones_like(loss), step, loss, norm, overflows])
         self.verdict = torch.where((self.verdict[0] == 0) & bad, now, self.verdict)
 
     def _apply(self) -> None:

@@ -225,10 +225,11 @@ class Loop:
         report = self.run.folder / f"nonfinite-rank{self.devices.rank}.json"
         numbers = {"loss": str(failure.loss), "gradient_norm": str(failure.gradient_norm)}
         names = [self.job.train.images.names(index) for index in indices]
+        before = f", as in the {failure.overflows - 1} updates before it" if failure.overflows > 1 else ""
         write_json(report, {"step": failure.step, **numbers, "ids": indices, "names": names})
         raise NonFiniteError(
             f"update {failure.step} was not made: its loss is {failure.loss} and its gradient's norm "
-            f"{failure.gradient_norm}; the images are listed in {report}, and {self._kept()}"
+            f"{failure.gradient_norm}{before}; the images are listed in {report}, and {self._kept()}"
         )
 
     def _kept(self) -> str:

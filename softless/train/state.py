@@ -2,7 +2,7 @@
 
     model, ema     by parameter name
     optimizer      NAME/exp_avg, NAME/exp_avg_sq, NAME/step
-    progress       losses and norms that no log line has told of yet
+    progress       losses and norms that no log line has told of yet; gradients in a row that overflowed
 
 The schedule and all randomness follow from the update's number and the seed, which are among the numbers.
 """
@@ -39,6 +39,7 @@ def pack(engine: Engine) -> tuple[Parts, dict[str, Any]]:
     parts["progress"] = {
         "losses": torch.stack(engine.losses).cpu() if engine.losses else empty,
         "norms": torch.stack(engine.norms).cpu() if engine.norms else empty,
+        "overflows": engine.overflows.cpu(),
     }
     scaler = engine.devices.scaler
     return parts, {"step": engine.step, "scaler": None if scaler is None else scaler.state_dict()}
@@ -61,8 +62,9 @@ def unpack(engine: Engine, saved: Checkpoint) -> None:
     set_model_state_dict(engine.plain, dict(saved.parts["model"]), options=SHARED_OUT)
     _set_optimizer(engine, saved.parts["optimizer"])
     device = engine.devices.device
-    engine.losses = list(saved.parts["progress"]["losses"].to(device))
-    engine.norms = list(saved.parts["progress"]["norms"].to(device))
+    progress = {name: tensor.to(device) for name, tensor in saved.parts["progress"].items()}
+    engine.losses, engine.norms = list(progress["losses"]), list(progress["norms"])
+    engine.overflows = progress.get("overflows", engine.overflows)  # runs from before it was counted have none
     engine.step = saved.step
     if engine.devices.scaler is not None and saved.state["engine"]["scaler"] is not None:
         engine.devices.scaler.load_state_dict(saved.state["engine"]["scaler"])
