@@ -102,7 +102,7 @@ def run(
     from softless.train.assemble import Means, train
     from softless.train.stop import Interrupted
 
-    asked = {"data": data, "seed": seed, "teacher": teacher}
+    asked = {"data": data, "seed": seed, "teacher": teacher, "init": init}
     settled, asked = settle(out, recipe, model, list(changes or []), asked, resume)
     prepare_folder(out)
     means = Means(
@@ -110,7 +110,7 @@ def run(
     )
     with warnings_in_one_line(), Showing(wanted=not json) as showing:
         try:
-            outcome = train(out, settled, watch=showing, means=means, resume=resume, init=init, **asked)
+            outcome = train(out, settled, watch=showing, means=means, resume=resume, **asked)
         except Interrupted as stopped:
             showing.say_how_to_resume(f"{stopped}; to go on: softless train --out {out} --resume")
             raise
@@ -134,7 +134,7 @@ def settle(
     asked: dict[str, Any],
     resume: bool,
 ) -> "tuple[Recipe, dict[str, Any]]":
-    """The recipe, and data, seed and teacher; what is not given is that of the run to go on with."""
+    """The recipe, and data, seed, teacher and init; what is not given is that of the run to go on with."""
     from softless.train.recipe_file import DEFAULT, changed, document_of
     from softless.train.run import Run
 
@@ -143,5 +143,6 @@ def settle(
     changes = [*changes, *([("model.name", f'"{model}"')] if model else [])]
     asked = {key: before.get(key) if value is None else value for key, value in asked.items()}
     asked["seed"] = asked["seed"] or 0
-    asked["teacher"] = None if asked["teacher"] is None else Path(asked["teacher"])
+    for key in ("teacher", "init"):
+        asked[key] = None if asked[key] is None else Path(asked[key])
     return changed(document, changes), asked

@@ -73,6 +73,11 @@ def save(
     return place
 
 
+def any_in(shelf: Path) -> bool:
+    """Whether the shelf has a checkpoint, whole or damaged."""
+    return bool(_places(shelf))
+
+
 def newest(shelf: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole, with a warning for each later one that is not; None on an empty shelf."""
     damaged: list[str] = []

@@ -67,7 +67,7 @@ def train(
     if (recipe.mixup or recipe.cutmix) and (part := recipe.batch // (ranks * recipe.accumulate)) % 2:
         raise ArgumentError(f"recipe: mixup and cutmix mix pairs, and a rank of {ranks} has {part} images at a time")
     images, test = open_splits(data)
-    run, about = Run(folder), describe(recipe, data, images, test, seed, teacher)
+    run, about = Run(folder), describe(recipe, data, images, test, seed, teacher, init)
     if resume:
         agree(run.read(), about, f"the run in {folder}")
     devices = Devices(means.device, recipe.precision, means.sharing, means.graph)
@@ -80,7 +80,7 @@ def train(
     devices.wait()
     seed_all(seed, -1, 0)
     model = build(recipe.model, recipe.image_size, len(images.classes))
-    if init is not None and not resume:
+    if init is not None and not (resume and checkpoint.any_in(run.last)):
         start_from(model, init)
     job = Job(
         model=model,
@@ -102,7 +102,7 @@ def train(
 
 
 def describe(
-    recipe: Recipe, data: str | None, images: Images, test: Images, seed: int, teacher: Path | None
+    recipe: Recipe, data: str | None, images: Images, test: Images, seed: int, teacher: Path | None, init: Path | None
 ) -> dict[str, Any]:
     """What run.json holds: all that decides what is learned."""
     return {
@@ -113,18 +113,21 @@ def describe(
         "classes": list(images.classes),
         "seed": seed,
         "teacher": None if teacher is None else str(teacher),
+        "init": None if init is None else str(init),
     }
 
 
 def agree(before: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
-    """The set may have moved and the prose may have changed; nothing else may."""
+    """The set may have moved and the prose may have changed; nothing else may. A key from after a run is its default."""
 
     def matters(about: Mapping[str, Any]) -> dict[str, Any]:
-        recipe = {key: value for key, value in about["recipe"].items() if key not in PROSE}
-        return {key: about[key] for key in ("fingerprint", "classes", "seed", "teacher")} | {"recipe": recipe}
+        recipe = to_document(from_document(about["recipe"]))
+        same = {key: about[key] for key in ("fingerprint", "classes", "seed", "teacher")}
+        plain = {key: value for key, value in recipe.items() if key not in PROSE}
+        return _plain({**same, "init": about.get("init"), "recipe": plain})
 
     try:
-        old, new = (matters(_plain(about)) for about in (before, now))
+        old, new = (matters(about) for about in (before, now))
     except (LookupError, AttributeError, TypeError) as error:
         raise FileError(f"{what}: its run.json lacks {error}") from None
     must_agree(old, new, what)

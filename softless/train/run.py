@@ -1,7 +1,7 @@
 """A run's folder: what was asked for, the log, and two shelves of checkpoints.
 
 RUN/
-  run.json       model, recipe, data, seed: all that --resume needs
+  run.json       model, recipe, data, seed, teacher, init: all that --resume needs
   log.jsonl      one line every few updates and one for each evaluation; the same bytes however often it was resumed
   last/          the newest checkpoints, to go on from
   best/          the weights that did best on the test images

@@ -263,11 +263,12 @@ def test_what_is_not_given_is_that_of_the_run(tmp_path):
     from softless.train.recipe_file import read_recipe, to_document
     from softless.train.run import Run
 
-    asked = {"data": None, "seed": None, "teacher": None}
+    asked = {"data": None, "seed": None, "teacher": None, "init": None}
     recipe, found = verb.settle(tmp_path, None, "deit_tiny", [("epochs", "4")], asked, resume=False)
     assert recipe.image_size == 8
-    assert (recipe.model.name, recipe.epochs, found) == ("deit_tiny", 4, {"data": None, "seed": 0, "teacher": None})
-    about = {"recipe": to_document(read_recipe("cifar10")), "data": "x", "seed": 5, "teacher": "t"}
+    assert (recipe.model.name, recipe.epochs, found) == ("deit_tiny", 4, {**asked, "seed": 0})
+    about = {"recipe": to_document(read_recipe("cifar10")), "data": "x", "seed": 5, "teacher": "t", "init": "i"}
     Run(tmp_path).begin(about)
     recipe, found = verb.settle(tmp_path, None, None, [], asked, resume=True)
-    assert (recipe, found) == (read_recipe("cifar10"), {"data": "x", "seed": 5, "teacher": Path("t")})
+    assert recipe == read_recipe("cifar10")
+    assert found == {"data": "x", "seed": 5, "teacher": Path("t"), "init": Path("i")}

@@ -1,0 +1,91 @@
+"""From names to a training: where it begins, also the second time, and what must still be so when it goes on."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from softless.errors import ArgumentError, FileError
+from softless.io import checkpoint
+from softless.train.assemble import Means, agree, build, describe, train
+from softless.train.recipe_file import read_recipe
+from softless.train.run import Run
+from tests.train.jobs import Pictures, Quiet
+
+SMALL = [("epochs", "1"), ("warmup_epochs", "0"), ("batch", "400"), ("model.depths", "1"), ("checkpoint_every", "2")]
+
+
+class Killed(Quiet):
+    """Looks at the weights a training begins with, and ends its process after an update, as a kill does."""
+
+    def __init__(self, after=None):
+        super().__init__()
+        self.after = after
+
+    def begin(self, job, parameters):
+        self.first = next(job.model.parameters()).detach().clone()
+
+    def tick(self, step):
+        if step == self.after:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def start(tmp_path):
+    """`start(after, ...)`: the weights a training on the digits begins with; it is killed after this update."""
+
+    def run(after=None, **options):
+        watch = Killed(after)
+        try:
+            train(tmp_path / "run", read_recipe("digits", SMALL), None, watch, means=Means(device="cpu"), **options)
+        except KeyboardInterrupt:
+            assert after is not None
+        return watch.first
+
+    return run
+
+
+@pytest.fixture
+def given(tmp_path):
+    """A file of weights, and its first tensor."""
+    recipe = read_recipe("digits", SMALL)
+    torch.manual_seed(99)
+    model = build(recipe.model, recipe.image_size, 10)
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    return tmp_path / "weights.safetensors", next(model.parameters()).detach()
+
+
+def test_killed_before_its_first_save_a_run_begins_with_its_weights_again(start, given, tmp_path):
+    path, expected = given
+    assert torch.equal(start(1, init=path), expected)
+    assert not checkpoint.any_in(Run(tmp_path / "run").last)
+    assert Run(tmp_path / "run").read()["init"] == str(path)
+    with pytest.raises(ArgumentError, match=r"was begun with init '.*weights.safetensors', and it is None now"):
+        start(resume=True)
+    assert torch.equal(start(1, resume=True, init=path), expected)
+
+
+def test_once_it_has_a_checkpoint_a_run_can_do_without_the_weights_it_began_with(start, given):
+    path, _ = given
+    start(3, init=path)
+    path.unlink()
+    start(resume=True, init=path)
+
+
+def about(recipe):
+    return describe(recipe, None, Pictures(9), Pictures(3, 1), 0, None, None)
+
+
+def test_a_key_that_came_after_a_run_has_its_default_there():
+    now = about(read_recipe("digits"))
+    before = about(read_recipe("digits"))
+    del before["init"], before["recipe"]["accumulate"], before["recipe"]["augment"]["area"]
+    agree(before, now, "the run")
+    with pytest.raises(ArgumentError, match=r"the run was begun with recipe.accumulate 1, and it is 2 now"):
+        agree(before, about(read_recipe("digits", [("accumulate", "2")])), "the run")
+
+
+def test_prose_may_change_and_a_document_without_a_recipe_is_one_sentence():
+    now = about(read_recipe("digits"))
+    agree(about(read_recipe("digits", [("cost", "much")])), now, "the run")
+    with pytest.raises(FileError, match=r"the run: its run.json lacks 'recipe'"):
+        agree({}, now, "the run")
