@@ -117,7 +117,7 @@ def run(
         except NonFiniteError as error:
             complain(str(error))
             raise typer.Exit(CHECK_FAILED) from None
-    if json:
+    if json and showing.main:
         from dataclasses import asdict
 
         facts = {"out": str(out), "model": settled.model.name, "parameters": showing.parameters}

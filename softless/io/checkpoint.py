@@ -48,7 +48,7 @@ class Checkpoint(NamedTuple):
 def save(
     shelf: Path, step: int, parts: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], keep: int = 2
 ) -> Path:
-    """Put a checkpoint on the shelf, then take all but the newest `keep` off it.
+    """Put a checkpoint on the shelf, then take off what came later, of a run that went back, and all but `keep`.
 
     A `FileError` says what the system refused; the checkpoints that were there are still whole.
     """
@@ -60,7 +60,7 @@ def save(
         _clear_partial(shelf)
         try:
             _stage(partial := shelf / (_PARTIAL + place.name), step, parts, state)
-            if place.exists():  # damaged, or of a run that went back to an earlier one
+            if place.exists():  # damaged, or of a run that went back
                 _remove(place)
             partial.replace(place)
         except BaseException:
@@ -68,8 +68,10 @@ def save(
                 _clear_partial(shelf)
             raise
         durable.sync_folder(shelf)
-        for old in _places(shelf)[keep:]:
-            _remove(old)
+        places = _places(shelf)
+        at = places.index(place)
+        for gone in (*places[:at], *places[at + keep :]):
+            _remove(gone)
     return place
 
 

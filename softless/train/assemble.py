@@ -118,7 +118,7 @@ def describe(
 
 
 def agree(before: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
-    """The set may have moved and the prose may have changed; nothing else may. A key from after a run is its default."""
+    """The set may have moved and the prose may have changed; nothing else may. A later key has its default in a run."""
 
     def matters(about: Mapping[str, Any]) -> dict[str, Any]:
         recipe = to_document(from_document(about["recipe"]))

@@ -55,7 +55,7 @@ class Watcher(Protocol):
 class Job:
     """All that a training is made of. `about` goes into the checkpoints, to find the model again.
 
-    A watcher may ask for an end, as Ctrl-C does: `job.stop.asked = True`.
+    A watcher may ask for an end, as Ctrl-C and SIGTERM do: `job.stop.asked = True`.
     """
 
     model: nn.Module
@@ -162,11 +162,7 @@ class Loop:
         numbers = {"loss": mean(losses), "lr": self.engine.lr}
         if sound := [norm for norm in norms if isfinite(norm)]:  # in fp16 an update with another is skipped, by design
             numbers["gradient_norm"] = mean(sound)
-        now = time.monotonic()
-        rate = (self.engine.step - self.counted) * self.recipe.batch / max(now - self.clock, 1e-9)
-        self.seconds += now - self.clock
-        self.clock, self.counted = now, self.engine.step
-        self._tell("train", numbers, {"images_per_second": rate})
+        self._tell("train", numbers, {"images_per_second": self._lap()})
 
     def _evaluate(self, epoch: int) -> None:
         self._check()
@@ -186,8 +182,7 @@ class Loop:
         if self.saved == self.engine.step:
             return
         parts, numbers = state.pack(self.engine)
-        now = time.monotonic()
-        self.seconds, self.clock = self.seconds + now - self.clock, now
+        self._lap()
         if self.devices.main:
             assert self.journal is not None
             record = {
@@ -231,6 +226,13 @@ class Loop:
             f"update {failure.step} was not made: its loss is {failure.loss} and its gradient's norm "
             f"{failure.gradient_norm}{before}; the images are listed in {report}, and {self._kept()}"
         )
+
+    def _lap(self) -> float:
+        """Count the time since the last lap; returns the images a second of it."""
+        now, step = time.monotonic(), self.engine.step
+        lap, updates = now - self.clock, step - self.counted
+        self.seconds, self.clock, self.counted = self.seconds + lap, now, step
+        return updates * self.recipe.batch / max(lap, 1e-9)
 
     def _kept(self) -> str:
         return "no checkpoint had been saved" if self.saved < 0 else f"the checkpoint of update {self.saved} is kept"

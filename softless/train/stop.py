@@ -1,4 +1,4 @@
-"""Ctrl-C: the update in progress ends, the state is saved, and only then the program stops."""
+"""Ctrl-C, or the SIGTERM of a machine that is taken away: the update ends, the state is saved, the program stops."""
 
 import signal
 import threading
@@ -19,22 +19,27 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stop:
-    """While it is entered, the first Ctrl-C is noted, and the second one stops at once."""
+    """While it is entered, both are noted, and a second Ctrl-C stops at once.
+
+    A second SIGTERM does not: a scheduler sends it to every process, and torchrun passes its own on.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
         self.asked = False
-        self.before: object = None
+        self.before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self.before = signal.signal(signal.SIGINT, self._note)
+            self.before = {each: signal.signal(each, self._note) for each in self.SIGNALS}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        if self.before is not None:
-            signal.signal(signal.SIGINT, self.before)  # type: ignore[arg-type]
+        for each, handler in self.before.items():
+            signal.signal(each, handler)  # type: ignore[arg-type]
 
     def agreed(self, devices: Devices, step: int, every: int) -> bool:
         """Whether to stop here. Ranks are asked together, every few updates, or one would wait for the others."""
@@ -43,6 +48,6 @@ class Stop:
         return step % every == 0 and bool(devices.any(torch.tensor(self.asked, device=devices.device)))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.asked = True

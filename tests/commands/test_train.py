@@ -78,6 +78,12 @@ def test_the_json_schemas_are_frozen(softless, flowers):
     assert found["top1"] == document["best_top1"]
 
 
+def test_of_several_ranks_the_first_prints_the_json(softless, flowers, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    result = softless(*words("--out", "a", "--json"))
+    assert (result.exit_code, result.output) == (0, "")
+
+
 def test_without_a_word_it_trains_on_the_digits(softless):
     """With the conftest's recipe in place of the real one, which test_bars.py runs."""
     result = softless("train")
@@ -241,7 +247,8 @@ def test_help_fits_a_terminal(softless, name):
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-def test_ctrl_c_exits_130_saves_and_says_how_to_resume(flowers, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_signal_to_stop_exits_130_saves_and_says_how_to_resume(flowers, tmp_path, number):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import softless.__main__"
     command = [sys.executable, "-c", program, *words("--out", "a", "--set", "epochs=2000")]
@@ -250,7 +257,7 @@ def test_ctrl_c_exits_130_saves_and_says_how_to_resume(flowers, tmp_path):
         log, deadline = tmp_path / "a/log.jsonl", time.monotonic() + 100
         while not (log.exists() and log.stat().st_size > 300) and time.monotonic() < deadline:
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert said.startswith("stopped after update ")

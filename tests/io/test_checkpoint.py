@@ -70,6 +70,16 @@ def test_only_the_newest_are_kept(shelf):
     assert [path.name for path in shelf.iterdir()] == ["step-100000000"]
 
 
+def test_what_was_just_saved_is_kept_and_what_came_later_is_not(shelf):
+    """As after a run that went back, to an earlier checkpoint or in the size of its images."""
+    save(shelf, 9, parts(9), state(9))
+    save(shelf, 3, parts(3), state(3))
+    assert sorted(path.name for path in shelf.iterdir()) == ["step-00000002", "step-00000003"]
+    save(shelf, 1, parts(1), state(1), keep=1)
+    assert [path.name for path in shelf.iterdir()] == ["step-00000001"]
+    same(newest(shelf), 1)
+
+
 def test_an_empty_shelf_has_no_newest(tmp_path):
     assert newest(tmp_path / "none") is None
     (tmp_path / ".partial-step-00000001").mkdir()

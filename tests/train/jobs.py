@@ -101,15 +101,18 @@ def job(folder: Path, *, model: nn.Module | None = None, resume: bool = False, *
 
 
 def digest(folder: Path, generators: bool = True) -> str:
-    """Of parameters, averaged weights, optimizer, sampler, log, and every generator of this process."""
+    """Of parameters, averaged weights, optimizer, sampler, best weights, log, result, and this process's generators."""
     run, total = Run(folder), hashlib.sha256()
-    found = checkpoint.newest(run.last)
-    assert found is not None
-    for part in sorted(found.parts):
-        for name, tensor in sorted(found.parts[part].items()):
-            total.update(f"{part}/{name}/{tensor.dtype}".encode() + tensor.numpy().tobytes())
-    state = {key: value for key, value in found.state.items() if key != "seconds"}
-    total.update(json.dumps(state, sort_keys=True).encode() + run.log.read_bytes())
+    numbers = [json.loads(run.result.read_text())]
+    for shelf in (run.last, run.best):
+        found = checkpoint.newest(shelf)
+        assert found is not None
+        for part in sorted(found.parts):
+            for name, tensor in sorted(found.parts[part].items()):
+                total.update(f"{part}/{name}/{tensor.dtype}".encode() + tensor.numpy().tobytes())
+        numbers += [{"step": found.step}, found.state]
+    timeless = [{key: value for key, value in each.items() if key != "seconds"} for each in numbers]
+    total.update(json.dumps(timeless, sort_keys=True).encode() + run.log.read_bytes())
     if generators:
         total.update(torch.get_rng_state().numpy().tobytes())
         total.update(repr((np.random.get_state()[1].tobytes(), random.getstate())).encode())  # noqa: NPY002

@@ -4,12 +4,14 @@ import json
 import os
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from softless.errors import ArgumentError, FileError
 from softless.io import checkpoint
+from softless.train import loop
 from softless.train.loop import fit
 from softless.train.run import Run, must_agree
 from softless.train.stop import Interrupted
@@ -27,16 +29,17 @@ WAYS = {
 
 
 class Impatient(Quiet):
-    """Presses Ctrl-C during an update."""
+    """Presses Ctrl-C, or sends other signals, during an update."""
 
-    def __init__(self, at):
+    def __init__(self, at, *signals):
         super().__init__()
-        self.at = at
+        self.at, self.signals = at, signals or (signal.SIGINT,)
 
     def tick(self, step):
         super().tick(step)
         if step == self.at:
-            os.kill(os.getpid(), signal.SIGINT)
+            for number in self.signals:
+                os.kill(os.getpid(), number)
 
 
 def model(changes):
@@ -86,18 +89,33 @@ def heeding_ctrl_c():
 
 @pytest.mark.usefixtures("heeding_ctrl_c")
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
-    class Twice(Impatient):
-        def tick(self, step):
-            super().tick(step)
-            if step == self.at:
-                os.kill(os.getpid(), signal.SIGINT)
-
     with pytest.raises(KeyboardInterrupt) as stopped:
-        fit(job(tmp_path, watch=Twice(4)))
+        fit(job(tmp_path, watch=Impatient(4, signal.SIGINT, signal.SIGINT)))
     assert not isinstance(stopped.value, Interrupted)
     assert checkpoint.newest(Run(tmp_path).last).step == 3
     with pytest.raises(KeyboardInterrupt):  # and afterwards it means what it meant before
         signal.raise_signal(signal.SIGINT)
+
+
+def test_sigterm_however_often_is_saved_first(tmp_path):
+    before = signal.signal(signal.SIGTERM, handler := lambda *_: None)
+    try:
+        with pytest.raises(Interrupted, match="stopped after update 4 of 10"):
+            fit(job(tmp_path, watch=Impatient(4, signal.SIGTERM, signal.SIGTERM)))
+        assert checkpoint.newest(Run(tmp_path).last).step == 4
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_the_speed_is_that_of_the_updates_also_after_a_save(tmp_path, monkeypatch):
+    """A clock that moves with the updates alone, and saves between two lines of the log."""
+    watch = Quiet()
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: 2.0 * len(watch.steps)))
+    outcome = fit(job(tmp_path, watch=watch))
+    rates = [numbers["images_per_second"] for _, numbers in watch.lines if "images_per_second" in numbers]
+    assert rates == [24 / 2.0] * 5
+    assert outcome.seconds == 20.0
 
 
 def test_a_finished_run_has_nothing_left_to_do(tmp_path):
