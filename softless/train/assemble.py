@@ -192,6 +192,7 @@ def feed(
             DeviceLoader(there, batch=batch, sampler=sampler, train=train, augment=recipe.augment),
             recipe.augment,
             devices.device,
+            size=size,
             train=train,
         )
     reading = loader(
@@ -204,7 +205,7 @@ def feed(
         workers=means.workers,
         on_bad_image=means.on_bad_image,
     )
-    return Feed(images, reading, recipe.augment, devices.device, train=train)
+    return Feed(images, reading, recipe.augment, devices.device, size=size, train=train)
 
 
 def trained(folder: Path, classes: tuple[str, ...] | None = None) -> tuple[nn.Module, dict[str, Any]]:

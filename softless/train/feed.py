@@ -18,14 +18,30 @@ class Feed:
     """The images of one part of a set, an epoch at a time."""
 
     def __init__(
-        self, images: Images, batches: Loader | DeviceLoader, augment: Augment, device: torch.device, *, train: bool
+        self,
+        images: Images,
+        batches: Loader | DeviceLoader,
+        augment: Augment,
+        device: torch.device,
+        *,
+        size: int,
+        train: bool,
     ):
         self.images, self.batches, self.augment, self.device, self.train = images, batches, augment, device, train
-        self.classes, self.per_epoch = len(images.classes), len(batches)
+        self.size, self.classes, self.per_epoch = size, len(images.classes), len(batches)
 
     @property
     def sampler(self) -> ResumableSampler:
         return self.batches.sampler
+
+    @property
+    def passes(self) -> int:
+        """Batches of an epoch on the rank that has most: sound images may be fewer, and ranks share them unevenly."""
+        return -(-self.sampler.total // (self.sampler.ranks * self.batches.batch))
+
+    def blank(self) -> Tensor:
+        """One image of nothing, as a model sees it."""
+        return torch.zeros(1, 3, self.size, self.size, device=self.device)
 
     def begin(self, epoch: int) -> None:
         """To train, an epoch that was begun goes on where it is; to test, all images come again."""

@@ -1,6 +1,7 @@
 """What every rank of a group runs (R20); started once a rank, with RANK and WORLD_SIZE in the environment.
 
     python tests/train/ranks.py FOLDER compare COUNT    updates of this group against updates of one process
+    python tests/train/ranks.py FOLDER uneven           evaluations of as many images as do not divide
     python tests/train/ranks.py FOLDER train            whole trainings, in FOLDER/ddp and FOLDER/fsdp
     python tests/train/ranks.py FOLDER resume           go on with those
     python tests/train/ranks.py FOLDER die              rank 1 is killed during a training
@@ -8,10 +9,12 @@
 Several words make several acts. Each act of rank 0 writes FOLDER/ACT.json.
 """
 
+import itertools
 import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -21,12 +24,14 @@ from torch import nn
 
 from softless.models.blocks import Stage
 from softless.train import state
+from softless.train.assemble import Means, feed
 from softless.train.devices import Devices
 from softless.train.engine import Engine
+from softless.train.evaluate import evaluate
 from softless.train.loop import fit
 from softless.train.objective import Objective
 from softless.train.recipe import Recipe
-from tests.train.jobs import Quiet, job
+from tests.train.jobs import RECIPE, Pictures, Quiet, job
 
 EXACT = {"mixup": 0.0, "cutmix": 0.0, "checkpoint_every": 5}
 WAYS = ("ddp", "fsdp")
@@ -82,6 +87,21 @@ def compare(devices, alone, count):
     return worst
 
 
+def uneven(devices, alone):
+    """(images, top-1, loss) of this group and of one process: of sets that a rank has a batch fewer of, or nothing."""
+    shared, whole, found = Blocks(), Blocks(), []
+    devices.share(shared)
+    signal.alarm(60)  # a rank that waits for another is ended
+    for count, cache in itertools.product((1, 25), (True, False)):
+        scores = []
+        for model, where in ((shared, devices), (whole, alone)):
+            images = feed(Pictures(count, 1), replace(RECIPE, cache=cache), 0, where, Means(), train=False)
+            scores.append(evaluate(model, images, where))
+        found.append([(each.images, each.top1, each.loss) for each in scores])
+    signal.alarm(0)
+    return found
+
+
 def one_process(devices):
     """The same machine as a group of one: ranks do not wait for each other in it."""
     alone = object.__new__(Devices)
@@ -105,6 +125,9 @@ def main(folder, acts):
             devices = Devices("cpu", sharing=way)
             if act == "compare":
                 found[way] = compare(devices, one_process(devices), int(words[0]))
+                continue
+            if act == "uneven":
+                found[way] = uneven(devices, one_process(devices))
                 continue
             doomed = act == "die" and devices.rank == 1
             place = folder / (way if act != "die" else "dead")

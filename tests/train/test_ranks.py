@@ -65,11 +65,11 @@ def alone(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """Two ranks: a few cases compared, two trainings, and then one of them is killed. One start pays for all."""
+    """Two ranks: cases compared, evaluations, two trainings, and then one of them is killed. One start pays for all."""
     folder = tmp_path_factory.mktemp("pair")
     for name in ("ddp", "fsdp", "dead"):
         (folder / name).mkdir()
-    processes = start(folder, 2, "compare:10", "train", "die")
+    processes = start(folder, 2, "compare:10", "uneven", "train", "die")
     processes[1].communicate()
     killed = time.monotonic()
     _, said = processes[0].communicate()
@@ -100,6 +100,17 @@ def test_a_training_of_two_ranks_is_that_of_one(pair, alone, way):
     for ours, theirs in zip(*logs, strict=True):
         assert ours.keys() == theirs.keys()
         assert all(abs(ours[key] - theirs[key]) <= 1e-6 for key in ours)  # scores are counted in single precision
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_ranks_with_unequally_many_images_evaluate_together(pair, way):
+    """25 images on 2 ranks, 12 at a time on each: one has a batch more."""
+    folder, _, _, said = pair
+    assert (folder / "uneven.json").exists(), said
+    pairs = json.loads((folder / "uneven.json").read_text())[way]
+    assert [ours[0] for ours, _ in pairs] == [1, 1, 25, 25]
+    for ours, theirs in pairs:
+        assert ours == pytest.approx(theirs, rel=1e-6)  # counted in single precision
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
