@@ -10,12 +10,13 @@ workers nor a resumed run changes a pixel. Pixels are uint8: `device_augment.fin
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import numpy as np
 import torch
 
 from softless.data.augment import Augment, squeeze, transform
 from softless.data.damage import Damage, OnBadImage
 from softless.data.images import Images
-from softless.data.reading import Batch, Draw, Reader, read_all
+from softless.data.reading import Batch, Draw, Reader, gather, read_all
 from softless.data.sampler import ResumableSampler
 from softless.errors import ArgumentError
 
@@ -42,21 +43,37 @@ class Loader:
             for each in bad:
                 self.damage.met(*each)
             self.sampler.advance(len(found.ids) + len(bad))
-            if len(found.ids):
-                yield self._filled(found) if self.whole else found
+            if self.whole:
+                yield self._filled(found)
+            elif len(found.ids):
+                yield found
 
     def _draws(self) -> Iterator[list[Draw]]:
-        sampler = self.sampler
-        order, places, seed, epoch = sampler.order(), sampler.places(), sampler.seed, sampler.epoch
+        order, places = self.sampler.order(), self.sampler.places()
         for start in range(0, len(self) * self.batch, self.batch):
-            here = places[start : start + self.batch]
-            draws = zip(order[here].tolist(), (here % sampler.repeats).tolist(), strict=True)
-            yield [Draw(index, (seed, epoch, index, repeat)) for index, repeat in draws]
+            yield [self._draw(order, place) for place in places[start : start + self.batch].tolist()]
+
+    def _draw(self, order: np.ndarray, place: int) -> Draw:
+        sampler, index = self.sampler, int(order[place])
+        return Draw(index, (sampler.seed, sampler.epoch, index, place % sampler.repeats))
 
     def _filled(self, found: Batch) -> Batch:
-        """Where images were skipped, the first ones again: a model is compiled for one size of batch."""
-        again = torch.arange(self.batch) % len(found.ids)
-        return found if len(found.ids) == self.batch else Batch(*(part[again] for part in found))
+        """Where images were skipped, the first ones again: ranks make as many updates, with batches of one size."""
+        if len(found.ids) == self.batch:
+            return found
+        sound = found if len(found.ids) else self._next_sound()
+        again = torch.arange(self.batch) % len(sound.ids)
+        return Batch(*(part[again] for part in sound))
+
+    def _next_sound(self) -> Batch:
+        """The next image of the order that can be read; `damage` ends the search where there are too few."""
+        order, place = self.sampler.order(), self.sampler.position + self.sampler.rank
+        while True:
+            sound, bad = gather([self.reader[self._draw(order, place % self.sampler.total)]])
+            if not bad:
+                return sound
+            self.damage.met(*bad[0])
+            place += 1
 
 
 def loader(
@@ -85,7 +102,8 @@ def loader(
     (14, torch.Size([100, 3, 8, 8]))
 
     train_transform   True: augmented, and whole batches only, as many for every rank; False: as the paper tests, all
-    on_bad_image      fail | skip (`damage`); in training a skipped image's place is taken by another of its batch
+    on_bad_image      fail | skip (`damage`); in training a skipped image's place is taken by another of its batch, or
+                      where all are skipped by the next one of the order
     """
     sampler.check(len(images), batch, whole=train_transform)
     if workers < 0:

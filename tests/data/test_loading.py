@@ -210,9 +210,35 @@ def test_more_than_one_in_a_thousand_stop():
         cached(images, size=8, on_bad_image="skip")
 
 
-def test_a_batch_of_nothing_but_bad_images_is_passed_over():
+def test_a_batch_of_nothing_but_bad_images_is_passed_over_in_a_test():
     images = Damaged(1, 1000)
-    assert sum(len(batch.ids) for batch in skipping(images, train=True, batch=1)) == 999
+    assert sum(len(batch.ids) for batch in skipping(images, train=False, batch=1)) == 999
+
+
+def test_in_training_the_next_sound_image_stands_for_a_batch_of_bad_ones():
+    """Every update has its batch, also of a run that goes on from there."""
+    images = Damaged(2, 2000)
+    whole = skipping(images, train=True, batch=1)
+    order = whole.sampler.order().tolist()
+    seen = [batch.ids.item() for batch in whole]
+    following = dict(zip(order, order[1:] + order[:1], strict=True))
+    expected = [index if index > 1 else following[index] for index in order]
+    assert seen == expected
+    later = skipping(images, train=True, batch=1)
+    later.sampler.advance(order.index(0))
+    assert [batch.ids.item() for batch in later] == expected[order.index(0) :]
+
+
+def test_where_bad_images_are_last_and_many_in_a_row_the_order_is_searched_from_its_beginning():
+    images = Damaged(2, 2000)
+    sampler = ResumableSampler(2000, seed=0, rank=1, ranks=2)
+    found = loader(
+        images, size=8, batch=2, sampler=sampler, train_transform=True, augment=PLAIN, workers=0, on_bad_image="skip"
+    )
+    order = np.array([*range(2, 1999), 0, 1999, 1])  # rank 1 has the places 1, 3, ..., and last 0 and 1
+    sampler.order = lambda: order
+    assert [batch.ids.tolist() for batch in found][-1] == [3, 3]
+    assert found.damage.skipped.keys() == {"0.jpg", "1.jpg"}
 
 
 class Deadly:
