@@ -6,7 +6,7 @@ TARGET is a run of `softless train`, whose best weights, images and preparation 
 JSON (schema softless.evaluate/1); accuracies are shares, null for a class without images:
 
     {"schema", "target", "data", "device", "images", "top1", "top5", "ece", "loss", "images_per_second",
-     "by_class": {class: accuracy}}
+     "by_class": {class: accuracy}, "skipped": {image that could not be decoded: why}}
 
 images_per_second is of the whole pass, decoding included.
 """
@@ -88,6 +88,7 @@ def run(
         "loss": scores.loss,
         "images_per_second": rate,
         "by_class": dict(zip(images.classes, scores.by_class, strict=True)),
+        "skipped": feeding.skipped(devices),
     }
     if not devices.main:
         return
@@ -139,6 +140,8 @@ def _show(document: dict[str, Any]) -> None:
 
     out = console()
     out.print(f"{document['images']:,} images of {document['data']}, {document['device']}", soft_wrap=True)
+    for name, why in document["skipped"].items():
+        out.print(f"skipped {name}: {why}", soft_wrap=True)
     out.print(f"top-1  {document['top1']:.2%}")
     out.print(f"top-5  {document['top5']:.2%}")
     out.print(f"ECE    {document['ece']:.3f}   how far confidence is from accuracy")

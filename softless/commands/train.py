@@ -6,7 +6,7 @@ checkpoints in last/, the best weights in best/, tensorboard/ and, at the end, r
 JSON (schema softless.train/1):
 
     {"schema", "out", "model", "parameters", "steps", "best_step", "best_top1",
-     "last": {"top1", "top5", "ece", "test_loss"}, "seconds"}
+     "last": {"top1", "top5", "ece", "test_loss"}, "seconds", "skipped": images that could not be decoded}
 
 Exit status: 0 trained, 1 a loss or gradient was not finite, 2 usage, 3 bad input, 130 interrupted and saved.
 """

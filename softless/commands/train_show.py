@@ -82,7 +82,12 @@ class Showing:
             typer.echo(sentence, err=True)
 
     def conclude(self, outcome: "Outcome", out: Path) -> None:
+        from softless.train.run import Run
+
         if self.wanted:
+            if outcome.skipped:
+                how_many = "1 image" if outcome.skipped == 1 else f"{outcome.skipped:,} images"
+                self.out.print(f"{how_many} skipped: {Run(out).skipped}", soft_wrap=True)
             self.out.print(
                 f"best top-1 {outcome.best_top1:.2%}, after epoch {outcome.best_step // self.per_epoch}, in "
                 f"{units.seconds(outcome.seconds)}: softless evaluate {out}"

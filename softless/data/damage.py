@@ -3,7 +3,8 @@
     fail   stop at the first, and name it
     skip   leave it out, remember its name, and stop when more than 0.1 % of the set are such
 
-An image that comes again in another epoch is counted once. Each process counts for itself.
+An image that comes again in another epoch is counted once. Each process counts for itself; a
+training puts together what all of them skipped (`skipped.json`).
 """
 
 from typing import Literal

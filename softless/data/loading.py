@@ -117,10 +117,12 @@ def cached(
     *,
     size: int,
     workers: int = 0,
-    on_bad_image: OnBadImage = "fail",
+    damage: Damage | None = None,
     tick: Callable[[int], None] = lambda _images: None,
 ) -> Batch:
     """The whole set as one batch, squeezed to `size` x `size`; `tick` is told how many more images are done.
+
+    damage   what to do about bad images, and which they were; None stops at the first
 
     Images that are skipped are not in it: `ids` says which ones are.
     """
@@ -132,7 +134,7 @@ def cached(
         )
     pixels = torch.empty(len(images), 3, size, size, dtype=torch.uint8)
     sound = torch.zeros(len(images), dtype=torch.bool)
-    damage, every = Damage(on_bad_image, len(images)), range(len(images))
+    damage, every = damage or Damage("fail", len(images)), range(len(images))
     draws = ([Draw(index) for index in every[i : i + AT_ONCE]] for i in every[::AT_ONCE])
     for found, bad in read_all(Reader(images, partial(squeeze, size=size)), draws, workers):
         for each in bad:

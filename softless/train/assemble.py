@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from softless.data import open_splits
-from softless.data.damage import OnBadImage
+from softless.data.damage import Damage, OnBadImage
 from softless.data.device_loading import DeviceLoader
 from softless.data.images import Images
 from softless.data.loading import cached, loader
@@ -183,8 +183,9 @@ def feed(
     size, batch = recipe.image_size, recipe.batch // devices.ranks
     place = {"rank": devices.rank, "ranks": devices.ranks}
     if recipe.cache:
+        damage = Damage(means.on_bad_image, len(images))
         if kept is None:
-            kept = cached(images, size=size, workers=means.workers, on_bad_image=means.on_bad_image)
+            kept = cached(images, size=size, workers=means.workers, damage=damage)
         there = Batch(*(part.to(devices.device) for part in kept))
         sampler = ResumableSampler(len(there.ids), seed=seed, shuffle=train, **place)
         return Feed(
@@ -192,6 +193,7 @@ def feed(
             DeviceLoader(there, batch=batch, sampler=sampler, train=train, augment=recipe.augment),
             recipe.augment,
             devices.device,
+            damage,
             size=size,
             train=train,
         )
@@ -205,7 +207,7 @@ def feed(
         workers=means.workers,
         on_bad_image=means.on_bad_image,
     )
-    return Feed(images, reading, recipe.augment, devices.device, size=size, train=train)
+    return Feed(images, reading, recipe.augment, devices.device, reading.damage, size=size, train=train)
 
 
 def trained(folder: Path, classes: tuple[str, ...] | None = None) -> tuple[nn.Module, dict[str, Any]]:

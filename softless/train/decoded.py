@@ -8,6 +8,7 @@ It is a checkpoint like any other: there whole or not at all, and every byte com
 from collections.abc import Callable
 from pathlib import Path
 
+from softless.data.damage import Damage
 from softless.data.images import Images
 from softless.data.loading import cached
 from softless.data.reading import Batch
@@ -25,7 +26,8 @@ def decode(
     if fetch(shelf, parts, size) is not None:
         return
     made = [
-        cached(part, size=size, workers=means.workers, on_bad_image=means.on_bad_image, tick=tick) for part in parts
+        cached(part, size=size, workers=means.workers, damage=Damage(means.on_bad_image, len(part)), tick=tick)
+        for part in parts
     ]
     tensors = {name: dict(batch._asdict()) for name, batch in zip(("train", "test"), made, strict=True)}
     checkpoint.save(shelf, size, tensors, {"fingerprints": [part.fingerprint for part in parts]}, keep=1)

@@ -10,7 +10,7 @@ Start several with `torchrun --nproc-per-node 2 -m softless train ...` or `accel
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from softless.errors import ArgumentError, MissingExtraError
 from softless.train.recipe import Precision
 
 Sharing = Literal["ddp", "fsdp"]
+T = TypeVar("T")
 PATIENCE = timedelta(minutes=10)  # of a rank that waits for the others, who may be compiling or saving
 
 
@@ -112,6 +113,12 @@ class Devices:
         if self.ranks > 1:
             for tensor in tensors:
                 dist.all_reduce(tensor)
+
+    def gather(self, own: T) -> list[T]:
+        """What every rank has."""
+        from accelerate.utils import gather_object
+
+        return gather_object([own]) if self.ranks > 1 else [own]
 
     def any(self, flag: Tensor) -> Tensor:
         """Whether it is set on any rank."""

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from softless.data.augment import Augment
+from softless.data.damage import Damage
 from softless.data.device_augment import finish
 from softless.data.device_loading import DeviceLoader
 from softless.data.images import Images
 from softless.data.loading import Loader
 from softless.data.reading import Batch
 from softless.data.sampler import ResumableSampler
+from softless.train.devices import Devices
 
 
 class Feed:
@@ -23,12 +25,13 @@ class Feed:
         batches: Loader | DeviceLoader,
         augment: Augment,
         device: torch.device,
+        damage: Damage,
         *,
         size: int,
         train: bool,
     ):
         self.images, self.batches, self.augment, self.device, self.train = images, batches, augment, device, train
-        self.size, self.classes, self.per_epoch = size, len(images.classes), len(batches)
+        self.damage, self.size, self.classes, self.per_epoch = damage, size, len(images.classes), len(batches)
 
     @property
     def sampler(self) -> ResumableSampler:
@@ -42,6 +45,11 @@ class Feed:
     def blank(self) -> Tensor:
         """One image of nothing, as a model sees it."""
         return torch.zeros(1, 3, self.size, self.size, device=self.device)
+
+    def skipped(self, devices: Devices) -> dict[str, str]:
+        """Name -> why of the images that were left out so far, by any rank; each of them asks."""
+        ranks = devices.gather(self.damage.skipped)
+        return dict(sorted(each for rank in ranks for each in rank.items()))
 
     def begin(self, epoch: int) -> None:
         """To train, an epoch that was begun goes on where it is; to test, all images come again."""

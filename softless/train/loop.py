@@ -74,13 +74,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished training leaves: the best evaluation, the last one, and what it took."""
+    """What a finished training leaves: the best evaluation, the last one, what it took, and images it did without."""
 
     steps: int
     best_step: int
     best_top1: float
     last: dict[str, float]
     seconds: float
+    skipped: int
 
 
 def fit(job: Job) -> Outcome:
@@ -106,6 +107,7 @@ class Loop:
         self.engine = Engine(job.model, job.recipe, job.devices, objective, self.per_epoch)
         self.best: dict[str, float] = {}
         self.scores: dict[str, float] = {}
+        self.skipped: dict[str, dict[str, str]] = {"train": {}, "test": {}}  # name -> why
         self.seconds, self.saved = 0.0, -1
         self.recent: deque[tuple[int, Tensor]] = deque(maxlen=job.recipe.log_every + 1)
         length = self._go_back() if job.resume else 0
@@ -134,7 +136,9 @@ class Loop:
             write_json(self.run.result, asdict(self.outcome()))
 
     def outcome(self) -> Outcome:
-        return Outcome(self.engine.step, int(self.best["step"]), self.best["top1"], self.scores, round(self.seconds, 3))
+        best, skipped = self.best, sum(map(len, self.skipped.values()))
+        seconds = round(self.seconds, 3)
+        return Outcome(self.engine.step, int(best["step"]), best["top1"], self.scores, seconds, skipped)
 
     def close(self) -> None:
         if self.journal is not None:
@@ -183,6 +187,8 @@ class Loop:
             return
         parts, numbers = state.pack(self.engine)
         self._lap()
+        for name, feed in (("train", self.job.train), ("test", self.job.test)):
+            self.skipped[name] |= feed.skipped(self.devices)
         if self.devices.main:
             assert self.journal is not None
             record = {
@@ -191,9 +197,12 @@ class Loop:
                 "rng": {"seed": self.job.seed, "step": self.engine.step},
                 "best": self.best,
                 "scores": self.scores,
+                "skipped": self.skipped,
                 "seconds": self.seconds,
                 "log_bytes": self.journal.sync(),
             }
+            if any(self.skipped.values()):
+                write_json(self.run.skipped, self.skipped)
             checkpoint.save(self.run.last, self.engine.step, parts, record)
         self.saved = self.engine.step
 
@@ -207,6 +216,7 @@ class Loop:
         state.unpack(self.engine, found)
         self.job.train.sampler.load_state_dict(found.state["sampler"])
         self.best, self.scores, self.seconds = found.state["best"], found.state["scores"], found.state["seconds"]
+        self.skipped = found.state.get("skipped", self.skipped)  # runs from before they were counted have none
         self.saved = self.engine.step
         return found.state["log_bytes"]
 

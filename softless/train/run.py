@@ -6,6 +6,7 @@ RUN/
   last/          the newest checkpoints, to go on from
   best/          the weights that did best on the test images
   tensorboard/
+  skipped.json   images that could not be decoded, and why: {"train": {name: why}, "test": {name: why}}
   result.json    at the end
 """
 
@@ -26,6 +27,7 @@ class Run:
     def __init__(self, folder: Path):
         self.folder = folder
         self.about, self.log, self.result = folder / "run.json", folder / "log.jsonl", folder / "result.json"
+        self.skipped = folder / "skipped.json"
         self.last, self.best, self.board = folder / "last", folder / "best", folder / "tensorboard"
 
     def begin(self, about: Mapping[str, Any]) -> None:

@@ -32,7 +32,7 @@ heads = 2
 [augment]
 operations = 0
 """
-TRAINED = ["schema", "out", "model", "parameters", "steps", "best_step", "best_top1", "last", "seconds"]
+TRAINED = ["schema", "out", "model", "parameters", "steps", "best_step", "best_top1", "last", "seconds", "skipped"]
 EVALUATED = ["schema", "target", "data", "device", "images", "top1", "top5", "ece", "loss", "images_per_second"]
 
 
@@ -73,7 +73,8 @@ def test_the_json_schemas_are_frozen(softless, flowers):
     result = softless("evaluate", "a", "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert list(found) == [*EVALUATED, "by_class"]
+    assert list(found) == [*EVALUATED, "by_class", "skipped"]
+    assert (document["skipped"], found["skipped"]) == (0, {})
     assert (found["schema"], found["images"], list(found["by_class"])) == ("softless.evaluate/1", 4, ["lily", "rose"])
     assert found["top1"] == document["best_top1"]
 
@@ -154,6 +155,30 @@ def test_a_run_is_evaluated_whatever_it_was_trained_with(softless, flowers, tmp_
     result = softless("evaluate", "a", "--batch", "1", "--device", "cpu", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["images"] == 4
+@pytest.mark.parametrize("cache", ["true", "false"])
+def test_images_that_are_skipped_are_counted_and_named(softless, flowers, tmp_path, cache):
+    for seed, part in enumerate(("train", "val")):
+        sound, _ = encoded(seed), folder(tmp_path / "many", {part: {"a": 0, "b": 0}})
+        for number in range(1000):
+            (tmp_path / f"many/{part}/{'ab'[number % 2]}/{number}.png").write_bytes(sound)
+        (tmp_path / f"many/{part}/a/8.png").write_bytes(sound[:-30])
+    skip = ["--data", "many", "--on-bad-image", "skip"]
+    changes = [
+        word for key in ("batch=500", "epochs=1", "augment.crop_share=1.0", f"cache={cache}") for word in ("--set", key)
+    ]
+    result = softless("train", "--recipe", "tiny.toml", "--out", "a", *skip, *changes)
+    assert result.exit_code == 0, result.output
+    assert "2 images skipped: a/skipped.json" in result.stdout.splitlines()
+    named = json.loads((tmp_path / "a/skipped.json").read_text())
+    assert {part: list(names) for part, names in named.items()} == {
+        "train": ["many/train/a/8.png"],
+        "test": ["many/val/a/8.png"],
+    }
+    assert "damaged" in named["train"]["many/train/a/8.png"]
+    assert json.loads((tmp_path / "a/result.json").read_text())["skipped"] == 2
+    document = json.loads(softless("evaluate", "a", *skip, "--json").stdout)
+    assert (document["images"], document["skipped"]) == (999, named["test"])
+    assert f"skipped many/val/a/8.png: {named['test']['many/val/a/8.png']}" in softless("evaluate", "a", *skip).stdout
 
 
 SETS = {

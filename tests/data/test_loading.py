@@ -10,6 +10,7 @@ from PIL import Image
 
 from softless.data import Sample, open_images
 from softless.data.augment import PAPER, PLAIN, Augment, squeeze, transform
+from softless.data.damage import Damage
 from softless.data.loading import cached, loader
 from softless.data.reading import Bad, Draw, Reader, read_all, seeded
 from softless.data.sampler import ResumableSampler
@@ -196,7 +197,8 @@ def test_a_test_leaves_skipped_images_out():
     images = Damaged(2, 2000)
     found = skipping(images, train=False)
     assert sorted(i for batch in found for i in batch.ids.tolist()) == list(range(2, 2000))
-    whole = cached(images, size=8, on_bad_image="skip")
+    whole = cached(images, size=8, damage=(damage := Damage("skip", 2000)))
+    assert damage.skipped == found.damage.skipped == dict.fromkeys(["0.jpg", "1.jpg"], "it is damaged")
     assert whole.ids.tolist() == list(range(2, 2000))
     assert whole.labels.tolist() == images.labels[2:].tolist()
     assert len(whole.pixels) == 1998
@@ -207,7 +209,7 @@ def test_more_than_one_in_a_thousand_stop():
     with pytest.raises(FileError, match=r"that makes 3 damaged of 2000 images, and more than 0\.1% are not skipped"):
         list(skipping(images, train=True))
     with pytest.raises(FileError, match="not skipped"):
-        cached(images, size=8, on_bad_image="skip")
+        cached(images, size=8, damage=Damage("skip", 2000))
 
 
 def test_a_batch_of_nothing_but_bad_images_is_passed_over_in_a_test():

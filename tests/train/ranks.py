@@ -88,7 +88,10 @@ def compare(devices, alone, count):
 
 
 def uneven(devices, alone):
-    """(images, top-1, loss) of this group and of one process: of sets that a rank has a batch fewer of, or nothing."""
+    """(images, top-1, loss) of this group and of one process: of sets that a rank has a batch fewer of, or nothing.
+
+    And what all of its ranks skipped, which differs by rank.
+    """
     shared, whole, found = Blocks(), Blocks(), []
     devices.share(shared)
     signal.alarm(60)  # a rank that waits for another is ended
@@ -98,8 +101,11 @@ def uneven(devices, alone):
             images = feed(Pictures(count, 1), replace(RECIPE, cache=cache), 0, where, Means(), train=False)
             scores.append(evaluate(model, images, where))
         found.append([(each.images, each.top1, each.loss) for each in scores])
+    images = feed(Pictures(9, 1), RECIPE, 0, devices, Means(), train=False)
+    images.damage.skipped[f"picture {8 - devices.rank}"] = "it is empty"
+    skipped = images.skipped(devices)
     signal.alarm(0)
-    return found
+    return {"scores": found, "skipped": skipped}
 
 
 def one_process(devices):

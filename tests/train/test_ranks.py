@@ -107,10 +107,12 @@ def test_ranks_with_unequally_many_images_evaluate_together(pair, way):
     """25 images on 2 ranks, 12 at a time on each: one has a batch more."""
     folder, _, _, said = pair
     assert (folder / "uneven.json").exists(), said
-    pairs = json.loads((folder / "uneven.json").read_text())[way]
+    found = json.loads((folder / "uneven.json").read_text())[way]
+    pairs = found["scores"]
     assert [ours[0] for ours, _ in pairs] == [1, 1, 25, 25]
     for ours, theirs in pairs:
         assert ours == pytest.approx(theirs, rel=1e-6)  # counted in single precision
+    assert list(found["skipped"]) == ["picture 7", "picture 8"]
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])

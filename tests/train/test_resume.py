@@ -127,6 +127,19 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path):
     assert digest(tmp_path, generators=False) == before
 
 
+def test_what_was_skipped_before_an_interruption_is_still_counted(tmp_path):
+    work = job(tmp_path, watch=Impatient(4))
+    work.train.damage.skipped["picture 5"] = "it is damaged"
+    with pytest.raises(Interrupted):
+        fit(work)
+    work = job(tmp_path, resume=True)
+    work.test.damage.skipped["picture 3"] = "it is empty"
+    assert fit(work).skipped == 2
+    skipped = {"train": {"picture 5": "it is damaged"}, "test": {"picture 3": "it is empty"}}
+    assert json.loads((tmp_path / "skipped.json").read_text()) == skipped
+    assert fit(job(tmp_path, resume=True)).skipped == 2
+
+
 def test_the_newest_whole_checkpoint_is_gone_on_from(tmp_path):
     for name in ("whole", "cut"):
         (tmp_path / name).mkdir()
