@@ -155,6 +155,8 @@ def test_a_run_is_evaluated_whatever_it_was_trained_with(softless, flowers, tmp_
     result = softless("evaluate", "a", "--batch", "1", "--device", "cpu", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["images"] == 4
+
+
 @pytest.mark.parametrize("cache", ["true", "false"])
 def test_images_that_are_skipped_are_counted_and_named(softless, flowers, tmp_path, cache):
     for seed, part in enumerate(("train", "val")):
