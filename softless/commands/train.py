@@ -11,6 +11,9 @@ JSON (schema softless.train/1):
 Exit status: 0 trained, 1 a loss or gradient was not finite, 2 usage, 3 bad input, 130 interrupted and saved.
 """
 
+import os
+import shlex
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +24,7 @@ from softless.commands.manners import CHECK_FAILED, complain, emit_json, polite,
 from softless.commands.words import key_value
 
 if TYPE_CHECKING:
+    from softless.train.assemble import Means
     from softless.train.recipe import Recipe
 
 SCHEMA = "softless.train/1"
@@ -112,7 +116,7 @@ def run(
         try:
             outcome = train(out, settled, watch=showing, means=means, resume=resume, **asked)
         except Interrupted as stopped:
-            showing.say_how_to_resume(f"{stopped}; to go on: softless train --out {out} --resume")
+            showing.say_how_to_resume(f"{stopped}; to go on: {how_to_go_on(out, means)}")
             raise
         except NonFiniteError as error:
             complain(str(error))
@@ -124,6 +128,17 @@ def run(
         emit_json({"schema": SCHEMA, **facts, **asdict(outcome)})
     else:
         showing.conclude(outcome, out)
+
+
+def how_to_go_on(out: Path, means: "Means") -> str:
+    """The command that resumes a run: what its folder does not know is said again."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    start = "softless train" if ranks == "1" else f"torchrun --nproc-per-node {ranks} -m softless train"
+    changed = {
+        each.name: getattr(means, each.name) for each in fields(means) if getattr(means, each.name) != each.default
+    }
+    said = [f" --{name.replace('_', '-')}{'' if value is True else f' {value}'}" for name, value in changed.items()]
+    return f"{start} --out {shlex.quote(str(out))} --resume{''.join(said)}"
 
 
 def settle(

@@ -12,6 +12,7 @@ import pytest
 
 from softless.commands import train as verb
 from softless.io import checkpoint
+from softless.train.assemble import Means
 from tests.data.pictures import class_names, encoded, folder, parquet
 
 ROOT = Path(__file__).parents[2]
@@ -127,6 +128,23 @@ def test_a_teacher_and_a_beginning_come_from_other_runs(softless, flowers):
     assert result.exit_code == 0, result.output
     result = softless(*words("--out", "c", "--init", "a", "--set", "image_size=16"))  # positions are resampled
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("ranks", "means", "says"),
+    [
+        ("1", {}, "softless train --out 'a b' --resume"),
+        ("1", {"graph": True, "workers": 4}, "softless train --out 'a b' --resume --workers 4 --graph"),
+        (
+            "8",
+            {"sharing": "fsdp", "on_bad_image": "skip"},
+            "torchrun --nproc-per-node 8 -m softless train --out 'a b' --resume --sharing fsdp --on-bad-image skip",
+        ),
+    ],
+)
+def test_the_command_to_go_on_with_is_that_of_the_run(monkeypatch, ranks, means, says):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert verb.how_to_go_on(Path("a b"), Means(**means)) == says
 
 
 @pytest.mark.parametrize("change", ["image_size=16", "augment.std=[1.0, 1.0, 1.0]"])
