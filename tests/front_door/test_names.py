@@ -32,7 +32,7 @@ SIGNATURES = {
     "list_mechanisms": "",
     "threshold_report": "q, k, *, tau=1.0, expansion='max', tail='drop', is_causal=False, key_mask=None, bias=None, "
     "scale=None",
-    "load_weights": "model, path, *, key=None",
+    "load_weights": "model, path, *, key=None, fit=None",
     "create_model": "name, *, mechanism=None, local=None, window=None, pattern=None, num_classes=1000, img_size=None, "
     "patch_size=None, dims=None, depths=None, heads=None, "
     "device=None, dtype=None, **options",

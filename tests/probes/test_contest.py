@@ -28,7 +28,7 @@ def test_everyone_is_on_the_list_and_either_timed_or_excused():
     found = held("linear", "inline")
     assert list(found) == [
         "linear", "inline", "SDPA", "linear plain", "linear compiled", "inline plain", "inline compiled",
-        "fla chunk", "fla fused_chunk", "flash_bla",
+        "fla chunk", "fla fused_chunk", "flash_bla", "fla chunk alone", "fla fused_chunk alone", "flash_bla alone",
     ]  # fmt: skip
     for result in found.values():
         assert (result.timing is None) == (result.skipped is not None)
