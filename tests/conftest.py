@@ -7,6 +7,7 @@ import socket
 import zlib
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import chain, groupby
 from pathlib import Path
 from unittest.mock import patch
 
@@ -55,6 +56,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+def shuffle(items: list[pytest.Item], draw: random.Random) -> None:
+    """Files in random order, and the tests of each: what a file makes once is still made once."""
+    files = [list(tests) for _, tests in groupby(items, lambda item: item.path)]
+    draw.shuffle(files)
+    for tests in files:
+        draw.shuffle(tests)
+    items[:] = chain.from_iterable(files)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         case = str(getattr(item, "callspec", None) and item.callspec.params.get("case"))
@@ -63,7 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
     mark_options(items)
     if "SOFTLESS_SHUFFLE" in os.environ:
-        random.Random(os.environ["SOFTLESS_SHUFFLE"]).shuffle(items)
+        shuffle(items, random.Random(os.environ["SOFTLESS_SHUFFLE"]))
     if CHECK_TYPES:
         skip = pytest.mark.skip(reason="torch.compile cannot trace the checked functions: set SOFTLESS_TYPECHECK=0")
         for item in items:

@@ -21,7 +21,7 @@ def outcomes(order: int, jobs: int) -> dict[str, str]:
     """What each test said when the suite ran in this order; what failed is told at once."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        command = [sys.executable, "-m", "pytest", "-q", "-n", str(jobs), f"--junitxml={report}"]
+        command = [sys.executable, "-m", "pytest", "-q", "-n", str(jobs), "--dist", "worksteal", f"--junitxml={report}"]
         environment = os.environ | {"SOFTLESS_SHUFFLE": str(order), "OMP_NUM_THREADS": "1"}
         subprocess.run(
             [*command, "-m", "not slow and not gpu and not compile and not kernels"],
