@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
@@ -114,7 +115,7 @@ def test_the_model_that_is_kept_is_the_one_that_was_scored(whole):
 
 
 def test_finished_runs_are_skipped_and_missing_ones_made(whole, tmp_path):
-    out, found, _ = whole
+    out, found = copytree(whole[0], tmp_path / "grid"), whole[1]
     again, notes = ran(out)
     assert (notes.names, notes.begun, notes.images) == ([], (4, 4), 0)
     assert again.records == found.records
@@ -124,7 +125,7 @@ def test_finished_runs_are_skipped_and_missing_ones_made(whole, tmp_path):
 
 
 def test_a_damaged_record_is_made_again(whole, tmp_path):
-    out, found, _ = whole
+    out, found = copytree(whole[0], tmp_path / "grid"), whole[1]
     path = out / "runs/softmax-0.json"
     path.write_text("{")
     again, notes = ran(out)
