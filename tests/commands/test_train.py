@@ -292,7 +292,10 @@ def test_help_fits_a_terminal(softless, name):
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, id="Ctrl-C"), pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow)],
+)
 def test_a_signal_to_stop_exits_130_saves_and_says_how_to_resume(flowers, tmp_path, number):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import softless.__main__"
