@@ -36,10 +36,6 @@ def test_killed_at_five_calls_of_the_file_system(tmp_path):
     assert_nothing_lost(expected, lines)
 
 
-def test_killed_at_two_random_moments(tmp_path):
-    assert_nothing_lost(*crash(tmp_path, "kills", "2", "14"))
-
-
 @pytest.mark.slow
 def test_killed_at_every_call_of_the_file_system(tmp_path):
     """Four saves, an evaluation's best weights twice, the log and the result; writes are torn."""
