@@ -102,7 +102,8 @@ class Mixing(nn.Module):
             raise UnsupportedError(f"window {self.window} needs a key head for each query head, and no causal order")
         cut = self.windows(grid, qkv.shape[1])
         real = cut.mask(qkv) if key_mask is None else cut.cut(key_mask[..., None])[..., 0]
-        source = None if source is None or self.residual is None else cut.cut(source)
+        wanted = self.residual is not None or len(self.inputs.predicted) > 0
+        source = cut.cut(source) if wanted and source is not None else None
         bias = rolled_bias(bias, cut.pairs(qkv.device), qkv)
         return Asked(cut.cut(qkv), cut.size, source, real, bias, False), cut
 

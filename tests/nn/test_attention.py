@@ -171,8 +171,10 @@ def test_what_a_mechanism_needs_for_each_token_is_predicted_from_it(kv_heads):
     expected = softless.attention(q, k, v, "efla", is_causal=True, key_mask=mask, inputs={"beta": beta})
     expected = layer.proj(expected.transpose(1, 2).flatten(2))
     torch.testing.assert_close(layer(x, key_mask=mask, is_causal=True), expected, rtol=1e-12, atol=1e-12)
-    with pytest.raises(UnsupportedError, match="'efla' goes through tokens in their order"):
-        layer(x)
+    windowed = softless.nn.Attention(12, 3, "efla", window=2).double()
+    for each, grid in ((layer, None), (windowed, (3, 3))):
+        with pytest.raises(UnsupportedError, match="'efla' goes through tokens in their order"):
+            each(x, grid)
 
 
 @pytest.mark.parametrize(
