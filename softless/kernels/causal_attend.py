@@ -24,7 +24,9 @@ from softless.kernels.launch import as_triton, block, launch
 from softless.kernels.mask import mask_of
 from softless.kernels.rows import rows
 
-LINE = 64  # of the D E + D + E numbers of a segment's sums that a program adds up
+LINE = 128  # of the D E + D + E numbers of a segment's sums that a program adds up
+CHANNELS = 8  # of the keys, whose part of a State a program merges
+AHEAD = 3  # segments: the next ones are on their way while one is added
 
 
 class Past(NamedTuple):
@@ -98,9 +100,9 @@ def starts(k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, phi
             num_warps=cut.warps, num_stages=cut.stages, **size,
         )  # fmt: skip
     launch(
-        prefix_kernel, k.shape[0] * k.shape[1] * k.shape[3], k, memory_of(states), memory_of(past),
-        before.n, before.v_mean, segments, D=k.shape[3], E=v.shape[3], BE=block(v.shape[3]),
-        SEGMENTS=block(segments, 64), num_warps=4,
+        prefix_kernel, k.shape[0] * k.shape[1] * -(-k.shape[3] // CHANNELS), k, memory_of(states), memory_of(past),
+        memory_of(before), segments, D=k.shape[3], E=v.shape[3], BE=block(v.shape[3]), ROWS=CHANNELS, STAGES=AHEAD,
+        num_warps=2,
     )  # fmt: skip
     return before
 
@@ -239,6 +241,6 @@ def _later(
     end = None if last is None else torch.cat([x.flatten(2) for x in last], 2)
     launch(
         later_kernel, batch * groups * -(-size // LINE), q, sums, end, later, segments, skipped, size,
-        PIECES=causal_tiles.PIECES, SHARED=shared, ROWS=block(segments + 1, 64), BLOCK=LINE, num_warps=4,
+        PIECES=causal_tiles.PIECES, SHARED=shared, BLOCK=LINE, STAGES=AHEAD, num_warps=1,
     )  # fmt: skip
     return later

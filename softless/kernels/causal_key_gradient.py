@@ -175,24 +175,22 @@ def sums_kernel(q, k, do, mask, scalars, sums, heads, tokens, segments, skipped,
 
 @triton.jit(do_not_specialize=SIZES)
 def later_kernel(sums, last, later, segments, skipped, size, PIECES: tl.constexpr, SHARED: tl.constexpr,
-                 ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                 BLOCK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """Row s of `later` [P, segments + 1, size]: the sums of `last` [P, size] and of every segment from s on.
 
-    sums  [P, SHARED, (segments - skipped) PIECES, size]; rows up to `skipped` are what follows the skipped segments.
+    sums  [P, SHARED, (segments - skipped) PIECES, size]; rows before `skipped` stay as they are.
     """
     BLOCKS = (size + BLOCK - 1) // BLOCK
     program = tl.program_id(0).to(tl.int64)
     p, columns = program // BLOCKS, program % BLOCKS * BLOCK + tl.arange(0, BLOCK)
-    rows = tl.arange(0, ROWS)
-    inside = (columns < size)[None, :]
-    there = ((rows >= skipped) & (rows < segments))[:, None] & inside
-    found = tl.zeros((ROWS, BLOCK), tl.float32)
-    for r in range(SHARED):
-        for piece in range(PIECES):
-            row = (p * SHARED + r) * (segments - skipped) * PIECES + (rows[:, None] - skipped) * PIECES + piece
-            found += tl.load(sums + row * size + columns[None, :], mask=there, other=0.0)
-    found = tl.cumsum(found, 0, reverse=True)
+    inside, there = columns < size, segments - skipped
+    found = tl.zeros((BLOCK,), tl.float32)
     if last is not None:
-        found += tl.load(last + p * size + columns, mask=columns < size, other=0.0)[None, :]
-    spots = later + (p * (segments + 1) + rows[:, None]) * size + columns[None, :]
-    tl.store(spots, found, mask=(rows <= segments)[:, None] & inside)
+        found += tl.load(last + p * size + columns, mask=inside, other=0.0)
+    tl.store(later + (p * (segments + 1) + segments) * size + columns, found, mask=inside)
+    for back in tl.range(1, there + 1, num_stages=STAGES):
+        for r in range(SHARED):
+            for piece in range(PIECES):
+                row = ((p * SHARED + r) * there + there - back) * PIECES + piece
+                found += tl.load(sums + row * size + columns, mask=inside, other=0.0)
+        tl.store(later + (p * (segments + 1) + segments - back) * size + columns, found, mask=inside)

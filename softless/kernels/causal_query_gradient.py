@@ -14,7 +14,8 @@ all tokens before the chunk, and over those in it
 
 so the rounded output is not read back: it is made again, in float32, as far as do sees it. A weight of a division may
 be far smaller than its key's distance from what is typical: it is made of keys as they are, and only df of what keys
-differ by. Written for each query:
+differ by. A weight of a subtraction is 1 less a sum that may be a thousand: its queries enter as g f, rounded as the
+keys' gradient rounds them. Written for each query:
 
     gain g      delta      even b             scalars [B, H, 3, N] float32
 """
@@ -47,24 +48,27 @@ def answer_gradient(phi, keys, plain, values, given, sight, known, past, turned,
     """
     CHUNK: tl.constexpr = phi.shape[0]
     square, zero = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((CHUNK,), tl.float32)
-    queries, z, inner, drawn = factor(phi, DTYPE), summed(k_sums), zero, zero
+    z, share = summed(k_sums), 1.0 / tl.maximum(known, 1.0)
     through = tl.where(sight, product(given, tl.trans(values), square, DTYPE), 0.0)
     before = dot_rows(given, summed(v_sums))  # do.y
     total = before + tl.sum(through, 1)
-    if READER != "none":
-        scores = product(queries, tl.trans(keys if READER == "subtract" else plain), square, DTYPE)
-        scores = tl.where(sight, scores, 0.0)
-        inner = tl.sum(scores, 1) + dot_rows(phi, z + past * k_ref if READER == "divide" else z)
+    if READER == "divide":
+        scores = tl.where(sight, product(factor(phi, DTYPE), tl.trans(plain), square, DTYPE), 0.0)
+        inner = tl.sum(scores, 1) + dot_rows(phi, z + past * k_ref)
+        gain, even = weigh(inner, zero, known, scale, READER, CONSTANT)
         drawn = tl.sum(scores * through, 1)
-    gain, even = weigh(inner, zero, known, scale, READER, CONSTANT)
+    elif READER == "subtract":
+        gain = share * scale
+        queries = factor(gain[:, None] * phi, DTYPE)
+        scores = tl.where(sight, product(queries, tl.trans(keys), square, DTYPE), 0.0)
+        even, delta = share * (1.0 - tl.sum(scores, 1) - dot_rows(queries, z)), share * total
+    else:
+        gain, even = weigh(zero, zero, known, scale, READER, CONSTANT)
+        delta = -dot_rows(given, v_ref)
     gradient = product(given, factor(turned, DTYPE), tl.zeros((CHUNK, phi.shape[1]), tl.float32), DTYPE)
     if READER == "divide":
         drawn += tl.sum(phi * (gradient + before[:, None] * k_ref[None, :]), 1)
         delta = even * total + gain * drawn
-    elif READER == "subtract":
-        delta = total / tl.maximum(known, 1.0)
-    else:
-        delta = -dot_rows(given, v_ref)
     pulls = factor(tl.where(sight, through - delta[:, None], 0.0), DTYPE)
     gradient = product(pulls, keys, gradient, DTYPE) - delta[:, None] * z[None, :]
     if READER != "subtract":

@@ -1,18 +1,16 @@
 """The State before each segment: where heads are few, segments are walked at the same time.
 
-    segment_kernel   the State of each segment but the last, from its own tokens, as `observe` makes it
-    prefix_kernel    the State before segment s, from that before the call (t = 0) and those of the segments t <= s:
+`segment_kernel` makes the State of each segment but the last from its own tokens, as `observe` does; `prefix_kernel`
+merges them one after another with the State before the call:
 
-        n = sum_t n_t       mean = m_0 + sum_t n_t (m_t - m_0) / n       m_0 the mean of the first State with a token
-        comoment = sum_t comoment_t + sum_t n_t k'_t v'_t^T - n k'_mean v'_mean^T               ' relative to m_0
-
-Running sums over t, all segments at once; nothing in them comes from a later segment.
+    n = n_1 + n_2      mean = mean_1 + (n_2/n) (mean_2 - mean_1)                                (Chan et al. 1979)
+    comoment = comoment_1 + comoment_2 + (n_1 n_2/n) (k_mean_2 - k_mean_1) (v_mean_2 - v_mean_1)^T
 """
 
 import triton
 import triton.language as tl
 
-from softless.kernels.causal_memory import SIZES, remember
+from softless.kernels.causal_memory import SIZES, remember, remembered
 from softless.kernels.observe import observe_tokens
 
 
@@ -32,40 +30,31 @@ def segment_kernel(k, v, mask, states, groups, tokens, segments, length, D: tl.c
     remember(states, p * segments + segment + 1, dims, columns, n.to(tl.int64), k_mean, v_mean, comoment, D, E)
 
 
-@triton.jit(do_not_specialize=SIZES)
-def prefix_kernel(states, first, n_out, v_out, segments, D: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
-                  SEGMENTS: tl.constexpr):  # fmt: skip
-    """One program a key head and channel a of the keys: row a of every comoment and k_mean, in place."""
-    program = tl.program_id(0).to(tl.int64)
-    p, a = program // D, program % D
-    at, columns = tl.arange(0, SEGMENTS), tl.arange(0, BE)
-    s = p * segments + at
-    some, later = at < segments, (at > 0) & (at < segments)
-    tile = some[:, None] & (columns < E)[None, :]
-    spots = states.comoment + (s[:, None] * D + a) * E + columns[None, :]
-    n = tl.load(states.n + s, mask=later, other=0)
-    k = tl.load(states.k_mean + s * D + a, mask=later, other=0.0)
-    v = tl.load(states.v_mean + s[:, None] * E + columns[None, :], mask=later[:, None] & tile, other=0.0)
-    comoment = tl.load(spots, mask=later[:, None] & tile, other=0.0)
-    if first is not None:
-        n = tl.where(at == 0, tl.load(first.n + p), n)
-        k = tl.where(at == 0, tl.load(first.k_mean + p * D + a), k)
-        mean = tl.load(first.v_mean + p * E + columns, mask=columns < E, other=0.0)
-        v = tl.where((at == 0)[:, None], mean[None, :], v)
-        line = tl.load(first.comoment + (p * D + a) * E + columns, mask=columns < E, other=0.0)
-        comoment = tl.where((at == 0)[:, None], line[None, :], comoment)
+@triton.jit
+def merged(n, k_mean, v_mean, comoment, n_new, k_new, v_new, new):
+    """The State of two, the second one `new`."""
+    n_all = n + n_new
+    share = n_new.to(tl.float32) / tl.maximum(n_all, 1).to(tl.float32)
+    k_new, v_new = k_new - k_mean, v_new - v_mean
+    comoment += new + (share * n.to(tl.float32) * k_new)[:, None] * v_new[None, :]
+    return n_all, k_mean + share * k_new, v_mean + share * v_new, comoment
 
-    pivot = at == tl.min(tl.where(n > 0, at, SEGMENTS), 0)
-    k_pivot, v_pivot = tl.sum(tl.where(pivot, k, 0.0), 0), tl.sum(tl.where(pivot[:, None], v, 0.0), 0)
-    tokens = n.to(tl.float32)
-    k, v = tl.where(n > 0, k - k_pivot, 0.0), tl.where((n > 0)[:, None], v - v_pivot[None, :], 0.0)
-    comoment = tl.cumsum(comoment + (tokens * k)[:, None] * v, 0)
-    n = tl.cumsum(n, 0)
-    known = tl.maximum(n, 1).to(tl.float32)
-    k, v = tl.cumsum(tokens * k, 0), tl.cumsum(tokens[:, None] * v, 0)
-    tl.store(spots, comoment - k[:, None] * (v / known[:, None]), mask=tile)
-    tl.store(states.k_mean + s * D + a, tl.where(n > 0, k_pivot + k / known, 0.0), mask=some)
-    if a == 0:
-        v = tl.where((n > 0)[:, None], v_pivot[None, :] + v / known[:, None], 0.0)
-        tl.store(n_out + s, n, mask=some)
-        tl.store(v_out + s[:, None] * E + columns[None, :], v, mask=tile)
+
+@triton.jit(do_not_specialize=SIZES)
+def prefix_kernel(states, first, before, segments, D: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
+                  ROWS: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """One program a key head and ROWS channels of its keys; k_mean and comoment of `states` are those of `before`."""
+    program = tl.program_id(0).to(tl.int64)
+    BLOCKS: tl.constexpr = (D + ROWS - 1) // ROWS
+    p, dims, columns = program // BLOCKS, program % BLOCKS * ROWS + tl.arange(0, ROWS), tl.arange(0, BE)
+    if first is None:
+        n = tl.sum(tl.zeros((1,), tl.int64), 0)
+        k_mean, v_mean = tl.zeros((ROWS,), tl.float32), tl.zeros((BE,), tl.float32)
+        comoment = tl.zeros((ROWS, BE), tl.float32)
+    else:
+        n, k_mean, v_mean, comoment = remembered(first, p, dims, columns, D, E)
+    remember(before, p * segments, dims, columns, n, k_mean, v_mean, comoment, D, E)
+    for segment in tl.range(1, segments, num_stages=STAGES):
+        n_new, k_new, v_new, new = remembered(states, p * segments + segment, dims, columns, D, E)
+        n, k_mean, v_mean, comoment = merged(n, k_mean, v_mean, comoment, n_new, k_new, v_new, new)
+        remember(before, p * segments + segment, dims, columns, n, k_mean, v_mean, comoment, D, E)

@@ -120,7 +120,7 @@ def backward(
     (batch, groups, tokens, d), e, chunks = k.shape, v.shape[3], chunks_of(k)
     kind = k.dtype if k.dtype == torch.bfloat16 else torch.float32  # numbers as they are multiplied
     states, later = (k.new_empty(batch, groups, chunks, d, e, dtype=kind) for _ in range(2))
-    written, refused = (k.new_empty(batch, groups, tokens, e, dtype=kind) for _ in range(2))
+    written, refused = (k.new_empty(batch, groups, tokens, e, dtype=torch.float32) for _ in range(2))
     size = sizes(WALK, q, k, v) | {"STAGES": WALK[k.dtype].stages}
     programs, mask = batch * groups * -(-e // size["BE"]), mask_of(key_mask)
     launch(

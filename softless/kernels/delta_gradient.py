@@ -52,15 +52,16 @@ def write_gradient(v, written, refused, states, later, b, g, chunk, here, some, 
     for at in range(0, E, BE):
         columns = at + tl.arange(0, BE)
         valued = (columns < E)[None, :]
-        writes = factor(load(written, b, g, here, columns, some & valued), DTYPE)
+        writes = load(written, b, g, here, columns, some & valued)
         refusal = load(refused, b, g, here, columns, some & valued)
         memory = factor(recall(states, chunk, dims, columns, D, E), DTYPE)
         follows = factor(recall(later, chunk, dims, columns, D, E), DTYPE)
+        of_write += tl.sum(refusal * writes, 1)
+        writes = factor(writes, DTYPE)
         gradient = product(writes, tl.trans(follows), gradient, DTYPE)
         gradient = product(factor(-erase[:, None] * refusal, DTYPE), tl.trans(memory), gradient, DTYPE)
         mixed = product(factor(refusal, DTYPE), tl.trans(writes), mixed, DTYPE)
         held = product(keys, memory, tl.zeros((CHUNK, BE), tl.float32), DTYPE)
-        of_write += tl.sum(refusal * writes.to(tl.float32), 1)
         of_held += tl.sum(refusal * held, 1)
         of_gain += tl.sum(refusal * load(v, b, g, here, columns, seen & valued), 1)
     return gradient, tl.where(steps[:, None] > steps[None, :], mixed, 0.0), of_held, of_gain, of_write

@@ -9,7 +9,10 @@ from softless.data.device_loading import DeviceLoader
 from softless.data.reading import Batch
 from softless.data.sampler import ResumableSampler
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),  # said once in a process
+]
 
 KINDS = len(COLORS) + len(SHAPES)
 

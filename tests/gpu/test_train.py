@@ -10,7 +10,10 @@ from softless.train.devices import Devices
 from softless.train.loop import Job, fit
 from tests.train.jobs import digest, job
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning"),  # torch's compiler imports it
+]
 
 
 def training(folder: Path, *, graph: bool, resume: bool = False, **changes: bool) -> Job:

@@ -94,3 +94,13 @@ def test_a_carried_state_keeps_the_budget(dtype):
     exact = attention(*wide, CASES["linear"], is_causal=True, backend="reference")
     plain = FORMULAS["linear"](*given, visible(given[0], given[1], True), {})
     assert_within_budget(torch.cat([first, second], 2), exact, plain, **FORWARD, name="output")
+
+
+def test_the_one_weight_of_a_first_query_is_one_whatever_it_is_made_of():
+    """In the keys' gradient it is 1 less a sum, plus a score as large: both are made of queries rounded alike."""
+    q, k, v = draw("outlier", torch.bfloat16)
+    upstream = torch.randn_like(v) * (torch.arange(TOKENS) == 0)[:, None]
+    v.requires_grad_()
+    out, _ = causal(q + 3, k, v, None, None, "elu", "identity", "subtract", 0.3, False)
+    (gradient,) = torch.autograd.grad(out, v, upstream)
+    assert torch.allclose(gradient, upstream, rtol=torch.finfo(torch.bfloat16).eps, atol=0)

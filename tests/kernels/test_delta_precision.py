@@ -106,3 +106,18 @@ def test_a_carried_state_keeps_the_budget(kind):
     exact = attention(q, k, v, "delta", is_causal=True, inputs={"beta": beta}, backend="reference")
     plain = FORMULAS["delta"](*given[:3], visible(q, k, True), {"beta": given[3]})
     assert_within_budget(torch.cat([first, second], 2), exact, plain, **FORWARD, name="output")
+
+
+def test_the_gradient_of_a_strength_whose_terms_cancel_keeps_its_bits():
+    """It is a sum over the columns of what was written: one rounding before that costs hundreds of ulp here."""
+    q, k, v, beta = (x[:, :, :1] for x in draw(FAMILIES["plain"], torch.bfloat16))
+    upstream = torch.randn(v.shape)
+    upstream = (upstream - (upstream * v).sum() / (v * v).sum() * v).bfloat16()
+    strength, exact = beta.clone().requires_grad_(), beta.double().requires_grad_()
+    out, _ = delta(q, k, v, strength, None, None, "efla", 1.0)
+    wide = [x.double() for x in (q, k, v)]
+    truth = attention(*wide, "efla", is_causal=True, inputs={"beta": exact}, backend="reference")
+    (ours,), (exact,) = (
+        torch.autograd.grad(x, of, upstream.to(x.dtype)) for x, of in ((out, strength), (truth, exact))
+    )
+    assert worst(ours, exact) <= torch.finfo(torch.bfloat16).eps * exact.abs().max()
