@@ -42,7 +42,8 @@ FIRST_CALL = """
 import json, os, sys, time
 from pathlib import Path
 import torch, softless
-torch.zeros(1, device="cuda")
+x = torch.ones(2, device="cuda", requires_grad=True)
+torch.autograd.grad(2 * x, x, x)  # PyTorch's own first gradient imports for seconds
 
 def seconds(tokens):
     q, k, v, d = torch.randn(4, 2, 4, tokens, 64, device="cuda", dtype=torch.bfloat16).unbind()

@@ -13,13 +13,21 @@ import triton
 RIGHT = 12, 9
 
 
-def use_right_one() -> None:
-    """Before anything is compiled: Triton asks for the version once, for the names in its cache."""
+def version() -> tuple[int, ...] | None:
+    """That of the ptxas in use, or None where Triton has none."""
     try:
         from triton.backends.nvidia.compiler import get_ptxas
 
-        now = get_ptxas(90).version
-    except (ImportError, RuntimeError):  # a Triton without CUDA
-        return
-    if tuple(map(int, now.split("."))) < RIGHT and "TRITON_PTXAS_PATH" not in os.environ:
+        return tuple(map(int, get_ptxas(90).version.split(".")))
+    except (ImportError, RuntimeError, OSError):
+        return None
+
+
+def is_right() -> bool:
+    return (version() or RIGHT) >= RIGHT
+
+
+def use_right_one() -> None:
+    """Before anything is compiled: Triton asks for the version once, for the names in its cache."""
+    if "TRITON_PTXAS_PATH" not in os.environ and not is_right():
         triton.knobs.nvidia.ptxas = triton.knobs.nvidia.ptxas_blackwell.path

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from softless.algebra.recipe import RULES, Recipe
+from softless.kernels import assembler
 from softless.kernels.arithmetic import INTERPRETED
 
 WIDEST = 256
@@ -36,16 +37,21 @@ def refusal(
 
 def untested(device: torch.device, reader: str) -> str | None:
     """Why `auto` leaves a device alone, or None."""
-    if reader in RULES:
-        return (
-            f"on an H200 the kernels of the {reader} rule gave a wrong dk in bfloat16 for heads of 33, a width that is "
-            "no multiple of 16; backend='triton' runs them"
-        )
     if device.type != "cuda":
         return None
     if not torch.cuda.is_available():
         return "there is no CUDA device here to ask about"
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) in TESTED:
-        return None
+        return _misassembled(reader)
     return f"the kernels have no recorded evidence on compute capability {major}.{minor}; backend='triton' runs them"
+
+
+def _misassembled(reader: str) -> str | None:
+    if reader not in RULES or assembler.is_right():
+        return None
+    found, needed = (".".join(map(str, each)) for each in (assembler.version() or (), assembler.RIGHT))
+    return (
+        f"ptxas {found}, which TRITON_PTXAS_PATH names, assembles the {reader} rule's kernels wrong for some heads: "
+        f"{needed} or later is needed; backend='triton' runs them"
+    )

@@ -13,6 +13,7 @@ from tests.train.jobs import digest, job
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning"),  # torch's compiler imports it
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # and looks at it
 ]
 
 

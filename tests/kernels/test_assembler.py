@@ -45,9 +45,10 @@ def test_the_users_own_choice_stands(old, monkeypatch):
     assert old.ptxas is Tools.ptxas
 
 
-def test_a_triton_without_cuda_is_left_alone(monkeypatch):
+@pytest.mark.parametrize("error", [RuntimeError("Cannot find ptxas"), PermissionError(13, "Permission denied", "")])
+def test_a_triton_without_one_is_left_alone(monkeypatch, error):
     def missing(_):
-        raise RuntimeError("Cannot find ptxas")
+        raise error
 
     monkeypatch.setattr("triton.backends.nvidia.compiler.get_ptxas", missing)
     assembler.use_right_one()

@@ -11,7 +11,7 @@ import torch
 from softless import attention, attention_with_state, mechanism
 from softless.errors import ArgumentError, BackendError
 from softless.functional import attention_qkv, attention_with_residual
-from softless.kernels import choice
+from softless.kernels import assembler, choice
 from softless.mechanisms import Call
 
 pytestmark = pytest.mark.skipif(
@@ -149,7 +149,17 @@ def test_auto_never_refuses():
 def test_auto_leaves_devices_without_evidence_alone():
     assert choice.untested(torch.device("cpu"), "divide") is None
     assert torch.cuda.is_available() or "no CUDA device here" in choice.untested(CUDA, "divide")
-    assert "delta rule gave a wrong dk in bfloat16" in choice.untested(CUDA, "delta")
+
+
+def test_auto_leaves_the_delta_rule_to_torch_where_an_assembler_is_known_to_be_wrong(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert choice.untested(CUDA, "delta") is None
+    monkeypatch.setattr(assembler, "version", lambda: (12, 8))
+    assert "ptxas 12.8, which TRITON_PTXAS_PATH names, assembles the efla rule's kernels wrong" in choice.untested(
+        CUDA, "efla"
+    )
+    assert choice.untested(CUDA, "divide") is None
 
 
 def test_an_unknown_backend_is_refused_with_the_list():
