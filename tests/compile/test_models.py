@@ -109,7 +109,9 @@ def check_export(model: nn.Module) -> None:
         assert_close(program.module()(images), model(images), 8 * EPS)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=[pytest.mark.slow] * (each in ("pvt", "swin"))) for each in FAMILIES]
+)
 def test_onnxruntime_says_the_same(family):
     check_onnx(short(family, blocks=1))
 
