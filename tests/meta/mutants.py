@@ -141,9 +141,10 @@ def survives(mutant: Mutant) -> bool:
             "-m",
             "not slow and not compile",
         ]
+        own_first = sorted(SUITES, key=lambda suite: Path(suite).name != Path(mutant.path).parent.name)
         try:
             done = subprocess.run(
-                [*command, *SUITES], cwd=folder, env=environment, capture_output=True, timeout=HANG, check=False
+                [*command, *own_first], cwd=folder, env=environment, capture_output=True, timeout=HANG, check=False
             )
         except subprocess.TimeoutExpired:
             return False
