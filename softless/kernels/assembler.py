@@ -23,11 +23,11 @@ def version() -> tuple[int, ...] | None:
         return None
 
 
-def is_right() -> bool:
-    return (version() or RIGHT) >= RIGHT
-
-
 def use_right_one() -> None:
     """Before anything is compiled: Triton asks for the version once, for the names in its cache."""
-    if "TRITON_PTXAS_PATH" not in os.environ and not is_right():
+    if "TRITON_PTXAS_PATH" not in os.environ and (version() or RIGHT) < RIGHT:
         triton.knobs.nvidia.ptxas = triton.knobs.nvidia.ptxas_blackwell.path
+
+
+use_right_one()
+FOUND = version()

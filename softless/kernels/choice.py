@@ -48,9 +48,9 @@ def untested(device: torch.device, reader: str) -> str | None:
 
 
 def _misassembled(reader: str) -> str | None:
-    if reader not in RULES or assembler.is_right():
+    if reader not in RULES or assembler.FOUND is None or assembler.FOUND >= assembler.RIGHT:
         return None
-    found, needed = (".".join(map(str, each)) for each in (assembler.version() or (), assembler.RIGHT))
+    found, needed = (".".join(map(str, each)) for each in (assembler.FOUND, assembler.RIGHT))
     return (
         f"ptxas {found}, which TRITON_PTXAS_PATH names, assembles the {reader} rule's kernels wrong for some heads: "
         f"{needed} or later is needed; backend='triton' runs them"

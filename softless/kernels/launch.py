@@ -12,11 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softless.kernels import assembler
+from softless.kernels import assembler  # noqa: F401  it chooses the ptxas
 
 SIZES = ("N", "M", "H", "G", "span", "splits")  # numbers that no kernel is compiled anew for
 
-assembler.use_right_one()
 rehearsing = ContextVar("rehearsing", default=False)
 
 

@@ -155,7 +155,7 @@ def test_auto_leaves_the_delta_rule_to_torch_where_an_assembler_is_known_to_be_w
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     assert choice.untested(CUDA, "delta") is None
-    monkeypatch.setattr(assembler, "version", lambda: (12, 8))
+    monkeypatch.setattr(assembler, "FOUND", (12, 8))
     assert "ptxas 12.8, which TRITON_PTXAS_PATH names, assembles the efla rule's kernels wrong" in choice.untested(
         CUDA, "efla"
     )
