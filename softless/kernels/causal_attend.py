@@ -1,6 +1,6 @@
 """Causal attention on the kernels: which are launched, and with what.
 
-    forward    (State of each segment -> State before each ->) walk       where heads are few; else the walk leaves them
+    forward    (State of each segment -> State before each ->) walk
     backward   queries' gradient -> (sums over each segment ->) keys' gradient
 
 Shapes: q [B, H, N, d]   k [B, G, N, d]   v [B, G, N, e]   key_mask [B, N]   Past [B, G, .] or [B, G, segments, .].
@@ -92,7 +92,7 @@ def starts(k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, phi
     for at in range(0, v.shape[3], width):
         some = slice(at, at + width)
         size = sizes(k, v[..., some], width)
-        cut = tiles.tile("observe", size["BD"], size["BE"], k.dtype)
+        cut = tiles.tile("segment", size["BD"], size["BE"], k.dtype)
         launch(
             segment_kernel, k.shape[0] * k.shape[1] * (segments - 1), k, rows(k), rows(v[..., some]),
             mask_of(key_mask), memory_of(states.columns(some)), k.shape[1], k.shape[2], segments, length, PHI=phi,
@@ -113,21 +113,16 @@ def forward(
     """Fill `out`; the State after the last token, and those before each segment, if there are several."""
     heads, after = q.shape[0] * q.shape[1], past_like(k, v)
     segments, length = causal_tiles.cut(q.shape[2], heads, q.shape[3])
-    walked = causal_tiles.walked(segments, heads)
-    before, passed = past, None
-    if walked < segments:
-        before = starts(k, v, key_mask, past, recipe.phi_k, heads)
-    elif segments > 1:
-        passed = past_like(k, v, segments)
+    starting = starts(k, v, key_mask, past, recipe.phi_k, heads) if segments > 1 else None
     size = walk(causal_tiles.FORWARD, q, v)
     plain = recipe.reader != "subtract" and q.dtype != torch.float32
     launch(
-        plain_kernel if plain else forward_kernel, heads * (segments // walked) * -(-v.shape[3] // size["BE"]), q,
-        rows(q), rows(k), rows(v), rows(out),
-        mask_of(key_mask), memory_of(before), memory_of(passed), memory_of(after), q.shape[1], q.shape[2], segments,
-        walked, length, recipe.scale, SHARED=q.shape[1] // k.shape[1], **recipe.names, **size,
+        plain_kernel if plain else forward_kernel, heads * segments * -(-v.shape[3] // size["BE"]), q, rows(q),
+        rows(k), rows(v), rows(out), mask_of(key_mask), memory_of(past if starting is None else starting),
+        memory_of(after), q.shape[1], q.shape[2], segments, length, recipe.scale, SHARED=q.shape[1] // k.shape[1],
+        **recipe.names, **size,
     )  # fmt: skip
-    return after, before if walked < segments else passed
+    return after, starting
 
 
 def decode(

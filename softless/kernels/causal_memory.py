@@ -28,16 +28,8 @@ from softless.kernels.features import feature
 from softless.kernels.mask import first_visible, visible
 from softless.kernels.rows import keep, load
 
-SIZES = (
-    "heads",
-    "groups",
-    "tokens",
-    "segments",
-    "walked",
-    "skipped",
-    "length",
-    "size",
-)  # numbers that no kernel is compiled anew for
+# numbers that no kernel is compiled anew for
+SIZES = ("heads", "groups", "tokens", "segments", "skipped", "length", "size")
 LEAST = tl.constexpr(2.0**-100)  # a mass no larger counts as 0: its inverse would leave no room for a gradient
 
 

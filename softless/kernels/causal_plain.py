@@ -52,43 +52,40 @@ def leave(memory, p, dims, columns, n, turned, k_sums, v_sums, D: tl.constexpr, 
 
 
 @triton.jit(do_not_specialize=SIZES)
-def plain_kernel(q, k, v, out, mask, before, passed, after, heads, tokens, segments, walked, length, scale,
-                 D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr,
-                 SHARED: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
-                 CONSTANT: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """One program a walk and block of value columns; `causal_forward` has the arguments."""
+def plain_kernel(q, k, v, out, mask, before, after, heads, tokens, segments, length, scale, D: tl.constexpr,
+                 E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr,
+                 PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr,
+                 STAGES: tl.constexpr):  # fmt: skip
+    """One program a segment and block of value columns; `causal_forward` has the arguments."""
     DTYPE: tl.constexpr = q.at.dtype.element_ty
     BLOCKS: tl.constexpr = (E + BE - 1) // BE
     program = tl.program_id(0).to(tl.int64)
     columns = (program % BLOCKS).to(tl.int32) * BE + tl.arange(0, BE)
-    b, h, g, p, walk = place(program // BLOCKS, heads, segments // walked, SHARED)
+    b, h, g, p, segment = place(program // BLOCKS, heads, segments, SHARED)
     dims, steps = tl.arange(0, BD), tl.arange(0, CHUNK)
     inside, valued = (dims < D)[None, :], (columns < E)[None, :]
 
-    n, turned, k_sums, v_sums = sums_before(before, p * (segments // walked) + walk, dims, columns, 0.0, 0.0, D, E)
-    for segment in range(walk * walked, (walk + 1) * walked):
-        if passed is not None:
-            leave(passed, p * segments + segment, dims, columns, n, turned, k_sums, v_sums, D, E)
-        start = (segment * length).to(tl.int32)
-        stop = tl.minimum(start + length, tokens)
-        for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
-            here = at + steps
-            seen = visible(mask, b, here, stop)
-            keys = feature(load(k, b, g, here, dims, seen[:, None] & inside), 0.0, D, PHI_K)
-            keys = factor(held(tl.where(seen[:, None], keys, 0.0), DTYPE), DTYPE)
-            values = factor(load(v, b, g, here, columns, seen[:, None] & valued), DTYPE)
-            queries = load(q, b, h, here, dims, (here < stop)[:, None] & inside)
-            queries = factor(feature(queries, 0.0, D, PHI_Q), DTYPE)
+    n, turned, k_sums, v_sums = sums_before(before, p * segments + segment, dims, columns, 0.0, 0.0, D, E)
+    start = (segment * length).to(tl.int32)
+    stop = tl.minimum(start + length, tokens)
+    for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
+        here = at + steps
+        seen = visible(mask, b, here, stop)
+        keys = feature(load(k, b, g, here, dims, seen[:, None] & inside), 0.0, D, PHI_K)
+        keys = factor(held(tl.where(seen[:, None], keys, 0.0), DTYPE), DTYPE)
+        values = factor(load(v, b, g, here, columns, seen[:, None] & valued), DTYPE)
+        queries = load(q, b, h, here, dims, (here < stop)[:, None] & inside)
+        queries = factor(feature(queries, 0.0, D, PHI_Q), DTYPE)
 
-            known, new = counts(mask, n, seen, steps, stop - at)
-            answer = read_chunk(queries, keys, values, sees(mask, steps, seen), known, turned, k_sums, v_sums, scale,
-                                READER, CONSTANT, DTYPE)  # fmt: skip
-            if mask is not None:
-                answer = tl.where(known[:, None] > 0, answer, 0.0)
-            store(out, b, h, here, columns, (here < stop)[:, None] & valued, answer)
-            turned = product(tl.trans(values), keys, turned, DTYPE)
-            k_sums, v_sums = column_sums(keys, k_sums, DTYPE), column_sums(values, v_sums, DTYPE)
-            n += new
+        known, new = counts(mask, n, seen, steps, stop - at)
+        answer = read_chunk(queries, keys, values, sees(mask, steps, seen), known, turned, k_sums, v_sums, scale,
+                            READER, CONSTANT, DTYPE)  # fmt: skip
+        if mask is not None:
+            answer = tl.where(known[:, None] > 0, answer, 0.0)
+        store(out, b, h, here, columns, (here < stop)[:, None] & valued, answer)
+        turned = product(tl.trans(values), keys, turned, DTYPE)
+        k_sums, v_sums = column_sums(keys, k_sums, DTYPE), column_sums(values, v_sums, DTYPE)
+        n += new
 
-    if ((walk + 1) * walked == segments) & (h % SHARED == 0):
+    if (segment + 1 == segments) & (h % SHARED == 0):
         leave(after, p, dims, columns, n, turned, k_sums, v_sums, D, E)

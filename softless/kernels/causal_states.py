@@ -1,4 +1,4 @@
-"""The State before each segment: where heads are few, segments are walked at the same time.
+"""The State before each segment: segments are walked at the same time.
 
 `segment_kernel` makes the State of each segment but the last from its own tokens, as `observe` does; `prefix_kernel`
 merges them one after another with the State before the call:

@@ -1,18 +1,15 @@
 """How causal work is cut: fixed tables with a reason for each entry, never timing.
 
-The tokens of a head are cut into segments, so that PROGRAMS of them run at once, each from the State before it. Where
-heads nearly fill the machine, a forward program walks all segments of a head and leaves these States for the gradients;
-where they are fewer, segments are walked at the same time, and the price is one more pass over keys and values. A
-segment is at least 20 D tokens long, so that the States, 4 D E bytes each, take no more than a tenth of the room of an
-output in half precision.
+The tokens of a head are cut into segments, so that PROGRAMS of them run at once, each from the State before it; the
+price is one more pass over keys and values. A segment is at least 20 D tokens long, so that the States, 4 D E bytes
+each, take no more than a tenth of the room of an output in half precision.
 """
 
 from typing import NamedTuple
 
 import torch
 
-ENOUGH = 128  # heads: one for nearly each of the 132 multiprocessors of an H100 or H200
-PROGRAMS = 264  # two for each of them
+PROGRAMS = 264  # two for each of the 132 multiprocessors of an H100 or H200
 ALIGNED = 128  # a segment is a multiple of every chunk
 PIECES = 2  # of a segment, summed at the same time: sums over queries have room for four programs a multiprocessor
 
@@ -65,8 +62,3 @@ def cut(tokens: int, heads: int, dim: int) -> tuple[int, int]:
     length = -(-max(tokens, 1) // min(wanted, most))
     length = -(-length // ALIGNED) * ALIGNED
     return -(-max(tokens, 1) // length), length
-
-
-def walked(segments: int, heads: int) -> int:
-    """How many segments one program walks: all where heads are enough."""
-    return segments if heads >= ENOUGH else 1

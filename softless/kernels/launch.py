@@ -16,18 +16,28 @@ from softless.kernels import assembler  # noqa: F401  it chooses the ptxas
 
 SIZES = ("N", "M", "H", "G", "span", "splits")  # numbers that no kernel is compiled anew for
 
-rehearsing = ContextVar("rehearsing", default=False)
+rehearsed: ContextVar[list[tuple[Tensor, Any]] | None] = ContextVar("rehearsed", default=None)
 
 
 @contextmanager
 def rehearsal() -> Iterator[None]:
-    """Inside, kernels are compiled, all at the same time, and not run: outputs stay as they were allocated."""
-    token = rehearsing.set(True)
+    """Inside, kernels are compiled and loaded, all at the same time, and not run: outputs stay as allocated."""
+    kernels: list[tuple[Tensor, Any]] = []
+    token = rehearsed.set(kernels)
     try:
-        with ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool):
-            yield
+        with ThreadPoolExecutor() as pool:
+            with triton.AsyncCompileMode(pool):
+                yield
+            list(pool.map(load, kernels))
     finally:
-        rehearsing.reset(token)
+        rehearsed.reset(token)
+
+
+def load(compiled: tuple[Tensor, Any]) -> None:
+    """A kernel's launcher is built and its code put on the device where its tensors live."""
+    like, kernel = compiled
+    with torch.cuda.device_of(like):
+        _ = (kernel.result() if hasattr(kernel, "result") else kernel).run
 
 
 def launch(kernel: Any, programs: int, like: Tensor, *arguments: Any, **constants: Any) -> None:
@@ -35,8 +45,8 @@ def launch(kernel: Any, programs: int, like: Tensor, *arguments: Any, **constant
     if programs == 0:
         return
     with torch.cuda.device_of(like):
-        if rehearsing.get():
-            kernel.warmup(*arguments, grid=(programs,), **constants)
+        if (kernels := rehearsed.get()) is not None:
+            kernels.append((like, kernel.warmup(*arguments, grid=(programs,), **constants)))
         else:
             kernel[(programs,)](*arguments, **constants)
 

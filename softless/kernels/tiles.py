@@ -37,6 +37,7 @@ class Tile(NamedTuple):
 # flight hide the memory; fewer leave it idle, more cost shared memory and with it programs at the same time.
 BF16 = {
     "observe": (Tile(64, 4, 3), Tile(32, 4, 4)),
+    "segment": (Tile(64, 4, 4), Tile(32, 4, 4)),  # of causal attention: often one program a multiprocessor
     "read": (Tile(64, 4, 3), Tile(64, 4, 3)),
     "local": (Tile(64, 4, 3), Tile(64, 8, 2)),  # nine more loads, those of the residual
     "query": (Tile(64, 4, 3), Tile(64, 8, 3)),
@@ -48,6 +49,7 @@ BF16 = {
 # As tf32, factors take twice the registers and the shared memory.
 FP16 = {
     "observe": (Tile(64, 4, 3), Tile(64, 8, 2)),
+    "segment": (Tile(64, 4, 3), Tile(64, 8, 2)),
     "read": (Tile(64, 4, 3), Tile(64, 8, 2)),
     "local": (Tile(64, 4, 3), Tile(64, 8, 2)),
     "query": (Tile(64, 8, 2), Tile(32, 8, 2)),

@@ -142,14 +142,17 @@ class Engine:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Block by block: those of a stage share what is compiled, unless the rates of their dropped paths differ."""
+    """Block by block, and what lies between stages: equal blocks share what is compiled, if they drop paths alike."""
     from softless.models.blocks import Stage
 
-    blocks = [block for stage in model.modules() if isinstance(stage, Stage) for block in stage] or [model]
+    stages = [part for part in model.modules() if isinstance(part, Stage)]
+    within = {part for stage in stages for part in stage.modules()}
+    between = [part for part in model.children() if any(part.children()) and within.isdisjoint(part.modules())]
+    parts = [block for stage in stages for block in stage] + between or [model]
     dynamo = torch._dynamo.config
-    dynamo.recompile_limit = max(dynamo.recompile_limit, 3 * len(blocks))  # to train, to test, for a test's last batch
-    for block in blocks:
-        block.compile(dynamic=False)
+    dynamo.recompile_limit = max(dynamo.recompile_limit, 3 * len(parts))  # to train, to test, for a test's last batch
+    for part in parts:
+        part.compile(dynamic=False)
 
 
 def _whole(norm: Tensor) -> Tensor:

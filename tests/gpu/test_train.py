@@ -14,6 +14,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning"),  # torch's compiler imports it
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # and looks at it
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),  # of which it would rather have more
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),  # first in a thread of torch's, which says so once
 ]
 
 
