@@ -71,7 +71,7 @@ def test_an_option_without_one_says_so():
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize(("name", "options"), [case for case in CASES if case[0] in ("linear", "inline")], ids=str)
+@pytest.mark.parametrize(("name", "options"), [case for case in CASES if case[0] in ("linear", "inline")])
 def test_a_padded_formula_equals_the_masked_reference(name, options, kv_heads):
     """Whatever the padding holds, and where each sample has another number of tokens."""
     made, tensors = softless.mechanism(name, **options), qkv(kv_heads=kv_heads)
