@@ -6,6 +6,7 @@ import random
 import socket
 import zlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib.util import find_spec
 from itertools import chain, groupby
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.annotations import checked_at_first
+from tests.annotations import checked_at_first, same_shapes
 
 # The hook rewrites what it checks as it is imported, so it must be installed before any test module loads.
 # The front door is left out: there a wrong type is the user's, and softless answers it in its own words.
@@ -113,8 +114,12 @@ def mark_options(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    if not getattr(item, "is_law", False) or settings.get_current_profile_name() != "test":
+    """At every change one test in three checks annotations, and laws do at first: thousands call the same functions."""
+    if settings.get_current_profile_name() != "test":
         return (yield)
+    if not getattr(item, "is_law", False):
+        with nullcontext() if zlib.crc32(item.nodeid.encode()) % 3 == 0 else same_shapes():
+            return (yield)
     law, chosen = item.obj.hypothesis, item.obj._hypothesis_internal_use_settings
     if item.tries_few:
         chosen = settings(chosen, max_examples=max(3, chosen.max_examples // 3))

@@ -84,18 +84,6 @@ class Devices:
     def autocast(self) -> Any:
         return self.accelerator.autocast()
 
-    def record(self, model: nn.Module, pixels: Tensor) -> None:
-        """From now on it replays its passes for batches of this shape: to start a graph takes the host microseconds.
-
-        Nothing is drawn that an update would have drawn. To evaluate, the model runs as it did.
-        """
-        from accelerate.utils import AutocastKwargs
-
-        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # a graph has a stream of its own
-        uncached = self.accelerator.autocast(autocast_handler=AutocastKwargs(cache_enabled=False))
-        with torch.random.fork_rng(devices=[self.device]), uncached:
-            torch.cuda.make_graphed_callables(model, (pixels.clone(),))
-
     @contextmanager
     def part(self, model: nn.Module, last: bool) -> Iterator[None]:
         """Around the forward and backward pass of a part of a batch: gradients are exchanged after the last."""

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softless.errors import ArgumentError
 from softless.train.devices import Devices
 from softless.train.objective import Objective
 from softless.train.recipe import Recipe
+from softless.train.replay import Batch, Replay
 
 MOST_OVERFLOWS = 20  # updates in a row that may overflow in fp16: the scale begins at 2^16, and 2^-4 is left of it
 
@@ -45,8 +45,6 @@ class Engine:
         from timm.scheduler import CosineLRScheduler
         from timm.utils import ModelEmaV3
 
-        if devices.graph and recipe.accumulate > 1:
-            raise ArgumentError(f"a CUDA graph cannot accumulate {recipe.accumulate} parts: leave out --graph")
         self.recipe, self.devices, self.objective, self.step = recipe, devices, objective, 0
         self.plain = model.to(devices.device)
         if recipe.channels_last:
@@ -54,13 +52,12 @@ class Engine:
         self.ema = ModelEmaV3(self.plain, recipe.ema, use_warmup=recipe.ema_warmup) if recipe.ema else None
         if recipe.compile:
             compile_blocks(self.plain) if devices.graph else self.plain.compile()
-        self.unrecorded = devices.graph
         self.model = devices.share(self.plain, *([self.ema.module] if self.ema else []))
         if objective.teacher is not None:
             objective.teacher.to(devices.device)
         self.optimizer = create_optimizer_v2(
             self.plain, opt="adamw", lr=recipe.lr, weight_decay=recipe.weight_decay,
-            betas=(recipe.beta1, recipe.beta2), fused=True,
+            betas=(recipe.beta1, recipe.beta2), fused=True, capturable=devices.graph,
         )  # fmt: skip
         self.schedule = CosineLRScheduler(
             self.optimizer, t_initial=recipe.epochs * per_epoch, lr_min=recipe.min_lr, t_in_epochs=False,
@@ -70,6 +67,8 @@ class Engine:
         self.norms: list[Tensor] = []
         self.overflows = torch.zeros((), dtype=torch.int64, device=devices.device)  # gradients in a row, not finite
         self.verdict = torch.zeros(5, dtype=torch.float64, device=devices.device)  # failed, and a Failure's numbers
+        self.number = torch.zeros((), dtype=torch.float64, device=devices.device)  # of the update
+        self.replay: Replay | None = None
 
     @property
     def best_model(self) -> nn.Module:
@@ -83,13 +82,14 @@ class Engine:
     def update(self, pixels: Tensor, labels: Tensor) -> None:
         """Pixels [B, 3, H, W] as the model sees them, labels [B]."""
         self.schedule.step_update(self.step)
-        loss = self._backward(pixels, labels)
-        if self.devices.scaler is not None:
-            self.devices.scaler.unscale_(self.optimizer)
-        norm = _whole(nn.utils.clip_grad_norm_(self.plain.parameters(), self.recipe.clip or torch.inf))
-        self._judge(loss, norm)
-        self._apply()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.number.fill_(self.step)
+        if self.recipe.channels_last:
+            pixels = pixels.contiguous(memory_format=torch.channels_last)
+        parts = zip(pixels.chunk(self.recipe.accumulate), labels.chunk(self.recipe.accumulate), strict=True)
+        batch = [self.objective.mix(*part) for part in parts]
+        if self.devices.graph and self.replay is None:
+            self.replay = self._recorded(batch)
+        loss, norm = self._learn(batch) if self.replay is None else self.replay(batch)
         if self.ema is not None:
             self.ema.update(self.plain, self.step + 1 if self.recipe.ema_warmup else None)
         self.losses.append(loss)
@@ -101,18 +101,40 @@ class Engine:
         failed, step, loss, norm, overflows = self.verdict.tolist()
         return Failure(int(step), loss, norm, int(overflows)) if failed else None
 
-    def _backward(self, pixels: Tensor, labels: Tensor) -> Tensor:
-        parts = self.recipe.accumulate
+    def _learn(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """An update by parts of pixels and targets: its loss, and the norm of its gradient."""
+        loss = self._backward(batch)
+        if self.devices.scaler is not None:
+            self.devices.scaler.unscale_(self.optimizer)
+        norm = _whole(nn.utils.clip_grad_norm_(self.plain.parameters(), self.recipe.clip or torch.inf))
+        self._judge(loss, norm)
+        self._apply()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss, norm
+
+    def _recorded(self, batch: Batch) -> Replay:
+        """Updates like that of this batch. Those that come before the recording find the verdict given: they leave
+        weights and moments as they are. What else they move is put back.
+        """
+        scaler, moved = self.devices.scaler, [self.verdict, self.overflows, *self.plain.buffers()]
+        before = [tensor.clone() for tensor in moved]
+        scale = None if scaler is None else scaler.state_dict()
+        replay = Replay(self._learn, self.optimizer)
+        self.verdict[0] = 1
+        with torch.random.fork_rng(devices=[self.devices.device]):
+            replay.record(batch)
+        for tensor, old in zip(moved, before, strict=True):
+            tensor.copy_(old)
+        if scaler is not None and scale is not None:
+            scaler.load_state_dict(scale)
+        return replay
+
+    def _backward(self, batch: Batch) -> Tensor:
         total = torch.zeros((), device=self.devices.device)
-        if self.recipe.channels_last:
-            pixels = pixels.contiguous(memory_format=torch.channels_last)
-        if self.unrecorded:
-            self.devices.record(self.model, pixels)
-            self.unrecorded = False
-        for index, (some, theirs) in enumerate(zip(pixels.chunk(parts), labels.chunk(parts), strict=True)):
-            with self.devices.part(self.model, last=index == parts - 1):
+        for index, (pixels, targets) in enumerate(batch):
+            with self.devices.part(self.model, last=index == len(batch) - 1):
                 with self.devices.autocast():
-                    loss = self.objective(self.model, some, theirs) / parts
+                    loss = self.objective(self.model, pixels, targets) / len(batch)
                 if self.devices.scaler is None:
                     loss.backward()
                 else:
@@ -123,12 +145,11 @@ class Engine:
 
     def _judge(self, loss: Tensor, norm: Tensor) -> None:
         """Keep the first update that is not finite. Both numbers are those of all ranks, and so is the verdict."""
-        self.overflows = torch.where(torch.isfinite(norm), 0, self.overflows + 1)
+        self.overflows.copy_(torch.where(torch.isfinite(norm), 0, self.overflows + 1))
         bad = ~torch.isfinite(loss) | (self.overflows > (0 if self.devices.scaler is None else MOST_OVERFLOWS))
-        loss, norm = loss.double(), norm.double()
-        step, overflows = torch.full_like(loss, self.step), self.overflows.double()
-        now = torch.stack([torch.ones_like(loss), step, loss, norm, overflows])
-        self.verdict = torch.where((self.verdict[0] == 0) & bad, now, self.verdict)
+        numbers = self.number, loss.double(), norm.double(), self.overflows.double()
+        now = torch.stack([torch.ones_like(self.number), *numbers])
+        self.verdict.copy_(torch.where((self.verdict[0] == 0) & bad, now, self.verdict))
 
     def _apply(self) -> None:
         if self.devices.scaler is not None:

@@ -14,7 +14,7 @@ from softless.train.recipe import Recipe
 
 
 class Objective:
-    """The loss of a model on a batch."""
+    """The loss of a model on a batch that was mixed."""
 
     def __init__(self, recipe: Recipe, classes: int, teacher: nn.Module | None = None):
         self.smoothing, self.temperature = recipe.label_smoothing, recipe.temperature
@@ -29,14 +29,16 @@ class Objective:
                 label_smoothing=recipe.label_smoothing, num_classes=classes,
             )  # fmt: skip
 
-    def __call__(self, model: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
-        targets, smoothing = labels, self.smoothing
-        if self.mixup is not None:
-            pixels, targets = self.mixup(pixels.clone(), labels)
-            smoothing = 0.0  # it is in the targets
+    def mix(self, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Mixed pixels and their targets [B, classes], smoothed; as they are without Mixup and CutMix."""
+        return (pixels, labels) if self.mixup is None else self.mixup(pixels.clone(), labels)
+
+    def __call__(self, model: nn.Module, pixels: Tensor, targets: Tensor) -> Tensor:
         logits = _whole(model(pixels))
-        targets = targets.to(logits.dtype) if targets.is_floating_point() else targets
-        loss = F.cross_entropy(logits, targets, label_smoothing=smoothing)
+        if targets.is_floating_point():
+            loss = F.cross_entropy(logits, targets.to(logits.dtype))
+        else:
+            loss = F.cross_entropy(logits, targets, label_smoothing=self.smoothing)
         if self.teacher is None:
             return loss
         return (1 - self.weight) * loss + self.weight * self._distance(logits, pixels)

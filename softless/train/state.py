@@ -64,7 +64,7 @@ def unpack(engine: Engine, saved: Checkpoint) -> None:
     device = engine.devices.device
     progress = {name: tensor.to(device) for name, tensor in saved.parts["progress"].items()}
     engine.losses, engine.norms = list(progress["losses"]), list(progress["norms"])
-    engine.overflows = progress.get("overflows", engine.overflows)  # runs from before it was counted have none
+    engine.overflows.copy_(progress.get("overflows", engine.overflows))  # runs from before it was counted have none
     engine.step = saved.step
     if engine.devices.scaler is not None and saved.state["engine"]["scaler"] is not None:
         engine.devices.scaler.load_state_dict(saved.state["engine"]["scaler"])

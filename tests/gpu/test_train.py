@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 
-def training(folder: Path, *, graph: bool, resume: bool = False, **changes: bool) -> Job:
+def training(folder: Path, *, graph: bool, resume: bool = False, **changes: bool | int) -> Job:
     folder.mkdir(exist_ok=True)
     torch.manual_seed(0)
     model = softless.create_model(
@@ -28,12 +28,12 @@ def training(folder: Path, *, graph: bool, resume: bool = False, **changes: bool
     return job(folder, model=model, devices=Devices("cuda", graph=graph), resume=resume, **changes)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_replayed_update_is_the_update(tmp_path, compiled):
+@pytest.mark.parametrize(("compiled", "accumulate"), [(False, 1), (True, 1), (False, 2)])
+def test_a_replayed_update_is_the_update(tmp_path, compiled, accumulate):
     """The same kernels on the same numbers: what is drawn for the dropped paths may differ, so none are."""
     losses = []
     for graph in (False, True):
-        made = training(tmp_path / str(graph), graph=graph, compile=compiled and graph)
+        made = training(tmp_path / str(graph), graph=graph, compile=compiled and graph, accumulate=accumulate)
         for module in made.model.modules():
             if hasattr(module, "drop_prob"):
                 module.drop_prob = 0.0

@@ -1,12 +1,15 @@
 """One update, against what it should be: schedule, decay, clipping, accumulation, averages, mixing, a teacher."""
 
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.random import fork_rng
 
 import softless
 from softless.errors import ArgumentError
@@ -14,6 +17,7 @@ from softless.train.devices import Devices
 from softless.train.engine import Engine
 from softless.train.objective import Objective
 from softless.train.recipe import Recipe
+from softless.train.replay import Replay
 from tests.train.jobs import RECIPE, network
 
 PLAIN = {"mixup": 0.0, "cutmix": 0.0, "ema": 0.0}
@@ -23,6 +27,11 @@ def engine(model, *, teacher=None, per_epoch=5, devices=None, **changes):
     recipe = Recipe(**{**{name: getattr(RECIPE, name) for name in ("batch", "image_size", "augment")}, **changes})
     devices = Devices("cpu", recipe.precision) if devices is None else devices
     return Engine(model, recipe, devices, Objective(recipe, 3, teacher), per_epoch)
+
+
+def mixed(recipe, model, images, labels):
+    objective = Objective(recipe, 3)
+    return objective(model, *objective.mix(images, labels))
 
 
 def batch(count=24):
@@ -56,13 +65,54 @@ def test_what_the_authors_do_not_decay_is_not_decayed():
     assert names["blocks.0.attn.residual.2.weight"] == 0.05
 
 
-def test_a_graph_is_of_one_cuda_device_and_whole_batches():
+def test_a_graph_is_of_one_cuda_device():
     with pytest.raises(ArgumentError, match="a CUDA graph is of one CUDA device, and this training has a CPU"):
         Devices("cpu", graph=True)
-    devices = Devices("cpu")
-    devices.graph = True
-    with pytest.raises(ArgumentError, match="a CUDA graph cannot accumulate 2 parts: leave out --graph"):
-        engine(network(), devices=devices, accumulate=2)
+
+
+class Rerun(Replay):
+    """CUDA's graphs in the words of a CPU: what was recorded is run again, and answers where it did."""
+
+    def replay(self):
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        self._set_rates(self.rates)
+        for answer, new in zip(self.answers, self.learn(self.inputs), strict=True):
+            answer.copy_(new)
+        self._set_rates(rates)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_replayed_update_is_the_update_and_recording_it_is_none(monkeypatch, accumulate):
+    """The kernels are CUDA's (tests/gpu/test_train.py); what lies where, and what is undone, is told here."""
+    stream = SimpleNamespace(wait_stream=lambda _other: None)
+    monkeypatch.setattr("softless.train.engine.Replay", Rerun)
+    monkeypatch.setattr(Rerun, "graph", property(lambda self: self, lambda _self, _graph: None), raising=False)
+    for name in ("CUDAGraph", "Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda: stream)
+    for name in ("stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, lambda _which: nullcontext())
+    monkeypatch.setattr(torch.random, "fork_rng", lambda **_devices: fork_rng(devices=[]))
+    made = []
+    for graph in (False, True):
+        torch.manual_seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        devices = Devices("cpu")
+        devices.graph = graph
+        learner = engine(network(0.0), devices=devices, accumulate=accumulate, mixup=0.8, clip=1.0, ema=0.9)
+        for seed in range(4):
+            torch.manual_seed(seed)
+            learner.update(*batch())
+        made.append(learner)
+    plain, replayed = made
+    for a, b in zip(plain.plain.parameters(), replayed.plain.parameters(), strict=True):
+        assert torch.equal(a, b)
+    for a, b in zip(plain.best_model.parameters(), replayed.best_model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(torch.stack(plain.losses), torch.stack(replayed.losses))
+    assert plain.failure() is replayed.failure() is None
+    assert plain.lr == replayed.lr
+    replayed.update(torch.full((24, 3, 4, 4), torch.nan), batch()[1])
+    assert replayed.failure().step == 4
 
 
 def test_a_batch_in_parts_gives_the_update_of_the_whole():
@@ -124,7 +174,7 @@ def test_a_mixed_batch_is_mixed_with_itself_reversed():
     images, labels = torch.arange(4.0)[:, None, None, None].expand(4, 3, 4, 4), torch.tensor([0, 1, 2, 0])
     before = images.clone()
     np.random.seed(0)  # noqa: NPY002
-    loss = Objective(Recipe(mixup=0.8, label_smoothing=0.1), 3)(Look(), images, labels)
+    loss = mixed(Recipe(mixup=0.8, label_smoothing=0.1), Look(), images, labels)
     share = ((seen[0][0] - 3) / (0 - 3)).mean().item()
     assert 0 < share < 1
     torch.testing.assert_close(seen[0], share * images + (1 - share) * images.flip(0))
