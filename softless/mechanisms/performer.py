@@ -63,7 +63,9 @@ class Performer(Kernelized):
 
     def features_q(self, q: Tensor, call: Call) -> Log:
         """W q~."""
-        logs = (q * q.shape[-1] ** -0.25) @ call.inputs["projection"].to(q.dtype).mT
+        projection = call.inputs["projection"].to(q.dtype).mT
+        projection = projection.expand(*q.shape[:2], -1, -1)  # a product for each row: no bit depends on its mates
+        logs = (q * q.shape[-1] ** -0.25) @ projection
         return Log(logs if self.kind == "positive" else torch.cat([logs, -logs], -1))
 
     def features_k(self, k: Tensor, call: Call) -> Log:

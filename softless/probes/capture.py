@@ -116,11 +116,18 @@ def capture(model: nn.Module, *, edit: Edit | None = None) -> Iterator[Captured]
         if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules()):
             stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code makes no calls to watch
         for name, module in model.named_modules():
+            if module is not model and is_leaf_of_torch(module):
+                continue
             stack.callback(module.register_forward_pre_hook(partial(captured.enter, name), with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(captured.leave, always_call=True).remove)
         stack.enter_context(mixing_kept(model, keep))
         stack.enter_context(Watch(keep, captured.watched, captured.where))
         yield captured
+
+
+def is_leaf_of_torch(module: nn.Module) -> bool:
+    """A layer of PyTorch's without parts has no attention inside, and one with hooks may be computed another way."""
+    return type(module).__module__.startswith("torch.nn.") and not any(module.children())
 
 
 def nothing_found(model: nn.Module, missed: dict[str, nn.Module]) -> str:
