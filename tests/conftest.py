@@ -35,6 +35,8 @@ settings.register_profile("slow", max_examples=200, print_blob=True, **COMMON)
 settings.register_profile("mutants", parent=settings.get_profile("test"), max_examples=5)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
+HAS_CUDA = torch.cuda.is_available()
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
@@ -134,7 +136,9 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 def seed(request: pytest.FixtureRequest) -> int:
     """A different seed for every test, the same in every run."""
     value = zlib.crc32(request.node.nodeid.encode())
-    torch.manual_seed(value)
+    torch.default_generator.manual_seed(value)  # torch.manual_seed notes where it was called from, for devices to come
+    if HAS_CUDA:
+        torch.cuda.manual_seed_all(value)
     return value
 
 

@@ -38,20 +38,29 @@ MECHANISMS = [
 ]
 # A loop over chunks is unrolled: another number of them is another graph.
 UNROLLED = ("delta", "efla", "decay", "decay-retention")
-# And options that make another graph.
-OTHERS = ["linear-exp", "inline-exp", "linear-affine_relu", "threshold-minimax-mean"]
-OTHERS += ["cosformer-fixed", "performer", "delta", "efla", "decay", "transnormer", "diagonal", "mlla", "a2"]
-SCORED = ["topk", "sparse", "longformer", "linformer", "nystrom", "agent", "soft", "nonlocal-dot", "emanet", "reformer"]
-SCORED += ["asymmetric_nonlocal"]
-OTHERS += SCORED  # only as causal as they can be
+# And options that make another graph, as causal as they can be.
+OTHERS = ["linear-affine_relu", "threshold-minimax-mean", "cosformer-fixed", "performer", "delta", "efla", "decay"]
+OTHERS += [
+    "transnormer",
+    "diagonal",
+    "mlla",
+    "a2",
+    "topk",
+    "sparse",
+    "longformer",
+    "linformer",
+    "nystrom",
+    "agent",
+    "soft",
+]
+OTHERS += ["nonlocal-dot", "emanet", "reformer", "asymmetric_nonlocal"]
 
-
-# In the chunks of linear and inline, whose length is a symbol there: causal, these compile for one length.
-CHUNKED = ["efficient", "taylor", "hydra", "angular", "focused"]
-ANY_LENGTH = [(case, form) for case in MECHANISMS for form in FORMS[case] if not (form and case in CHUNKED)]
-ONE_LENGTH = [(case, form) for case in OTHERS for form in FORMS[case] if case not in SCORED or form == FORMS[case][-1]]
-ONE_LENGTH += [(case, True) for case in CHUNKED]
-ONE_LENGTH.remove(("inline-exp", True))  # the running maximum of linear-exp and performer
+# In the chunks of linear and inline, whose length is a symbol there, lie those of the other kernels.
+BOTH_WAYS = ["softmax", "linear", "inline"]
+KERNELS = ["efficient", "taylor", "hydra", "angular", "focused"]
+ANY_LENGTH = [(case, form) for case in BOTH_WAYS for form in FORMS[case]]
+ANY_LENGTH += [(case, case not in KERNELS) for case in MECHANISMS if case not in BOTH_WAYS]
+ONE_LENGTH = [(case, FORMS[case][-1]) for case in OTHERS] + [("linear-exp", False)]
 
 
 def cases(chosen: list[tuple[str, bool]], among: Collection[str] = CASES.keys()) -> pytest.MarkDecorator:
@@ -192,7 +201,7 @@ def test_padding_compiles(case, is_causal):
 
 
 @pytest.mark.parametrize("case", ["inline", "softmax", "focused-learned"])
-@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("local", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_module_compiles(case, local):
     layer = Attention(12, 3, CASES[case], local=local)
     x = torch.randn(2, 9, 12)

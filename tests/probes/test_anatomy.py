@@ -47,7 +47,9 @@ def test_softmax_deit_is_the_hand_formula():
     assert found.total.macs == deit_macs(dim=dim, grid=(14, 14), mixing=2 * tokens * tokens * dim, residual=0)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name.startswith("inline") else [pytest.mark.slow]) for name in TINY]
+)
 def test_parts_add_up_to_the_whole_and_attention_is_part_of_its_stage(name):
     found, model = counted(name, (64, 96)), softless.create_model(name, device="meta")
     assert found.total.parameters == sum(parameter.numel() for parameter in model.parameters())

@@ -69,7 +69,7 @@ def untouched(open_page):
     return open_page(1280, "light")
 
 
-@pytest.fixture(params=["wide", "narrow"])
+@pytest.fixture(params=["wide", pytest.param("narrow", marks=pytest.mark.slow)])
 def page(request):
     return request.getfixturevalue(request.param)
 
