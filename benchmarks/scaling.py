@@ -64,6 +64,9 @@ def job(name: str, tokens: int) -> Callable[[], object]:
     mechanism = made(name, tokens)
     q, k, v = torch.randn(3, 1, HEADS, tokens, DIM, generator=generator).unbind()
     inputs = {key: torch.rand(shape, generator=generator) for key, shape in mechanism.needed(q, k).items()}
+    for key in mechanism.input_shapes(HEADS, DIM):
+        mechanism.initialize(key, inputs[key])  # larger ones would give weights too small for a processor to be quick
+    inputs |= mechanism.draw(HEADS, DIM, generator)
     return partial(
         softless.attention,
         *(q, k, v, mechanism),
