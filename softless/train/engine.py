@@ -60,7 +60,7 @@ class Engine:
             betas=(recipe.beta1, recipe.beta2), fused=True, capturable=devices.graph,
         )  # fmt: skip
         self.schedule = CosineLRScheduler(
-            self.optimizer, t_initial=recipe.epochs * per_epoch, lr_min=recipe.min_lr, t_in_epochs=False,
+            self.optimizer, t_initial=max(2, recipe.epochs * per_epoch), lr_min=recipe.min_lr, t_in_epochs=False,
             warmup_t=recipe.warmup_epochs * per_epoch, warmup_lr_init=recipe.warmup_lr,
         )  # fmt: skip
         self.losses: list[Tensor] = []
