@@ -73,15 +73,14 @@ clean: ## remove what was built, keep .venv
 	done; \
 	echo "softless needs Python 3.11 or newer: install one, as python3.11, python3.12, python3.13 or python3." >&2; exit 1
 
-# Without a shell that has pipefail, the stamp itself tells whether pip succeeded. Of all it installs few modules are ever
-# imported: those are compiled when they are.
+# uv takes half as long as pip, and does not know pip's settings: where they are needed to reach packages, pip does it.
 define install
 	@echo "Installing $(1) into .venv; PyTorch makes the first time take minutes"
 	@rm -f $@
-	@{ $(PY) -m pip install --disable-pip-version-check --progress-bar off --no-compile -c constraints.txt -e '$(1)' && touch $@; } \
-		| sed -nE -e 's/^ *(Downloading|Using cached) ([^ ]*\/)?([A-Za-z0-9_.]+)-[0-9].*\((.*[MG]B)\)$$/  \3, \4/p' \
-			-e 's/^Installing .*/  unpacking/p'
-	@test -e $@ || { echo "pip failed; its error is above." >&2; exit 1; }
+	@$(PY) -m pip install --disable-pip-version-check --quiet -c constraints.txt uv
+	@$(PY) -m uv pip install --python $(PY) -c constraints.txt -e '$(1)' || { echo "uv failed, as it says above; pip tries."; \
+		$(PY) -m pip install --disable-pip-version-check --no-compile -c constraints.txt -e '$(1)'; }
+	@touch $@
 endef
 
 .venv/.run: pyproject.toml constraints.txt | .venv/bin/python
