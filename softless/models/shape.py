@@ -18,12 +18,18 @@ DOUBLING = ("swin", "cswin")  # patch merging makes two channels of four
 def reshaped(
     config: Config, patch_size: object = None, dims: object = None, depths: object = None, heads: object = None
 ) -> Config:
-    """The configuration with these sizes; None keeps its own, and a number stands for a family of one stage."""
+    """The configuration with these sizes; None keeps its own, and a number is that of a single stage.
+
+    Fewer stages than the name's are its first ones: small pictures would be a point before the last.
+    """
     stages = {
         "dims": config.dims if dims is None else _stages("dims", dims, config),
         "depths": config.depths if depths is None else _stages("depths", depths, config),
         "heads": config.heads if heads is None else _stages("heads", heads, config),
     }
+    if len({len(numbers) for numbers in stages.values()}) > 1:
+        given = ", ".join(f"{name} {list(numbers)}" for name, numbers in stages.items())
+        raise ArgumentError(f"{given} must have a number each for every stage")
     for dim, count in zip(stages["dims"], stages["heads"], strict=True):
         if dim % count:
             raise ArgumentError(f"dims {list(stages['dims'])} are not multiples of heads {list(stages['heads'])}")
@@ -31,7 +37,7 @@ def reshaped(
         raise ArgumentError(f"dims {list(stages['dims'])} must double from stage to stage in {config.family}")
     mixed = [
         new if some == old else min(some, new)
-        for some, old, new in zip(config.mixed, config.depths, stages["depths"], strict=True)
+        for some, old, new in zip(config.mixed, config.depths, stages["depths"], strict=False)
     ]
     return replace(config, patch=_patch(patch_size, config), mixed=tuple(mixed), **stages)  # type: ignore[arg-type]
 
@@ -46,8 +52,8 @@ def _patch(patch_size: object, config: Config) -> int:
 
 def _stages(name: str, given: object, config: Config) -> tuple[int, ...]:
     numbers = tuple(given) if isinstance(given, list | tuple) else (given,)
-    count = len(config.depths)
-    if len(numbers) != count or not all(type(number) is int and number > 0 for number in numbers):
-        needed = "a positive number" if count == 1 else f"{count} positive numbers, one a stage"
+    most = len(config.depths)
+    if not (0 < len(numbers) <= most and all(type(number) is int and number > 0 for number in numbers)):
+        needed = "a positive number" if most == 1 else f"1 to {most} positive numbers, one a stage"
         raise ArgumentError(f"{name} {given!r} must be {needed}, for {config.family}")
     return numbers

@@ -31,6 +31,25 @@ def test_a_small_model_has_the_sizes_it_was_given(name):
     assert found[0].shape[2:] == (16 // patch, 16 // patch)
 
 
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("name", ["inline_pvt_tiny", "inline_swin_tiny", "inline_cswin_tiny"])
+def test_the_first_stages_alone_are_the_first_stages(name, stages):
+    sizes = SIZES[name]
+    few = {key: given[:stages] for key, given in sizes.items() if key != "patch_size"} | {"patch_size": 2}
+    model = softless.create_model(name, img_size=16, num_classes=3, pattern="I" * stages, **few).double()
+    whole = softless.create_model(name, img_size=16, num_classes=3, pattern="IIII", **sizes).double()
+    stays = {name: weight for name, weight in whole.state_dict().items() if not name.startswith(("norm.", "head."))}
+    model.load_state_dict(stays, strict=False)
+    images = torch.randn(2, 3, 16, 16).double()
+    expected = whole.forward_intermediates(images, intermediates_only=True)[:stages]
+    found = model.forward_intermediates(images, intermediates_only=True)
+    assert len(found) == stages
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert model(images).shape == (2, 3)
+    assert model.feature_info[-1]["reduction"] == 2**stages
+
+
 def test_sizes_that_are_not_given_are_those_of_the_name():
     assert customize("inline_swin_base", patch_size=2).dims == customize("inline_swin_base").dims
     assert customize("inline_deit_tiny").patch == 16
@@ -47,8 +66,9 @@ def test_a_stage_that_was_all_the_mechanisms_still_is():
     ("name", "sizes", "says"),
     [
         ("inline_deit_tiny", {"dims": [64, 64]}, r"dims \[64, 64\] must be a positive number, for deit"),
-        ("inline_swin_tiny", {"depths": 4}, "depths 4 must be 4 positive numbers, one a stage, for swin"),
-        ("inline_pvt_tiny", {"heads": [1, 2, 2, 0]}, "must be 4 positive numbers"),
+        ("inline_swin_tiny", {"depths": 4}, r"depths \[4\], heads .* must have a number each for every stage"),
+        ("inline_swin_tiny", {"depths": []}, r"depths \[\] must be 1 to 4 positive numbers, one a stage, for swin"),
+        ("inline_pvt_tiny", {"heads": [1, 2, 2, 0]}, "must be 1 to 4 positive numbers"),
         ("inline_deit_tiny", {"dims": 64.0}, r"dims 64.0 must be a positive number"),
         ("inline_deit_tiny", {"dims": 50, "heads": 4}, r"dims \[50\] are not multiples of heads \[4\]"),
         ("inline_swin_tiny", {"dims": [96, 96, 192, 384]}, "must double from stage to stage in swin"),
