@@ -8,6 +8,7 @@ endif
 
 JOBS ?= 2
 WHOLE := .[models,train,report]
+PIP := $(PY) -m pip install --disable-pip-version-check -c constraints.txt
 PYTEST := $(PY) -m pytest --no-header
 # Bytecode is kept even where the environment forbids it: a run starts a hundred processes that import the same.
 PARALLEL := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PYTEST) -n $(JOBS) --dist worksteal
@@ -73,13 +74,12 @@ clean: ## remove what was built, keep .venv
 	done; \
 	echo "softless needs Python 3.11 or newer: install one, as python3.11, python3.12, python3.13 or python3." >&2; exit 1
 
-# uv takes half as long as pip, and does not know pip's settings: where they are needed to reach packages, pip does it.
+# uv takes half as long as pip, and does not know pip's settings: where packages are reached by them, pip installs.
 define install
 	@echo "Installing $(1) into .venv; PyTorch makes the first time take minutes"
 	@rm -f $@
-	@$(PY) -m pip install --disable-pip-version-check --quiet -c constraints.txt uv
-	@$(PY) -m uv pip install --python $(PY) -c constraints.txt -e '$(1)' || { echo "uv failed, as it says above; pip tries."; \
-		$(PY) -m pip install --disable-pip-version-check --no-compile -c constraints.txt -e '$(1)'; }
+	@{ $(PIP) --quiet uv && $(PY) -m uv pip install --python $(PY) -c constraints.txt -e '$(1)'; } || \
+		{ echo "uv failed, as it says above; pip tries."; $(PIP) --no-compile -e '$(1)'; }
 	@touch $@
 endef
 

@@ -99,7 +99,7 @@ TOLD_IN_PARTS = {"test_neighbors.py", "test_streaming.py"}
 
 
 def mark_options(items: list[pytest.Item]) -> None:
-    """A law is tried on 25 examples of a mechanism, which its first case gets; each further option or part on 8.
+    """A law is tried on 25 examples of a mechanism, which its first case gets; each further option or part on 5.
 
     In Triton's interpreter on 8, and each further option on 3.
     """
@@ -124,7 +124,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
             return (yield)
     law, chosen = item.obj.hypothesis, item.obj._hypothesis_internal_use_settings
     if item.tries_few:
-        chosen = settings(chosen, max_examples=max(3, chosen.max_examples // 3))
+        chosen = settings(chosen, max_examples=max(3, chosen.max_examples // 5))
     with (
         patch.object(item.obj, "_hypothesis_internal_use_settings", chosen),
         patch.object(law, "inner_test", checked_at_first(law.inner_test)),

@@ -62,7 +62,7 @@ def each_way(later: bool) -> Iterator[Any]:
 def test_flops_grow_linearly_with_a_state_and_quadratically_without(made, is_causal):
     if made.lacks(is_causal):
         return  # tests/laws/test_table.py has the refusal
-    some = 2**12 if made.form == BLOCKS else 2**14  # blocks are many, and counted one by one
+    some = 2**11 if made.form == BLOCKS else 2**14  # blocks are many, and counted one by one
     shapes = [replace(SHAPE, batch=1, queries=n, keys=n, head_dim=16) for n in (some, 2 * some)]
     once, twice = (flops(made, shape, is_causal=is_causal) for shape in shapes)
     if made.name == "sparse":  # a window of fixed width, and columns of N / stride keys

@@ -64,8 +64,9 @@ def narrow(open_page):
     return open_page(390, "dark")
 
 
-@pytest.fixture
-def untouched(open_page):
+@pytest.fixture(scope="module")
+def first_maps(open_page):
+    """The page whose viewer keeps to the first image and the last layer: tests may look from another patch."""
     return open_page(1280, "light")
 
 
@@ -125,15 +126,15 @@ def test_the_button_changes_the_theme_and_back(wide):
     assert trace(wide, "local-mass-0", twin="inline")["line"]["color"] == "#0072b2"
 
 
-def test_hovering_a_patch_shows_where_each_mechanism_looks_from_there(untouched):
-    before = pixels(untouched, "#viewer-maps canvas")
-    untouched.hover("#viewer-source", position={"x": 10, "y": 10})
-    assert untouched.get_attribute("#viewer-source", "data-patch") == "0"
-    assert untouched.text_content("#viewer-says").startswith(
+def test_hovering_a_patch_shows_where_each_mechanism_looks_from_there(first_maps):
+    before = pixels(first_maps, "#viewer-maps canvas")
+    first_maps.hover("#viewer-source", position={"x": 10, "y": 10})
+    assert first_maps.get_attribute("#viewer-source", "data-patch") == "0"
+    assert first_maps.text_content("#viewer-says").startswith(
         "From row 1, column 1, the 3 x 3 around it gets, of all positive weight: softmax "
     )
-    assert pixels(untouched, "#viewer-maps canvas") != before
-    assert untouched.locator("#viewer-maps canvas").count() == 6
+    assert pixels(first_maps, "#viewer-maps canvas") != before
+    assert first_maps.locator("#viewer-maps canvas").count() == 6
 
 
 def test_a_click_holds_the_patch_and_another_lets_go(wide):
@@ -159,11 +160,11 @@ def test_arrow_keys_move_the_patch_and_stop_at_the_edge(page):
     assert page.text_content("#viewer-says").startswith("From row 2, column 2")
 
 
-def test_the_share_that_is_said_is_the_share_in_the_report(untouched, whole):
+def test_the_share_that_is_said_is_the_share_in_the_report(first_maps, whole):
     import base64
 
-    untouched.focus("#viewer-source")
-    patch = int(untouched.get_attribute("#viewer-source", "data-patch"))
+    first_maps.focus("#viewer-source")
+    patch = int(first_maps.get_attribute("#viewer-source", "data-patch"))
     row, column = divmod(patch, 8)
     found = next(
         m for m in whole["viewer"]["maps"] if (m["twin"], m["layer"], m["image"]) == ("inline", "blocks.3.attn", 0)
@@ -171,7 +172,7 @@ def test_the_share_that_is_said_is_the_share_in_the_report(untouched, whole):
     weights = base64.b64decode(found["weights"])[64 * patch : 64 * patch + 64]
     near = [weights[8 * r + c] for r in range(8) for c in range(8) if abs(r - row) <= 1 and abs(c - column) <= 1]
     share = round(100 * sum(near) / sum(weights))
-    assert f"inline {share}%" in untouched.text_content("#viewer-says")
+    assert f"inline {share}%" in first_maps.text_content("#viewer-says")
 
 
 def test_another_image_another_layer_and_one_scale_change_the_maps(page):
