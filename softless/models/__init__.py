@@ -69,8 +69,8 @@ def create_model(
     window       they see windows this wide (stripes, in CSwin) in place of the whole picture; one a stage, or one
     pattern      which blocks those are, a letter a stage: I all, S none, or how many of the first: "IIIS", "II2S"
     img_size     (height, width) the position tables are made for; other sizes are resampled
-    patch_size, dims, depths, heads   other sizes than the name stands for, one a stage and the same number of each, down
-                 to one; patch_size is the first stage's
+    patch_size, dims, depths, heads   other sizes than the name stands for, one a stage and as many of each, down to
+                 one; patch_size is the first stage's
     options      in_chans, global_pool, drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate; position_std and
                  weight_std, the deviations at the start of the table of positions and of linear weights (0.02 both):
                  pixels by themselves say little without their place, and narrow layers fade what small weights carry
