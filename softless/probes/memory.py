@@ -43,7 +43,7 @@ def _allocations(call: Callable[[], object]) -> list[int]:
     from torch.profiler import ProfilerActivity, profile
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would narrate each start and stop on stderr
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         call()
     results = profiler.profiler.kineto_results
     return [size for _, size in sorted(_walk(results.experimental_event_tree()), key=lambda pair: pair[0])]

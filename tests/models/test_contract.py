@@ -273,6 +273,7 @@ for act in (lambda: softless.create_model("inline_deit_tiny"), lambda: importlib
 
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # TorchScript itself is deprecated
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # as torch 2.11 says it
 def test_graphs_keep_the_answer(name):
     from timm.models import get_notrace_modules
     from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
