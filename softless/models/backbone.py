@@ -2,7 +2,7 @@
 
     forward = head(pool(forward_features(images)))
 
-A family builds its blocks and says how images become features; `Pyramid` is for those with four stages.
+A family builds its blocks and says how images become features; `Pyramid` is for those with stages, four as published.
 """
 
 from collections.abc import Callable, Iterator
@@ -164,7 +164,7 @@ class Backbone(CallsBack):
 
 
 class Pyramid(Backbone):
-    """Four stages, each half as high and wide as the one before it; pictures are [B, h, w, C]."""
+    """Stages, each half as high and wide as the one before it; pictures are [B, h, w, C]."""
 
     output_fmt = "NHWC"
 
