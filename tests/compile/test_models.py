@@ -14,6 +14,7 @@ pytestmark = [
     # All are torch's own or its exporter's, raised while it traces, and say nothing about what it traced.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning:torch"),
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning"),  # torch 2.11's exporter does that
 ]
 
 BATCH = torch.export.Dim("batch", min=1, max=64)

@@ -94,6 +94,7 @@ def test_the_plain_residual_equals_nine_shifted_products(grid, prefix):
 
 
 @pytest.mark.compile
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # torch 2.11's compiler imports it
 @pytest.mark.parametrize("causal_by", [None, WEIGHTS])
 @pytest.mark.parametrize("name", ["linear", "inline"])
 def test_a_compiled_formula_computes_the_same(name, causal_by):
