@@ -75,12 +75,12 @@ clean: ## remove what was built, keep .venv
 	echo "softless needs Python 3.11 or newer: install one, as python3.11, python3.12, python3.13 or python3." >&2; exit 1
 
 # uv takes half as long as pip, and does not know pip's settings: where packages are reached by them, pip installs.
+# Of its list of packages nothing is shown. Without a shell that has pipefail, the stamp tells whether it succeeded.
 define install
 	@echo "Installing $(1) into .venv; PyTorch makes the first time take minutes"
 	@rm -f $@
-	@{ $(PIP) --quiet uv && $(PY) -m uv pip install --python $(PY) -c constraints.txt -e '$(1)'; } || \
-		{ echo "uv failed, as it says above; pip tries."; $(PIP) --no-compile -e '$(1)'; }
-	@touch $@
+	@{ $(PIP) --quiet uv && $(PY) -m uv pip install --python $(PY) -c constraints.txt -e '$(1)' && touch $@; } 2>&1 | sed '/^ [-+~] /d'
+	@test -e $@ || { echo "uv failed, as it says above; pip tries."; $(PIP) --no-compile -e '$(1)' && touch $@; }
 endef
 
 .venv/.run: pyproject.toml constraints.txt | .venv/bin/python

@@ -122,13 +122,13 @@ def assembler() -> str:
     return str(get_ptxas(90).version)
 
 
-def circumstances(rate: float) -> dict[str, Any]:
+def circumstances(rate: float, only: set[int] | None) -> dict[str, Any]:
     versions = {name: installed(name) for name in ("torch", "triton", "timm", "fla-core", "softless")}
     versions["ptxas"] = assembler()
     return {
         "schema": SCHEMA,
         "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(["python benchmarks/gpu.py", *sys.argv[1:]]),
+        "command": "python benchmarks/gpu.py" + (f" --only {','.join(map(str, sorted(only)))}" if only else ""),
         "gpu": torch.cuda.get_device_name(),
         "capability": list(torch.cuda.get_device_capability()),
         "driver": driver(),
@@ -187,7 +187,7 @@ def main() -> int:
     from gpu_bars import BARS, rate
 
     bars = (*BARS, *model_bars.BARS)
-    about, rows = circumstances(rate()), []
+    about, rows = circumstances(rate(), arguments.only), []
     target = arguments.json or (None if arguments.only else RESULTS / f"gpu-{about['date']}.json")
     for bar, cases in enumerate(bars, start=1):
         if arguments.only and bar not in arguments.only:
