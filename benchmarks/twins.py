@@ -20,7 +20,7 @@ from softless.errors import SoftlessError
 from softless.train.assemble import Means
 from softless.train.grid import Silent, run_grid
 from softless.train.recipe_file import read_recipe
-from softless.train.twins import QUESTIONS, twins_named, twins_of
+from softless.train.twins import QUESTIONS, side_of, twins_named, twins_of
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
@@ -52,11 +52,9 @@ class Lines(Silent):
 def run(given: argparse.Namespace) -> int:
     changes = [tuple(change.split("=", 1)) for change in given.set]
     recipe = read_recipe(given.recipe, changes)
-    windows = given.recipe.endswith("-windows")
-    ids = given.twins.split(",") if given.twins else None
-    chosen = twins_named(ids) if ids else twins_of(given.tables.split(","), windows=windows)
-    if windows and not ids:
-        chosen = twins_named(["softmax", *(twin.id for twin in twins_of(["4"], windows=True))])
+    side = side_of(recipe)
+    asked = given.tables.split(",") if given.tables else ["4"] if side else [question.id for question in QUESTIONS]
+    chosen = twins_named(given.twins.split(",")) if given.twins else twins_of(asked, side=side)
     found = run_grid(
         given.out, recipe, chosen, data=given.data, seeds=range(given.seeds), minutes=given.minutes, pack=given.pack,
         means=Means(device=given.device, workers=given.workers, graph=given.graph), watch=Lines(),
@@ -136,7 +134,7 @@ def main() -> int:
     grid.add_argument("--data")
     grid.add_argument("--recipe", default="twins-cifar10")
     grid.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    grid.add_argument("--tables", default=",".join(question.id for question in QUESTIONS))
+    grid.add_argument("--tables", help="all; 4 where the model sees windows")
     grid.add_argument("--twins")
     grid.add_argument("--seeds", type=int, default=3)
     grid.add_argument("--minutes", type=float)

@@ -6,13 +6,13 @@ of tokens. Everything is in DIR, and a rerun with the same DIR goes on where the
     DIR/index.html     the page                 DIR/report.json    all its numbers        DIR/*.csv   the same as tables
     DIR/twins/         runs and models (softless/train/grid.py)   DIR/parts/         what was examined and timed
 
-JSON (schema softless.study/2); numbers are null where they could not be measured, est is {"mean", "low", "high", "n"}
+JSON (schema softless.study/3); numbers are null where they could not be measured, est is {"mean", "low", "high", "n"}
 with a 95 % interval:
 
     {"schema", "command", "date", "versions", "machine", "seed", "preset": "quick" | "default" | "full",
      "data":      {"name", "train", "test", "classes", "image_size", "patch", "grid": [h, w]},
      "verdict":   [{"about", "says"}],                        the first one answers the question
-     "twins":     [{"id", "label", "mechanism", "options", "local", "window", "tables", "parameters", "macs",
+     "twins":     [{"id", "label", "mechanism", "options", "local", "cut", "tables", "parameters", "macs",
                     "seconds_per_epoch", "accuracy": est, "seeds": [{"seed", "accuracy", "loss", "seconds", "curve"}]}],
      "tables":    [{"id", "title", "says", "columns", "rows", "paper"}],
      "layers":    [{"twin", ...LayerFindings}],               softless/probes/findings.py

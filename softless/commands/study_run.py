@@ -20,7 +20,6 @@ from softless.commands.study_tables import groups, shared_spread
 from softless.commands.study_verdict import verdict
 from softless.data import open_splits
 from softless.errors import ArgumentError, NonFiniteError
-from softless.models.table import CONFIGS
 from softless.probes.cases import cases_named
 from softless.report.page import require
 from softless.report.study_page import write_page
@@ -31,12 +30,12 @@ from softless.train.grid import Ran, run_grid
 from softless.train.recipe import Recipe
 from softless.train.recipe_file import read_recipe, shipped
 from softless.train.twin_run import trained_twin
-from softless.train.twins import Twin, twins_named, twins_of
+from softless.train.twins import Twin, patch_of, side_of, tokens_a_side, twins_named, twins_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-SCHEMA = "softless.study/2"
+SCHEMA = "softless.study/3"
 EXAMINING, TIMING = 0.3, 3.0  # of the length of a run, for the bar
 
 
@@ -86,7 +85,7 @@ def study(asked: Asked, out: "Console | None") -> tuple[dict[str, Any], Path]:
     recipe = read_recipe(asked.recipe or default_recipe(asked.data, device), preset.changes)
     if not recipe.cache:
         raise ArgumentError("a study keeps its images decoded, and the recipe has cache = false")
-    twins = twins_named(preset.twins) if preset.twins else twins_of(preset.tables, windows=windowed(recipe))
+    twins = twins_named(preset.twins) if preset.twins else twins_of(preset.tables, side=side_of(recipe))
     cases_named(preset.plan.mechanisms)
     total = len(twins) * (preset.seeds + EXAMINING) + TIMING
     with progress(total, out is not None) as advance, goes_on():
@@ -124,20 +123,13 @@ def default_recipe(data: str | None, device: str) -> str:
     return "twins-cifar10" if device == "cuda" else "twins-images"
 
 
-def windowed(recipe: Recipe) -> bool:
-    """Whether its model can see in windows: DeiT's class token cannot."""
-    return recipe.model.name in CONFIGS and CONFIGS[recipe.model.name].family != "deit"
-
-
 def windows_of(recipe: Recipe, name: str, preset: Preset) -> tuple[Recipe, tuple[Twin, ...]] | None:
     """The recipe and twins of table 4, where the study's own model sees no windows and NAME-windows is a recipe."""
     beside = f"{name}-windows"
-    if "4" not in preset.tables or windowed(recipe) or beside not in shipped():
+    if "4" not in preset.tables or side_of(recipe) or beside not in shipped():
         return None
     found = read_recipe(beside, preset.changes)
-    side = found.image_size // (found.model.patch_size or 1)
-    twins = twins_of(["4"], windows=True)
-    return found, tuple(twin for twin in twins if twin.window is None or twin.window < side)
+    return found, twins_of(["4"], side=side_of(found))
 
 
 def train_all(
@@ -151,7 +143,7 @@ def train_all(
         twins,
         data=asked.data,
         seeds=range(asked.seed, asked.seed + seeds),
-        means=Means(device=device, workers=asked.workers),
+        means=Means(device=device, workers=asked.workers, graph=device == "cuda"),
         minutes=asked.minutes,
         pack=asked.pack or (min(cores, 4) if device == "cpu" else 1),
         watch=showing,
@@ -194,8 +186,7 @@ def assemble(
 ) -> dict[str, Any]:
     """The document, but for its files."""
     train, test = open_splits(asked.data)
-    patch = recipe.model.patch_size or CONFIGS[recipe.model.name].patch
-    grid = [-(-recipe.image_size // patch)] * 2
+    grid = [tokens_a_side(recipe)] * 2
     exhibit = _exhibit(asked, recipe, "cpu")
     shown = exhibit.one_a_class(asked.settled().shown).tolist()
     images = [
@@ -219,7 +210,7 @@ def assemble(
             "test": len(test),
             "classes": list(train.classes),
             "image_size": recipe.image_size,
-            "patch": patch,
+            "patch": patch_of(recipe),
             "grid": grid,
         },
         "verdict": [],

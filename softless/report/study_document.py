@@ -1,6 +1,6 @@
 """What a page is made of: report.json in a folder that `softless study` wrote, checked before anything is drawn.
 
-`SHAPE` is the part of schema softless.study/2 that the page reads. A number may be null where it could not be
+`SHAPE` is the part of schema softless.study/3 that the page reads. A number may be null where it could not be
 measured, and a section may be null, empty or absent where it was not asked for.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from softless.errors import FileError
 
-NAME, SCHEMA = "report.json", "softless.study/2"
+NAME, SCHEMA = "report.json", "softless.study/3"
 LARGEST = 1e300  # beyond it, and NaN, is no number to draw
 
 

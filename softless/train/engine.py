@@ -51,6 +51,7 @@ class Engine:
             self.plain.to(memory_format=torch.channels_last)
         self.ema = ModelEmaV3(self.plain, recipe.ema, use_warmup=recipe.ema_warmup) if recipe.ema else None
         if recipe.compile:
+            torch._dynamo.reset()  # models this process trained before count against the limit of what it compiles
             compile_blocks(self.plain) if devices.graph else self.plain.compile()
         self.model = devices.share(self.plain, *([self.ema.module] if self.ema else []))
         if objective.teacher is not None:
@@ -170,8 +171,7 @@ def compile_blocks(model: nn.Module) -> None:
     within = {part for stage in stages for part in stage.modules()}
     between = [part for part in model.children() if any(part.children()) and within.isdisjoint(part.modules())]
     parts = [block for stage in stages for block in stage] + between or [model]
-    dynamo = torch._dynamo.config
-    dynamo.recompile_limit = max(dynamo.recompile_limit, 3 * len(parts))  # to train, to test, for a test's last batch
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, len(parts))
     for part in parts:
         part.compile(dynamic=False)
 

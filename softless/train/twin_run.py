@@ -2,7 +2,7 @@
 
 JSON (schema softless.twin/1); accuracy and loss are those of the last epoch, never of the best one:
 
-    {"schema", "twin": {"id", "label", "mechanism", "options", "local", "window", "tables"}, "seed",
+    {"schema", "twin": {"id", "label", "mechanism", "options", "local", "cut", "tables"}, "seed",
      "status": "done" | "diverged" | "failed", "reason",
      "accuracy", "loss", "curve": [{"epoch", "accuracy", "loss"}], "parameters",
      "seconds", "wall_seconds", "together",                  of training; with start and end; runs at once on the device

@@ -8,7 +8,8 @@
 
 A twin is a recipe's model with another mechanism, local residual or window. The table is written by hand; where the
 paper has a number, it stands beside ours (top-1 on ImageNet, of DeiT-T in tables 1 and 9 and of Swin-T in the others).
-Windows of 4 and 8 on a grid of 16 x 16 stand beside the paper's of 14 and 28 on 56 x 56.
+Windows are told by how many lie along a side: cut in 4 stands for windows of 14 on the paper's grid of 56 x 56, of 7 on
+one of 28 x 28, and of 4 on one of 16 x 16.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from softless.errors import ArgumentError
+from softless.models.table import CONFIGS
 from softless.train.recipe import Recipe
 
 
@@ -28,15 +30,30 @@ class Twin:
     mechanism: str
     options: Mapping[str, Any] = field(default_factory=dict)
     local: bool = False
-    window: int | None = None  # tokens a side; None sees the whole picture
+    cut: int | None = None  # windows along a side; None sees the whole picture
     tables: tuple[str, ...] = ()
 
     def recipe(self, base: Recipe) -> Recipe:
         """The base recipe with this twin's attention."""
         attention = {"name": self.mechanism, **self.options}
-        return replace(
-            base, model=replace(base.model, mechanism=attention, local=self.local, window=self.window)
-        )  # fmt: skip
+        window = None if self.cut is None else tokens_a_side(base) // self.cut
+        return replace(base, model=replace(base.model, mechanism=attention, local=self.local, window=window))
+
+
+def patch_of(recipe: Recipe) -> int:
+    """Pixels along the side of a token."""
+    return recipe.model.patch_size or CONFIGS[recipe.model.name].patch
+
+
+def tokens_a_side(recipe: Recipe) -> int:
+    """Of the picture the first block sees."""
+    return -(-recipe.image_size // patch_of(recipe))
+
+
+def side_of(recipe: Recipe) -> int | None:
+    """Tokens along the side of a picture that can be cut in windows; None where it cannot: DeiT's has a class token."""
+    known = CONFIGS.get(recipe.model.name)
+    return None if known is None or known.family == "deit" else tokens_a_side(recipe)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +106,12 @@ TWINS: tuple[Twin, ...] = (
     _inline("inline-relu-local", "inline relu + local", "10", phi="relu", local=True),
     _inline("inline-leaky-local", "inline leaky relu + local", "10", phi="leaky_relu", local=True),
     _inline("inline-exp-local", "inline exp(0.2 x) + local", "10", phi="exp", local=True),
-    _inline("inline-w4", "inline in windows of 4 x 4", "4", window=4),
-    _inline("inline-w8", "inline in windows of 8 x 8", "4", window=8),
-    _inline("inline-local-w4", "inline + local in windows of 4 x 4", "4", local=True, window=4),
-    _inline("inline-local-w8", "inline + local in windows of 8 x 8", "4", local=True, window=8),
+    _inline("inline-cut8", "inline in 8 x 8 windows", "4", cut=8),
+    _inline("inline-cut4", "inline in 4 x 4 windows", "4", cut=4),
+    _inline("inline-cut2", "inline in 2 x 2 windows", "4", cut=2),
+    _inline("inline-local-cut8", "inline + local in 8 x 8 windows", "4", local=True, cut=8),
+    _inline("inline-local-cut4", "inline + local in 4 x 4 windows", "4", local=True, cut=4),
+    _inline("inline-local-cut2", "inline + local in 2 x 2 windows", "4", local=True, cut=2),
 )  # fmt: skip
 
 QUESTIONS: tuple[Question, ...] = (
@@ -121,12 +140,12 @@ QUESTIONS: tuple[Question, ...] = (
         title="Windows, and the local residual",
         paper="Wider windows gain nothing without the residual, and 0.3 points with it; it adds 1.7 to 2.2.",
         found={
-            "inline-w4": 80.4, "inline-w8": 80.2, "inline": 80.2,
-            "inline-local-w4": 82.1, "inline-local-w8": 82.3, "inline-local": 82.4,
+            "inline-cut8": 80.3, "inline-cut4": 80.4, "inline-cut2": 80.2, "inline": 80.2,
+            "inline-local-cut8": 81.6, "inline-local-cut4": 82.1, "inline-local-cut2": 82.3, "inline-local": 82.4,
         },
         compares=(
-            ("inline-local", "inline"), ("inline-local-w4", "inline-w4"), ("inline", "inline-w4"),
-            ("inline-local", "inline-local-w4"),
+            ("inline-local", "inline"), ("inline-local-cut8", "inline-cut8"), ("inline", "inline-cut8"),
+            ("inline-local", "inline-local-cut8"),
         ),
     ),
     Question(
@@ -165,18 +184,22 @@ def twins_named(ids: Iterable[str]) -> tuple[Twin, ...]:
     return tuple(known[each] for each in ids)
 
 
-def twins_of(tables: Iterable[str], *, windows: bool = False) -> tuple[Twin, ...]:
-    """Those of some tables, each once; those in windows need a model without a class token, such as Swin.
+def twins_of(tables: Iterable[str], *, side: int | None = None) -> tuple[Twin, ...]:
+    """Those of some tables, each once; those in windows where `side` tokens can be cut in windows of at least 2.
+
+    Windows need a model without a class token, such as Swin: without `side` there are none.
 
     >>> from softless.train.twins import twins_of
     >>> [twin.id for twin in twins_of(["1"])]
     ['softmax', 'softmax-relu', 'softmax-affine']
-    >>> [twin.id for twin in twins_of(["4"], windows=True)][-2:]
-    ['inline-local-w4', 'inline-local-w8']
+    >>> [twin.id for twin in twins_of(["4"], side=8)][-2:]
+    ['inline-local-cut4', 'inline-local-cut2']
     """
     wanted, known = list(tables), [question.id for question in QUESTIONS]
     if unknown := [each for each in wanted if each not in known]:
         raise ArgumentError(f"table {', '.join(unknown)} is not one of {', '.join(known)}")
-    return tuple(
-        twin for twin in TWINS if set(twin.tables) & set(wanted) and (windows or twin.window is None)
-    )  # fmt: skip
+
+    def fits(twin: Twin) -> bool:
+        return twin.cut is None or (side is not None and side % twin.cut == 0 and side // twin.cut > 1)
+
+    return tuple(twin for twin in TWINS if set(twin.tables) & set(wanted) and fits(twin))

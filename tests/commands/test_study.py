@@ -17,6 +17,7 @@ from softless.commands.study_run import Asked
 from softless.errors import ArgumentError, NonFiniteError
 from softless.train import grid
 from softless.train.recipe_file import read_recipe
+from softless.train.twins import side_of
 from tests.commands.conftest import MECHANISMS, RECIPE, TINY, small_studies
 
 EST = {"mean", "low", "high", "n"}
@@ -27,7 +28,7 @@ KEYS = {
     ],
     "data": ["name", "train", "test", "classes", "image_size", "patch", "grid"],
     "twins": [
-        "id", "label", "mechanism", "options", "local", "window", "tables", "parameters", "macs", "seconds_per_epoch",
+        "id", "label", "mechanism", "options", "local", "cut", "tables", "parameters", "macs", "seconds_per_epoch",
         "accuracy", "seeds",
     ],
     "tables": ["id", "title", "says", "columns", "rows", "paper"],
@@ -86,7 +87,7 @@ def test_the_json_has_what_its_contract_names(report):
     for name, keys in KEYS.items():
         part = document[name] if name else document
         assert list(part[0] if isinstance(part, list) else part) == keys, name
-    assert document["schema"] == "softless.study/2"
+    assert document["schema"] == "softless.study/3"
     assert document["data"] == {
         "name": "digits", "train": 1437, "test": 360, "classes": list("0123456789"), "image_size": 8, "patch": 4,
         "grid": [2, 2],
@@ -243,12 +244,13 @@ def test_a_full_study_has_every_table_and_windows_beside_it(tmp_path):
     full = Asked(out=tmp_path, preset="full").settled()
     assert (full.name, full.seeds, full.tables) == ("full", 3, ("1", "3", "4", "9", "10"))
     digits = read_recipe("twins-digits")
-    assert not study_run.windowed(digits)
+    assert side_of(digits) is None
     recipe, twins = study_run.windows_of(digits, "twins-digits", full)
-    assert study_run.windowed(recipe)
-    assert [twin.id for twin in twins] == ["inline", "inline-local", "inline-w4", "inline-local-w4"]
+    assert side_of(recipe) == 8
+    cuts = "inline-cut4", "inline-cut2", "inline-local-cut4", "inline-local-cut2"
+    assert [twin.id for twin in twins] == ["inline", "inline-local", *cuts]
     _, twins = study_run.windows_of(read_recipe("twins-cifar10"), "twins-cifar10", full)
-    assert {twin.window for twin in twins} == {None, 4, 8}
+    assert {twin.cut for twin in twins} == {None, 8, 4, 2}
     assert study_run.windows_of(digits, "twins-digits", Asked(out=tmp_path).settled()) is None
     assert study_run.windows_of(digits, "mine", full) is None
 

@@ -100,11 +100,11 @@ def test_estimates_become_columns_and_lists_stay_behind():
 
 def test_table_4_comes_from_the_model_that_sees_windows():
     run = {"seed": 0, "status": "done", "accuracy": 0.5}
-    records = [{**run, "twin": {"id": id_, "label": id_}} for id_ in ("inline", "inline-w4", "inline-local")]
+    records = [{**run, "twin": {"id": id_, "label": id_}} for id_ in ("inline", "inline-cut4", "inline-local")]
     made = [{"id": "4", "rows": "of another"}, {"id": "9"}]
     study_document.put_table_4(made, records)
     assert [table["id"] for table in made] == ["4", "9"]
-    assert [row[0] for row in made[0]["rows"]] == ["inline", "inline-local", "inline-w4"]
+    assert [row[0] for row in made[0]["rows"]] == ["inline", "inline-local", "inline-cut4"]
 
 
 def test_mechanisms_are_compared_by_label_or_by_name():

@@ -1,4 +1,4 @@
-"""A report.json as `softless study` writes it: every field of softless.study/2, with plausible numbers from a seed.
+"""A report.json as `softless study` writes it: every field of softless.study/3, with plausible numbers from a seed.
 
 `report()` is whole, and `write(folder, report())` puts it where `softless report` finds it, one CSV beside it.
 """
@@ -39,7 +39,7 @@ def report(seed=0):
     rng = np.random.default_rng(seed)
     keys = rng.normal(size=(TOKENS, 2))
     return {
-        "schema": "softless.study/2",
+        "schema": "softless.study/3",
         "command": "softless study --out report",
         "date": "2030-01-02T03:04:05+00:00",
         "versions": {"softless": "0.1.0", "torch": "2.15.0", "python": "3.12.1"},
@@ -120,7 +120,7 @@ def twin(id_, rng):
         "mechanism": mechanism,
         "options": options,
         "local": local,
-        "window": None,
+        "cut": None,
         "tables": ["3", "9"],
         "parameters": 102_000 + 9_000 * local,
         "macs": (6.9 + 0.5 * (mechanism == "softmax")) * 1e6,

@@ -8,10 +8,10 @@ import torch
 from softless.errors import ArgumentError, UnsupportedError
 from softless.train.assemble import build
 from softless.train.recipe_file import read_recipe
-from softless.train.twins import QUESTIONS, TWINS, twins_named, twins_of
+from softless.train.twins import QUESTIONS, TWINS, side_of, tokens_a_side, twins_named, twins_of
 
 IDS = [twin.id for twin in TWINS]
-WHOLE = [twin for twin in TWINS if twin.window is None]
+WHOLE = [twin for twin in TWINS if twin.cut is None]
 
 
 def made(twin, name):
@@ -49,7 +49,7 @@ def test_every_twin_makes_the_attention_it_is_named_for(twin):
         assert layer.mechanism.name == twin.mechanism
         assert all(getattr(layer.mechanism, option) == value for option, value in twin.options.items())
         assert (layer.residual is not None) == twin.local
-        assert layer.window == (None if twin.window is None else (twin.window, twin.window))
+        assert layer.window == (None if twin.cut is None else (16 // twin.cut, 16 // twin.cut))
 
 
 def test_every_table_has_its_twins_and_every_number_of_the_paper_a_place():
@@ -71,24 +71,32 @@ def test_twins_are_chosen_by_name_or_by_table():
         *(f"linear-{phi}" for phi in ("relu", "affine", "leaky", "identity")),
         *("inline", "inline-relu", "inline-affine", "inline-leaky"),
     }
-    assert {twin.window for twin in twins_of(["4"], windows=True)} == {None, 4, 8}
-    assert {twin.window for twin in twins_of(["4"])} == {None}
+    assert {twin.cut for twin in twins_of(["4"], side=16)} == {None, 8, 4, 2}
+    assert {twin.cut for twin in twins_of(["4"], side=12)} == {None, 4, 2}
+    assert {twin.cut for twin in twins_of(["4"])} == {None}
     with pytest.raises(ArgumentError, match="twin 'nobody' is not one of softmax, inline"):
         twins_named(["softmax", "nobody"])
     with pytest.raises(ArgumentError, match="table 2 is not one of 1, 3, 4, 9, 10"):
         twins_of(["2"])
 
 
-def test_the_recipes_put_the_grids_where_they_say():
-    digits, cifar, windows = (read_recipe(f"twins-{name}") for name in ("digits", "cifar10", "cifar10-windows"))
-    assert [r.image_size // (r.model.patch_size or 0) for r in (digits, cifar, windows)] == [8, 8, 16]
-    assert all(r.cache and not r.compile for r in (digits, cifar, windows))
-    for recipe in (digits, cifar, windows):
-        with torch.device("meta"):
-            model = build(recipe.model, recipe.image_size, 10)
-            assert model(torch.zeros(1, 3, recipe.image_size, recipe.image_size)).shape == (1, 10)
+SIDES = {
+    "digits": 8, "digits-windows": 8, "images": 8, "cifar10": 8, "cifar10-windows": 16,
+    "imagenette": 16, "imagenette-windows": 32,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_the_recipes_put_the_grids_where_they_say(name):
+    recipe = read_recipe(f"twins-{name}")
+    assert tokens_a_side(recipe) == SIDES[name]
+    assert side_of(recipe) == (SIDES[name] if name.endswith("windows") else None)
+    assert recipe.cache
+    with torch.device("meta"):
+        model = build(recipe.model, recipe.image_size, 10)
+        assert model(torch.zeros(1, 3, recipe.image_size, recipe.image_size)).shape == (1, 10)
 
 
 def test_a_window_needs_a_picture_without_a_class_token():
     with pytest.raises(UnsupportedError, match="DeiT has a class token"):
-        made(twins_named(["inline-w4"])[0], "twins-cifar10")
+        made(twins_named(["inline-cut4"])[0], "twins-cifar10")
