@@ -3,7 +3,7 @@
     python benchmarks/twins.py run --data cifar10-jpeg-train.parquet --out runs/cifar10 --pack 6 --minutes 25
     python benchmarks/twins.py run --recipe twins-cifar10-windows --data ... --out runs/windows
     python benchmarks/twins.py keep runs/cifar10 runs/windows          benchmarks/results/twins-*.json, one a grid
-    python benchmarks/twins.py page                                    docs/results.md from all that was kept
+    python benchmarks/twins.py page                    docs/results.md and its pictures from all that was kept
 
 `run` can be stopped and repeated: it goes on where it was (softless/train/grid.py). Each run is one line.
 """
@@ -14,6 +14,8 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+
+from twins_picture import picture
 
 from softless.commands.study_tables import groups, markdown, read_runs, shared_spread, tables
 from softless.errors import SoftlessError
@@ -83,14 +85,23 @@ def page(kept: list[Path]) -> str:
     """docs/results.md from the files of grids."""
     parts = [HEAD]
     for path in kept:
-        document = json.loads(path.read_text())
+        document, name = json.loads(path.read_text()), path.stem.removeprefix("twins-")
         runs = document["runs"]
-        parts += [f"## {path.stem.removeprefix('twins-')}", about(document), markdown(tables(runs)), curves(runs)]
+        shown = f"![Accuracy of each twin: seeds and mean](pictures/{path.stem}.svg)\n"
+        parts += [f"## {name}", about(document), command(name, document), shown, markdown(tables(runs)), curves(runs)]
     return "\n".join(parts)
 
 
+def command(name: str, document: dict[str, Any]) -> str:
+    """What runs the grid again."""
+    data = "" if document["data"] is None else f" --data {document['data']}"
+    together = max(run["together"] for run in document["runs"])
+    line = f"python benchmarks/twins.py run --recipe twins-{name}{data} --out runs/{name} --pack {together} --graph"
+    return f"```console\n$ {line}\n```\n"
+
+
 def about(document: dict[str, Any]) -> str:
-    """Commands, seeds, cost."""
+    """Images, model, seeds, cost."""
     recipe, runs, machine = document["recipe"], document["runs"], document["machine"]
     seconds = sum(run["wall_seconds"] for run in runs)
     longest = max((run["wall_seconds"] for run in runs if run["status"] == "done"), default=0.0)
@@ -150,7 +161,11 @@ def main() -> int:
             return run(given)
         if given.verb == "keep":
             return keep(given.folders)
-        PAGE.write_text(page(sorted(RESULTS.glob("twins-*.json"))))
+        kept = sorted(RESULTS.glob("twins-*.json"))
+        PAGE.write_text(page(kept))
+        for path in kept:
+            drawn = picture(groups(json.loads(path.read_text())["runs"]).values())
+            (PAGE.parent / "pictures" / f"{path.stem}.svg").write_text(drawn)
     except SoftlessError as error:
         print(f"error: {error}", file=sys.stderr)
         return 3

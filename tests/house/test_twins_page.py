@@ -4,14 +4,23 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("benchmarks_twins", ROOT / "benchmarks/twins.py")
-twins = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = twins
-spec.loader.exec_module(twins)
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"benchmarks/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(sys.modules, "twins_picture", script("twins_picture"))  # beside it when it runs
+    twins = script("twins")
 
 
 @pytest.fixture
@@ -51,6 +60,23 @@ def test_the_page_has_cost_tables_and_curves(kept):
     assert "softmax is 11.0 points ahead of softmax-relu, more than the spread of seeds." in text
 
 
+def test_the_page_repeats_the_command_and_shows_the_picture(kept):
+    text = twins.page([kept])
+    assert "run --recipe twins-cifar10 --data train.parquet --out runs/cifar10 --pack 2 --graph" in text
+    assert "](pictures/twins-cifar10.svg)" in text
+
+
+def test_the_picture_has_a_dot_for_each_run_of_a_twin_that_learned(kept):
+    runs = json.loads(kept.read_text())["runs"]
+    for run in runs:
+        run["accuracy"] = 0.1 if run["twin"]["id"] == "softmax-relu" else run["accuracy"]
+    drawn = ET.fromstring(twins.picture(twins.groups(runs).values()))
+    kinds = [mark.get("class") for mark in drawn]
+    assert (kinds.count("seed"), kinds.count("mean"), kinds.count("softmax")) == (2, 1, 1)
+    texts = [mark.text for mark in drawn if mark.tag.endswith("text")]
+    assert texts[-3:] == ["softmax", "softmax-relu", "10.0 %: did not learn"]
+
+
 def test_kept_runs_name_no_place_on_a_machine(kept):
     document = json.loads(kept.read_text())
     assert document["data"] == "train.parquet"
@@ -64,3 +90,6 @@ def test_the_page_of_results_is_the_one_the_kept_runs_make():
     assert page.exists() == bool(kept)
     if kept:
         assert twins.page(kept) in page.read_text()
+    for path in kept:
+        drawn = twins.picture(twins.groups(json.loads(path.read_text())["runs"]).values())
+        assert (page.parent / f"pictures/{path.stem}.svg").read_text() == drawn
