@@ -2,8 +2,9 @@
 
     o_i = q^_i * sum_j k^_j * v_j          elementwise; q^ = q/|q|, k^ = k/|k| over all H d channels
 
-No normalizer: the output is a sum over tokens and grows with them. Its explicit weights are one
-matrix a channel, A^c_ij = q^_ic k^_jc, so `attention_weights` returns [B, H d, N, M].
+No normalizer: the output is a sum over tokens and grows with them. Where all queries see the same keys, the sum is one
+product with a row of ones. Its explicit weights are one matrix a channel, A^c_ij = q^_ic k^_jc, so `attention_weights`
+returns [B, H d, N, M].
 """
 
 from dataclasses import dataclass
@@ -48,7 +49,11 @@ class Hydra(Kernelized):
         return _gather(super().combine(weights, _channels(repeat_heads(v, heads)), call), heads)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        return _gather(super().attend(*_spread(q, k, v), call), q.shape[1])
+        if call.is_causal:
+            return _gather(super().attend(*_spread(q, k, v), call), q.shape[1])
+        q, k, v = _unit(q, k, v)
+        seen = k.new_ones(1, k.shape[2]) if call.key_mask is None else call.key_mask.to(k.dtype)[:, None, None]
+        return call.scale * q * (seen @ (k * v))  # [B, H, N, d] * [B, H, 1, d]
 
     def attend_with_state(
         self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call
@@ -60,10 +65,16 @@ class Hydra(Kernelized):
         return _gather(super().attend_to_state(*_spread(q, k, v), state, call), q.shape[1])
 
 
+def _unit(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Unit q and k, and v, with as many heads as q."""
+    k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+    return unit(q, (1, 3)), unit(k, (1, 3)), v
+
+
 def _spread(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Unit q and k, and v, each as H d heads of width one."""
-    k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
-    return _channels(unit(q, (1, 3))), _channels(unit(k, (1, 3))), _channels(v)
+    q, k, v = _unit(q, k, v)
+    return _channels(q), _channels(k), _channels(v)
 
 
 def _channels(x: Tensor) -> Tensor:
