@@ -47,6 +47,7 @@ VARIANTS |= {"performer features=3 kind=hyperbolic", "decay slopes=retention fac
 VARIANTS |= {"diagonal variant=t1 block=16", "sparse-fixed", "nonlocal-concatenation", "nonlocal pairing=concatenation"}
 VARIANTS |= {f"sparse pattern={rest}" for rest in ("local stride=5", "strided stride=4", "fixed stride=6 summary=2")}
 VARIANTS |= {"linformer rank=4 length=257 share=none", "nonlocal-dot", "agent", "asymmetric_nonlocal"}
+VARIANTS |= {"inline-elu", "inline-elu-exp", "linear-elu-exp", "linear-softmax", "threshold-mean", "taylor-2-unit"}
 # Of these, the tests with many examples wait: topk, sparse and nystrom, which work alike, have theirs at every change.
 ALIKE = {"longformer", "soft", "nonlocal pairing=dot", "agent agents=5", "asymmetric_nonlocal pyramid=(1, 3, 6)"}
 ALIKE |= {"longformer window=4 global_tokens=2", "soft landmarks=4"}
