@@ -1,11 +1,11 @@
 """Twins on real images: the paper's tables 1, 3, 4, 9 and 10, run, kept and written down.
 
-    python benchmarks/twins.py run --data cifar10-jpeg-train.parquet --out runs/cifar10 --pack 6 --minutes 25
-    python benchmarks/twins.py run --recipe twins-cifar10-windows --data ... --out runs/windows
-    python benchmarks/twins.py keep runs/cifar10 runs/windows          benchmarks/results/twins-*.json, one a grid
+    python benchmarks/twins.py run --recipe twins-cifar10 --data ... --out runs/cifar10 --pack 6 --graph --minutes 25
+    python benchmarks/twins.py keep runs/cifar10       benchmarks/results/twins-cifar10.json
     python benchmarks/twins.py page                    docs/results.md and its pictures from all that was kept
 
-`run` can be stopped and repeated: it goes on where it was (softless/train/grid.py). Each run is one line.
+A grid of recipe twins-NAME is in a folder NAME. `run` can be stopped and repeated: it goes on where it was
+(softless/train/grid.py). Each run is one line.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from twins_picture import picture
 
 from softless.commands.study_tables import groups, markdown, read_runs, shared_spread, tables
 from softless.errors import SoftlessError
-from softless.train.assemble import Means
+from softless.train.assemble import PROSE, Means
 from softless.train.grid import Silent, run_grid
-from softless.train.recipe_file import read_recipe
+from softless.train.recipe_file import TABLES, from_document, read_recipe, to_document
 from softless.train.twins import QUESTIONS, side_of, twins_named, twins_of
 
 RESULTS = Path(__file__).parent / "results"
@@ -97,7 +97,20 @@ def command(name: str, document: dict[str, Any]) -> str:
     data = "" if document["data"] is None else f" --data {document['data']}"
     together = max(run["together"] for run in document["runs"])
     line = f"python benchmarks/twins.py run --recipe twins-{name}{data} --out runs/{name} --pack {together} --graph"
-    return f"```console\n$ {line}\n```\n"
+    changed = ", ".join(f"`{key}`" for key in since(name, document["recipe"]))
+    told = f"\nThe recipe has changed since in {changed}: the command makes another grid.\n" if changed else ""
+    return f"```console\n$ {line}\n```\n{told}"
+
+
+def since(name: str, before: dict[str, Any]) -> list[str]:
+    """Keys of a recipe that are others now, whatever is said of its cost."""
+    old, new = (flat(to_document(each)) for each in (from_document(before), read_recipe(f"twins-{name}")))
+    return [key for key in new if old[key] != new[key] and key not in PROSE]
+
+
+def flat(recipe: dict[str, Any]) -> dict[str, Any]:
+    parts = {f"{table}.{key}": value for table in TABLES for key, value in recipe[table].items()}
+    return {key: value for key, value in {**recipe, **parts}.items() if key not in TABLES}
 
 
 def about(document: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from html import escape
 from math import ceil, floor
 
-from softless.commands.study_tables import Group
+from softless.commands.study_tables import Group, learned
 
 ROW, LEFT, WIDTH, TOP = 22, 290, 900, 34
 STYLE = """text { font: 13px system-ui, sans-serif; fill: #24292f } .quiet { fill: #6e7781 } .grid { stroke: #d0d7de }
@@ -13,11 +13,11 @@ STYLE = """text { font: 13px system-ui, sans-serif; fill: #24292f } .quiet { fil
 
 
 def picture(groups: Iterable[Group]) -> str:
-    """SVG: best first; a twin that learned less than half of what the best did is a number at the edge."""
+    """SVG: best first; a twin that did not learn is a number at the edge."""
     known = sorted((g for g in groups if g.mean is not None), key=lambda g: -(g.mean or 0))
-    learned = [g for g in known if (g.mean or 0) >= (known[0].mean or 0) / 2]
-    every = [a for g in learned for a in g.accuracies]
-    low, high = floor(min(every)), ceil(max(every))
+    placed = learned(known)
+    every = [a for g in placed for a in g.accuracies]
+    low, high = floor(min(every, default=0)), ceil(max(every, default=100))
     step = next(s for s in (1, 2, 5, 10, 20) if (high - low) / s <= 10)
     height = TOP + ROW * len(known) + 12
 
@@ -31,13 +31,13 @@ def picture(groups: Iterable[Group]) -> str:
     ]
     marks += [
         f'<line class="softmax" x1="{x(g.mean or 0):.1f}" x2="{x(g.mean or 0):.1f}" y1="{TOP - 8}" y2="{height - 8}"/>'
-        for g in learned
+        for g in placed
         if g.id == "softmax"
     ]
     for row, g in enumerate(known):
         middle = TOP + ROW * row + ROW / 2
         marks.append(f'<text x="{LEFT - 14}" y="{middle + 4:.1f}" text-anchor="end">{escape(g.label)}</text>')
-        if g not in learned:
+        if g not in placed:
             marks.append(f'<text class="quiet" x="{LEFT}" y="{middle + 4:.1f}">{g.mean:.1f} %: did not learn</text>')
             continue
         marks += [f'<circle class="seed" cx="{x(a):.1f}" cy="{middle:.1f}" r="4"/>' for a in g.accuracies]

@@ -10,7 +10,7 @@ t s sqrt(1/n + 1/m). Twins that did not learn (below half of the best) have a sp
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -82,14 +82,19 @@ def groups(records: Iterable[Record]) -> dict[str, Group]:
     }
 
 
+def learned(found: Collection[Group]) -> list[Group]:
+    """Those that are at least half as good as the best."""
+    means = {group.id: group.mean for group in found if group.mean is not None}
+    return [group for group in found if means.get(group.id, -1.0) >= max(means.values(), default=0.0) / 2]
+
+
 def shared_spread(found: Mapping[str, Group]) -> Spread:
     """Over seeds, of all twins that learned."""
-    means = [group.mean for group in found.values() if group.mean is not None]
-    learned = [g for g in found.values() if g.mean is not None and g.mean >= max(means) / 2]
-    freedom = sum(len(group.accuracies) - 1 for group in learned)
+    known = learned(found.values())
+    freedom = sum(len(group.accuracies) - 1 for group in known)
     if freedom == 0:
         return Spread(None, 0.0)
-    squares = sum((a - fmean(g.accuracies)) ** 2 for g in learned for a in g.accuracies)
+    squares = sum((a - fmean(g.accuracies)) ** 2 for g in known for a in g.accuracies)
     return Spread(sqrt(squares / freedom), student(freedom))
 
 

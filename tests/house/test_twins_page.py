@@ -8,6 +8,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from softless.train.recipe_file import read_recipe, to_document
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -28,8 +30,7 @@ def kept(tmp_path, monkeypatch):
     """Two twins, two seeds, as a grid leaves them, kept in one file."""
     folder = tmp_path / "cifar10"
     (folder / "runs").mkdir(parents=True)
-    model = {"name": "inline_deit_tiny", "patch_size": 4, "dims": 192, "depths": 6}
-    recipe = {"epochs": 2, "batch": 512, "precision": "bf16", "model": model}
+    recipe = to_document(read_recipe("twins-cifar10"))
     (folder / "grid.json").write_text(json.dumps({"recipe": recipe}))
     for id_, seed, accuracy in (
         ("softmax", 0, 0.8),
@@ -64,6 +65,16 @@ def test_the_page_repeats_the_command_and_shows_the_picture(kept):
     text = twins.page([kept])
     assert "run --recipe twins-cifar10 --data train.parquet --out runs/cifar10 --pack 2 --graph" in text
     assert "](pictures/twins-cifar10.svg)" in text
+    assert "has changed since" not in text
+
+
+def test_the_page_says_where_the_recipe_is_another_by_now(kept):
+    document = json.loads(kept.read_text())
+    document["recipe"]["lr"] = 7.0
+    document["recipe"]["cost"] = "more"
+    document["recipe"]["model"]["dims"] = 8
+    kept.write_text(json.dumps(document))
+    assert "The recipe has changed since in `lr`, `model.dims`: the command makes another grid." in twins.page([kept])
 
 
 def test_the_picture_has_a_dot_for_each_run_of_a_twin_that_learned(kept):
