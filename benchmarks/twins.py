@@ -15,18 +15,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import typer
 from twins_picture import picture
 
 from softless.commands.study_tables import groups, markdown, read_runs, shared_spread, tables
+from softless.commands.words import key_value
 from softless.errors import SoftlessError
 from softless.train.assemble import PROSE, Means
 from softless.train.grid import Silent, run_grid
+from softless.train.recipe import Recipe
 from softless.train.recipe_file import TABLES, from_document, read_recipe, to_document
-from softless.train.twins import QUESTIONS, side_of, twins_named, twins_of
+from softless.train.twins import QUESTIONS, Twin, side_of, twins_named, twins_of
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 SCHEMA = "softless.twins/1"
+SEEDS = 3
 HEAD = """# Results
 
 Twins that differ only in attention, under one recipe: [how they are trained](study.md). Accuracies are of the last
@@ -52,11 +56,8 @@ class Lines(Silent):
 
 
 def run(given: argparse.Namespace) -> int:
-    changes = [tuple(change.split("=", 1)) for change in given.set]
-    recipe = read_recipe(given.recipe, changes)
-    side = side_of(recipe)
-    asked = given.tables.split(",") if given.tables else ["4"] if side else [question.id for question in QUESTIONS]
-    chosen = twins_named(given.twins.split(",")) if given.twins else twins_of(asked, side=side)
+    recipe = read_recipe(given.recipe, [key_value(change) for change in given.set])
+    chosen = twins_named(given.twins.split(","), recipe) if given.twins else twins_for(recipe, given.tables)
     found = run_grid(
         given.out, recipe, chosen, data=given.data, seeds=range(given.seeds), minutes=given.minutes, pack=given.pack,
         means=Means(device=given.device, workers=given.workers, graph=given.graph), watch=Lines(),
@@ -64,6 +65,13 @@ def run(given: argparse.Namespace) -> int:
     print(f"{len(found.records)} records, {found.left} runs left")
     print(markdown(tables(found.records)))
     return 0
+
+
+def twins_for(recipe: Recipe, asked: str | None = None) -> tuple[Twin, ...]:
+    """Those of the tables asked for; of all, or of table 4 where the model sees windows."""
+    side = side_of(recipe)
+    ids = asked.split(",") if asked else ["4"] if side else [question.id for question in QUESTIONS]
+    return twins_of(ids, side=side)
 
 
 def keep(folders: list[Path]) -> int:
@@ -94,9 +102,19 @@ def page(kept: list[Path]) -> str:
 
 def command(name: str, document: dict[str, Any]) -> str:
     """What runs the grid again."""
-    data = "" if document["data"] is None else f" --data {document['data']}"
-    together = max(run["together"] for run in document["runs"])
-    line = f"python benchmarks/twins.py run --recipe twins-{name}{data} --out runs/{name} --pack {together} --graph"
+    runs = document["runs"]
+    twins, seeds = list(groups(runs)), 1 + max(run["seed"] for run in runs)
+    usual = {twin.id for twin in twins_for(read_recipe(f"twins-{name}"))}
+    words = [
+        f"python benchmarks/twins.py run --recipe twins-{name}",
+        "" if document["data"] is None else f"--data {document['data']}",
+        f"--out runs/{name}",
+        "" if {*twins} == usual else f"--twins {','.join(twins)}",
+        "" if seeds == SEEDS else f"--seeds {seeds}",
+        f"--pack {max(run['together'] for run in runs)}",
+        "--device cpu" if document["machine"]["device"] == "cpu" else "--graph",
+    ]
+    line = " ".join(word for word in words if word)
     changed = ", ".join(f"`{key}`" for key in since(name, document["recipe"]))
     told = f"\nThe recipe has changed since in {changed}: the command makes another grid.\n" if changed else ""
     return f"```console\n$ {line}\n```\n{told}"
@@ -160,7 +178,7 @@ def main() -> int:
     grid.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     grid.add_argument("--tables", help="all; 4 where the model sees windows")
     grid.add_argument("--twins")
-    grid.add_argument("--seeds", type=int, default=3)
+    grid.add_argument("--seeds", type=int, default=SEEDS)
     grid.add_argument("--minutes", type=float)
     grid.add_argument("--pack", type=int, default=1)
     grid.add_argument("--workers", type=int, default=max((os.cpu_count() or 1) - 1, 0))
@@ -179,7 +197,7 @@ def main() -> int:
         for path in kept:
             drawn = picture(groups(json.loads(path.read_text())["runs"]).values())
             (PAGE.parent / "pictures" / f"{path.stem}.svg").write_text(drawn)
-    except SoftlessError as error:
+    except (SoftlessError, typer.BadParameter) as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
     return 0

@@ -37,7 +37,6 @@ $ softless evaluate runs/a
 $ softless evaluate inline_swin_tiny --weights swin_t.pth --data imagenet
 """
 WORST = 5
-WHOLE = ("inline_swin_base_384",)  # resized to its size and not cropped, says the authors' code
 
 
 def _count(text: str) -> int:
@@ -101,8 +100,9 @@ def run(
 def _loaded(target: str, weights: Path | None, data: str | None) -> "tuple[nn.Module, Recipe, Images, str]":
     """The model, how its images are prepared, the images and where they lie."""
     from softless.data import open_images
-    from softless.data.augment import Augment
+    from softless.data.augment import as_timm_tests
     from softless.io import load_weights
+    from softless.models.settings import settings
     from softless.models.table import CONFIGS
     from softless.train.assemble import build, trained
     from softless.train.recipe import Architecture, Recipe
@@ -114,13 +114,9 @@ def _loaded(target: str, weights: Path | None, data: str | None) -> "tuple[nn.Mo
         images, side = open_images(data, "test"), CONFIGS[target].img_size[0]
         model = build(Architecture(name=target), side, len(images.classes))
         load_weights(model, weights)
-        augment = Augment(crop_share=1.0 if target in WHOLE else Augment().crop_share)
-        return (
-            model,
-            Recipe(model=Architecture(name=target), image_size=side, augment=augment),
-            images,
-            data or "digits",
-        )
+        augment = as_timm_tests(settings(target, CONFIGS[target]))
+        recipe = Recipe(model=Architecture(name=target), image_size=side, augment=augment)
+        return model, recipe, images, data or "digits"
     refuse({"--weights": weights}, f"{target} is a run, which has its own")
     if not Path(target).is_dir():
         raise ArgumentError(f"{target!r} is neither the folder of a run nor one of {', '.join(CONFIGS)}")

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from softless.commands.probe_subject import Pictures, Subject, Texts
 from softless.data import Images, open_images
+from softless.data.augment import transform
 from softless.data.damage import Damage
 from softless.data.device_augment import finish
 from softless.data.images import Split
 from softless.data.reading import Draw, Reader, read_all
 from softless.data.sampler import ResumableSampler
-from softless.errors import ArgumentError, FileError, MissingExtraError, UnsupportedError
+from softless.errors import ArgumentError, FileError, UnsupportedError
 
 FEW = 100  # samples, if no number is asked for
 CHARACTERS = 16  # a token at most, with room to spare
@@ -99,24 +100,8 @@ def _order(images: int, seed: int, count: int) -> list[int]:
 def _image_batches(images: Images, pictures: Pictures, order: list[int], batch: int, device: str) -> Iterator[Tensor]:
     damage = Damage("fail", len(order))
     draws = ([Draw(index) for index in order[start : start + batch]] for start in range(0, len(order), batch))
-    for found, bad in read_all(Reader(images, _ready(pictures)), draws, workers=0):
+    ready = transform(pictures.augment, pictures.side, train=False)
+    for found, bad in read_all(Reader(images, ready), draws, workers=0):
         for each in bad:
             damage.met(*each)
         yield finish(found.pixels.to(device), pictures.augment)
-
-
-def _ready(pictures: Pictures) -> Any:
-    """From a picture to uint8 [3, side, side]."""
-    try:
-        from timm.data import create_transform
-    except ModuleNotFoundError:
-        raise MissingExtraError(
-            "images are made ready by timm, and it is not installed: pip install 'softless[models,train]'"
-        ) from None
-    return create_transform(
-        pictures.side,
-        use_prefetcher=True,
-        interpolation="bicubic",
-        crop_pct=pictures.augment.crop_share,
-        crop_mode=pictures.crop_mode,
-    )

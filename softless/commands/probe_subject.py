@@ -15,10 +15,11 @@ import torch
 from torch import nn
 
 from softless.commands.manners import refuse
-from softless.data.augment import IMAGENET_MEAN, IMAGENET_STD, PLAIN, Augment
+from softless.data.augment import IMAGENET_MEAN, IMAGENET_STD, PLAIN, Augment, as_timm_tests
 from softless.errors import ArgumentError, FileError, MissingExtraError
 from softless.io import load_weights
 from softless.models import create_model
+from softless.models.settings import settings
 from softless.models.table import CONFIGS
 
 TIMM, HUGGING_FACE = "timm:", "hf:"
@@ -26,12 +27,11 @@ TIMM, HUGGING_FACE = "timm:", "hf:"
 
 @dataclass(frozen=True)
 class Pictures:
-    """How images are made ready: a square of side / crop_share, squeezed or cut to shape, and the middle of that."""
+    """How images are made ready, and where a run's own lie."""
 
     side: int
     augment: Augment
-    crop_mode: str = "squash"
-    source: str | None = None  # where a run's own lie
+    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def subject(name: str, weights: Path | None, size: int | None, seed: int) -> Sub
     elif name.startswith(TIMM):
         found = _timm(name, name.removeprefix(TIMM), weights)
     elif name in CONFIGS and not Path(name).is_dir():
-        side = CONFIGS[name].img_size[0]
-        found = Subject(name, _loaded(create_model(name), weights), str(weights or "random"), Pictures(side, Augment()))
+        pictures = Pictures(CONFIGS[name].img_size[0], as_timm_tests(settings(name, CONFIGS[name])))
+        found = Subject(name, _loaded(create_model(name), weights), str(weights or "random"), pictures)
     elif Path(name).is_dir():
         refuse({"--weights": weights}, f"{name} is a run, which has its own")
         found = _run(name)
@@ -104,10 +104,7 @@ def _timm(name: str, architecture: str, weights: Path | None) -> Subject:
         raise ArgumentError(f"timm has no model {architecture!r}{near and f', but {near}'}")
     model = _loaded(timm.create_model(architecture, pretrained=False), weights)
     config = resolve_data_config({}, model=model)
-    augment = replace(
-        PLAIN, crop_share=config["crop_pct"], mean=_channels(config["mean"]), std=_channels(config["std"])
-    )
-    pictures = Pictures(config["input_size"][-1], augment, config["crop_mode"])
+    pictures = Pictures(config["input_size"][-1], as_timm_tests(config))
     return Subject(name, model, str(weights or "random"), pictures)
 
 

@@ -13,7 +13,8 @@ with a 95 % interval:
      "data":      {"name", "train", "test", "classes", "image_size", "patch", "grid": [h, w]},
      "verdict":   [{"about", "says"}],                        the first one answers the question
      "twins":     [{"id", "label", "mechanism", "options", "local", "cut", "tables", "parameters", "macs",
-                    "seconds_per_epoch", "accuracy": est, "seeds": [{"seed", "accuracy", "loss", "seconds", "curve"}]}],
+                    "seconds_per_epoch", "accuracy": est, "seeds": [{"seed", "accuracy", "loss", "seconds", "curve",
+                    "status": "done" | "diverged" | "failed", "reason"}]}],
      "tables":    [{"id", "title", "says", "columns", "rows", "paper"}],
      "layers":    [{"twin", ...LayerFindings}],               softless/probes/findings.py
      "mask_out":  [{"twin", "mask", "accuracy": est}],        "induced": [{"twin", "what", "accuracy": est}],
@@ -62,7 +63,10 @@ def _from_zero(text: str) -> int:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not found:
+        raise typer.BadParameter(f"{text!r} names nothing")
+    return found
 
 
 def _minutes(text: str) -> float:

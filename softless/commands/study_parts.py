@@ -18,14 +18,12 @@ class Parts:
 
     def __init__(self, folder: Path):
         self.folder = folder / "parts"
-        self.reused: list[str] = []
 
     def part(self, name: str, asked: dict[str, Any], make: Callable[[], Any]) -> Any:
         """What was found before, or what `make` finds now."""
         path, asked = self.folder / f"{name}.json", json.loads(json.dumps(asked))
         before = self._read(path)
         if isinstance(before, dict) and before.get("asked") == asked and "found" in before:
-            self.reused.append(name)
             return before["found"]
         document = {"asked": asked, "found": make()}
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -23,31 +23,29 @@ class Plan:
 
 @dataclass(frozen=True)
 class Preset:
-    """A study. `changes` are made to the recipe; `tables` adds the twins of those tables, in windows too."""
+    """A study. `epochs` shortens a recipe that has more; `tables` adds the twins of those tables, in windows too."""
 
-    name: str
     twins: tuple[str, ...] = SIX
     tables: tuple[str, ...] = ()
     seeds: int = 2
-    changes: tuple[tuple[str, str], ...] = ()
+    epochs: int | None = None
     examined: int = 128  # images whose attention is examined
     masked: int = 360  # images that masked models answer
     shown: int = 4  # images in the attention viewer
     plan: Plan = field(default_factory=Plan)
 
 
-DEFAULT = Preset("default")
+DEFAULT = Preset()
 QUICK = Preset(
-    "quick",
     twins=SIX[:4],
     seeds=1,
-    changes=(("epochs", "12"),),
+    epochs=12,
     examined=32,
     masked=180,
     shown=2,
     plan=Plan(tokens=(256, 1024), repeats=3, score_tokens=128, mechanisms=CORE[:4]),
 )
 FULL = replace(
-    DEFAULT, name="full", twins=(), tables=EVERY_TABLE, seeds=3, examined=1000, masked=10_000,
+    DEFAULT, twins=(), tables=EVERY_TABLE, seeds=3, examined=1000, masked=10_000,
     plan=Plan(tokens=(256, 1024, 4096, 16384), mechanisms=("all",)),
 )  # fmt: skip

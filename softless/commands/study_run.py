@@ -1,12 +1,15 @@
 """A study from beginning to end: train the twins, examine them, time mechanisms, write the report."""
 
 import os
+import shlex
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import typer
 
 from softless.commands import study_document, study_measure, study_plan
@@ -23,9 +26,9 @@ from softless.errors import ArgumentError, NonFiniteError
 from softless.probes.cases import cases_named
 from softless.report.page import require
 from softless.report.study_page import write_page
-from softless.train.assemble import Means
+from softless.train.assemble import Means, build
 from softless.train.blas import by_blas
-from softless.train.decoded import fetch
+from softless.train.decoded import decode, fetch
 from softless.train.grid import Ran, run_grid
 from softless.train.recipe import Recipe
 from softless.train.recipe_file import read_recipe, shipped
@@ -72,9 +75,11 @@ class Asked:
         """The command line that repeats it."""
         words = ["softless study", *([] if self.preset == "default" else [f"--{self.preset}"])]
         lists = {"twins": self.twins, "mechanisms": self.mechanisms, "tokens": self.tokens}
-        words += [f"--{name} {','.join(map(str, given))}" for name, given in lists.items() if given is not None]
+        words += [
+            f"--{name} {shlex.quote(','.join(map(str, given)))}" for name, given in lists.items() if given is not None
+        ]
         rest = {"data": self.data, "recipe": self.recipe, "seeds": self.seeds, "seed": self.seed, "out": self.out}
-        words += [f"--{name} {given}" for name, given in rest.items() if given is not None]
+        words += [f"--{name} {shlex.quote(str(given))}" for name, given in rest.items() if given is not None]
         return " ".join([*words, f"--device {device}"])
 
 
@@ -82,27 +87,31 @@ def study(asked: Asked, out: "Console | None") -> tuple[dict[str, Any], Path]:
     """The document, and the page that was made of it."""
     require("plotly", "jinja2", by="the page of a study")
     device, preset = study_measure.pick_device(asked.device), asked.settled()
-    recipe = read_recipe(asked.recipe or default_recipe(asked.data, device), preset.changes)
+    name = asked.recipe or default_recipe(asked.data, device)
+    recipe = recipe_named(name, preset)
     if not recipe.cache:
         raise ArgumentError("a study keeps its images decoded, and the recipe has cache = false")
-    twins = twins_named(preset.twins) if preset.twins else twins_of(preset.tables, side=side_of(recipe))
+    twins = twins_named(preset.twins, recipe) if preset.twins else twins_of(preset.tables, side=side_of(recipe))
+    must_build(recipe, twins)
     cases_named(preset.plan.mechanisms)
-    total = len(twins) * (preset.seeds + EXAMINING) + TIMING
-    with progress(total, out is not None) as advance, goes_on():
+    cut = windows_of(recipe, name, preset)
+    runs = preset.seeds * (len(twins) + (len(cut[1]) if cut else 0))
+    with progress(runs + EXAMINING * len(twins) + TIMING, out is not None) as advance, goes_on():
         showing = Showing(out, advance)
-        ran = train_all(asked, asked.out / "twins", recipe, twins, preset.seeds, device, showing)
-        cut = windows_of(recipe, asked.recipe or default_recipe(asked.data, device), preset)
-        in_windows = cut and train_all(asked, asked.out / "twins-windows", *cut, preset.seeds, device, showing)
+        ends = None if asked.minutes is None else time.monotonic() + 60 * asked.minutes
+        ran = train_all(asked, asked.out / "twins", recipe, twins, device, showing, ends)
+        beside = Showing(out, advance)  # both grids have an inline-0
+        in_windows = cut and train_all(asked, asked.out / "twins-windows", *cut, device, beside, ends)
+        exhibit = exhibited(asked, recipe, device, showing)
         with by_blas():
-            found = examine_all(asked, recipe, ran, preset, device, advance, showing.say)
+            found = examine_all(asked, ran, preset, exhibit, advance, showing.say)
         parts = Parts(asked.out)
         plan = {**asdict(preset.plan), "seed": asked.seed, "device": device}
         third = _scaled(advance, TIMING / 2)
         speed = parts.part("speed", plan, lambda: study_measure.timed(preset.plan, asked.seed, device, third))
         curves = parts.part("curves", plan, lambda: study_measure.approximated(preset.plan, asked.seed, third))
-    document = assemble(asked, recipe, ran, found, speed, curves, device)
-    if in_windows:
-        study_document.put_table_4(document["tables"], in_windows.records)
+    document = assemble(asked, recipe, ran, found, speed, curves, exhibit)
+    conclude(document, ran, in_windows)
     return document, write(asked.out, document)
 
 
@@ -123,48 +132,60 @@ def default_recipe(data: str | None, device: str) -> str:
     return "twins-cifar10" if device == "cuda" else "twins-images"
 
 
+def recipe_named(name: str, preset: Preset) -> Recipe:
+    """The recipe, no longer than the preset has it."""
+    recipe = read_recipe(name)
+    return recipe if preset.epochs is None else replace(recipe, epochs=min(recipe.epochs, preset.epochs))
+
+
+def must_build(recipe: Recipe, twins: Sequence[Twin]) -> None:
+    """A twin whose model cannot be made raises, before another is trained in vain."""
+    with torch.device("meta"):
+        for twin in twins:
+            build(twin.recipe(recipe).model, recipe.image_size, classes=1)
+
+
 def windows_of(recipe: Recipe, name: str, preset: Preset) -> tuple[Recipe, tuple[Twin, ...]] | None:
     """The recipe and twins of table 4, where the study's own model sees no windows and NAME-windows is a recipe."""
     beside = f"{name}-windows"
     if "4" not in preset.tables or side_of(recipe) or beside not in shipped():
         return None
-    found = read_recipe(beside, preset.changes)
+    found = recipe_named(beside, preset)
     return found, twins_of(["4"], side=side_of(found))
 
 
 def train_all(
-    asked: Asked, folder: Path, recipe: Recipe, twins: Sequence[Twin], seeds: int, device: str, showing: Showing
+    asked: Asked,
+    folder: Path,
+    recipe: Recipe,
+    twins: Sequence[Twin],
+    device: str,
+    showing: Showing,
+    ends: float | None,
 ) -> Ran:
-    """Every twin from every seed, as far as the minutes go."""
+    """Every twin from every seed, until time.monotonic() is `ends`."""
     cores = os.cpu_count() or 1
     return run_grid(
         folder,
         recipe,
         twins,
         data=asked.data,
-        seeds=range(asked.seed, asked.seed + seeds),
+        seeds=range(asked.seed, asked.seed + asked.settled().seeds),
         means=Means(device=device, workers=asked.workers, graph=device == "cuda"),
-        minutes=asked.minutes,
+        minutes=None if ends is None else max(ends - time.monotonic(), 0.0) / 60,
         pack=asked.pack or (min(cores, 4) if device == "cpu" else 1),
         watch=showing,
     )
 
 
 def examine_all(
-    asked: Asked,
-    recipe: Recipe,
-    ran: Ran,
-    preset: Preset,
-    device: str,
-    advance: Advance,
-    say: Callable[[str], None],
+    asked: Asked, ran: Ran, preset: Preset, exhibit: Exhibit, advance: Advance, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """By twin: what the probes find in the model of its first seed that was trained; one with infinities is passed."""
     parts, first = Parts(asked.out), dict[str, Any]()
     for record in ran.records:
         if record["status"] == "done":
             first.setdefault(record["twin"]["id"], record)
-    exhibit = _exhibit(asked, recipe, device)
     sizes = {"images": preset.examined, "masked": preset.masked, "shown": preset.shown, "seed": asked.seed}
     found = {}
     for id_, record in first.items():
@@ -182,12 +203,11 @@ def examine_all(
 
 
 def assemble(
-    asked: Asked, recipe: Recipe, ran: Ran, found: dict[str, Any], speed: Any, curves: Any, device: str
+    asked: Asked, recipe: Recipe, ran: Ran, found: dict[str, Any], speed: Any, curves: Any, exhibit: Exhibit
 ) -> dict[str, Any]:
-    """The document, but for its files."""
+    """The document, but for its verdict and its files."""
     train, test = open_splits(asked.data)
     grid = [tokens_a_side(recipe)] * 2
-    exhibit = _exhibit(asked, recipe, "cpu")
     shown = exhibit.one_a_class(asked.settled().shown).tolist()
     images = [
         {
@@ -198,10 +218,10 @@ def assemble(
         for index in shown
     ]
     twins = study_document.twins(ran.records)
-    document = {
+    return {
         "schema": SCHEMA,
-        "command": asked.command(device),
-        **study_measure.circumstances(device),
+        "command": asked.command(exhibit.device),
+        **study_measure.circumstances(exhibit.device),
         "seed": asked.seed,
         "preset": asked.preset,
         "data": {
@@ -225,9 +245,15 @@ def assemble(
         "speed": speed,
         "files": {},
     }
-    by_twin = groups(ran.records)
-    document["verdict"] = verdict(document, by_twin, shared_spread(by_twin), ran.left)
-    return document
+
+
+def conclude(document: dict[str, Any], ran: Ran, in_windows: Ran | None) -> None:
+    """Table 4 from the model that sees windows, if there is one, and the verdict on all runs."""
+    by_twin, beside = groups(ran.records), in_windows or Ran((), 0)
+    if in_windows:
+        study_document.put_table_4(document["tables"], in_windows.records)
+    left = ran.left + beside.left
+    document["verdict"] = verdict(document, by_twin, shared_spread(by_twin), left, groups(beside.records).values())
 
 
 def write(folder: Path, document: dict[str, Any]) -> Path:
@@ -237,9 +263,12 @@ def write(folder: Path, document: dict[str, Any]) -> Path:
     return write_page(folder)
 
 
-def _exhibit(asked: Asked, recipe: Recipe, device: str) -> Exhibit:
-    kept = fetch(asked.out / "twins" / "images", open_splits(asked.data), recipe.image_size)
-    assert kept is not None, "the grid has decoded them"
+def exhibited(asked: Asked, recipe: Recipe, device: str, showing: Showing) -> Exhibit:
+    """The test images as the grid decoded them; decoded again where they were lost since."""
+    shelf, parts, size = asked.out / "twins" / "images", open_splits(asked.data), recipe.image_size
+    decode(shelf, parts, size, Means(workers=asked.workers), showing.decoding)
+    kept = fetch(shelf, parts, size)
+    assert kept is not None, "they are decoded"
     return Exhibit(kept[1], recipe.augment, device)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from softless.commands import units
 from softless.commands.layout import plain_table
 from softless.commands.progress import Advance
+from softless.commands.study_tables import instead
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,7 +70,7 @@ def twins_table(twins: list[dict[str, Any]]) -> "Table":
     rows = [
         [
             twin["label"],
-            "not finite" if twin["accuracy"]["mean"] is None else f"{twin['accuracy']['mean']:.1%}",
+            _top1(twin),
             interval(twin["accuracy"]),
             "-" if twin["seconds_per_epoch"] is None else units.seconds(twin["seconds_per_epoch"]),
             units.macs(twin["macs"]),
@@ -84,7 +85,14 @@ def twins_table(twins: list[dict[str, Any]]) -> "Table":
 
 
 def interval(accuracy: dict[str, Any]) -> str:
+    if accuracy["mean"] is None:
+        return "-"
     return "one seed" if accuracy["low"] is None else f"{accuracy['low']:.1%} to {accuracy['high']:.1%}"
+
+
+def _top1(twin: dict[str, Any]) -> str:
+    mean = twin["accuracy"]["mean"]
+    return instead(seed["status"] for seed in twin["seeds"]) if mean is None else f"{mean:.1%}"
 
 
 def printable(path: Path) -> str:

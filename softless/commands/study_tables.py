@@ -9,7 +9,6 @@ degrees of freedom, and two means differ by more than the spread if they are fur
 t s sqrt(1/n + 1/m). Twins that did not learn (below half of the best) have a spread of their own kind and are left out.
 """
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -33,6 +32,7 @@ class Group:
     label: str
     accuracies: tuple[float, ...]
     runs: int  # those that diverged or failed among them
+    instead: str = "failed"  # the word where there is no accuracy
 
     @property
     def mean(self) -> float | None:
@@ -77,9 +77,15 @@ def groups(records: Iterable[Record]) -> dict[str, Group]:
             runs[0]["twin"]["label"],
             tuple(100 * run["accuracy"] for run in runs if run["status"] == "done"),
             len(runs),
+            instead(run["status"] for run in runs),
         )
         for each, runs in sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] in order else 999)
     }
+
+
+def instead(statuses: Iterable[str]) -> str:
+    """The word for runs without an accuracy: one that diverged is a result, one that failed is none."""
+    return "not finite" if "diverged" in statuses else "failed"
 
 
 def learned(found: Collection[Group]) -> list[Group]:
@@ -154,9 +160,10 @@ def _row(group: Group, softmax: Group | None, paper: float | None) -> list[Any]:
     against = None
     if softmax is not None and softmax.mean is not None and group.mean is not None:
         against = round(group.mean - softmax.mean, 2)
-    numbers = [None if number is None else round(number, 2) for number in (group.mean, group.spread)]
+    mean = group.instead if group.mean is None else round(group.mean, 2)
+    spread = None if group.spread is None else round(group.spread, 2)
     seeds = len(group.accuracies)
-    return [group.label, *numbers, seeds if seeds == group.runs else f"{seeds} of {group.runs}", against, paper]
+    return [group.label, mean, spread, seeds if seeds == group.runs else f"{seeds} of {group.runs}", against, paper]
 
 
 def markdown(found: Sequence[Mapping[str, Any]]) -> str:
@@ -168,15 +175,7 @@ def _markdown(table: Mapping[str, Any]) -> str:
     lines = [f"### Table {table['id']}: {table['title']}", ""]
     lines += ["| twin | top-1 | seeds | against softmax | the paper's |", "|---|---|---|---|---|"]
     for label, mean, spread, seeds, against, paper in table["rows"]:
-        top1 = "not finite" if mean is None else f"{mean:.2f}" if spread is None else f"{mean:.2f} ± {spread:.2f}"
+        top1 = mean if isinstance(mean, str) else f"{mean:.2f}" + ("" if spread is None else f" ± {spread:.2f}")
         versus = "" if against is None else f"{against:+.2f}"
         lines.append(f"| {label} | {top1} | {seeds} | {versus} | {'' if paper is None else paper} |")
     return "\n".join([*lines, "", table["says"], "", f"In the paper: {table['paper']}"])
-
-
-def write_tables(folder: Path) -> list[dict[str, Any]]:
-    """tables.json and tables.md beside the runs of a grid."""
-    made = tables(read_runs(folder))
-    (folder / "tables.json").write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
-    (folder / "tables.md").write_text(markdown(made), encoding="utf-8")
-    return made

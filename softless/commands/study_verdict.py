@@ -1,6 +1,6 @@
 """What a study found, in plain language, the answer first; nothing is claimed that seeds alone could have done."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -16,8 +16,11 @@ FEW = 1 / 2  # confused pairs an image and head, below which a layer counts as t
 Document = dict[str, Any]
 
 
-def verdict(document: Document, found: Mapping[str, Group], spread: Spread, left: int) -> list[dict[str, str]]:
-    """Sentences by subject; a subject without numbers is left out."""
+def verdict(
+    document: Document, found: Mapping[str, Group], spread: Spread, left: int, in_windows: Collection[Group] = ()
+) -> list[dict[str, str]]:
+    """Sentences by subject; a subject without numbers is left out. `in_windows` were trained beside those found."""
+    every = [*found.values(), *in_windows]
     said = [
         ("Softmax", needed(found, spread, document["data"])),
         ("Local residual", _residual(found, spread)),
@@ -28,7 +31,7 @@ def verdict(document: Document, found: Mapping[str, Group], spread: Spread, left
         ("Speed", _speed(document["speed"])),
         ("Memory", _memory(document["speed"])),
         ("Training", _training(document["twins"])),
-        ("Trust", _trust(document["speed"], document["machine"]["threads"], found, spread)),
+        ("Trust", _trust(document["speed"], document["machine"]["threads"], every, spread)),
         ("Left", f"{left} of the runs are left: the same command goes on with them." if left else ""),
     ]
     return [{"about": about, "says": says} for about, says in said if says]
@@ -122,9 +125,9 @@ def _range(layers: Sequence[Document], curves: Sequence[Document]) -> str:
 def _speed(part: Document) -> str:
     longest = max(part["tokens"])
     laps = {lap["label"]: lap for lap in _laps(part, longest) if lap["seconds"] is not None}
-    reference = laps.pop(REFERENCE)
+    reference = laps.pop(REFERENCE, None)
     laps.pop("softmax", None)
-    if not laps:
+    if reference is None or not laps:
         return ""
     best = max(laps.values(), key=lambda lap: lap["speedup"])
     times = f"{units.seconds(best['seconds'])} against {units.seconds(reference['seconds'])}"
@@ -164,13 +167,13 @@ def _training(twins: Sequence[Document]) -> str:
     return f"{_list(rising)} still gained at the end: longer training may change the order." if rising else ""
 
 
-def _trust(part: Document, threads: int, found: Mapping[str, Group], spread: Spread) -> str:
+def _trust(part: Document, threads: int, found: Iterable[Group], spread: Spread) -> str:
     says = ""
     if spread.deviation is not None:
         says = (
             f"accuracies of one twin differ by {spread.deviation:.1f} points from seed to seed (standard deviation). "
         )
-    lost = [group.label for group in found.values() if len(group.accuracies) < group.runs]
+    lost = list(dict.fromkeys(group.label for group in found if len(group.accuracies) < group.runs))
     says += f"Not every run of {_list(lost)} came to an end. " if lost else ""
     if part["threads"] < threads:
         says += f"Calls were timed on {part['threads']} thread: with {threads}, they waited for other programs. "

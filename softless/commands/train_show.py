@@ -36,7 +36,7 @@ class Showing:
         self.open, self.out = ExitStack(), console()
         self.advance: Advance = lambda _label, _amount: None
         self.parameters, self.epochs, self.per_epoch, self.at = 0, 0, 1, 0
-        self.label, self.seen = "", {"loss": 0.0, "images_per_second": 0.0}
+        self.label, self.loss = "", "-"
 
     def __enter__(self) -> Self:
         return self
@@ -68,11 +68,11 @@ class Showing:
         if "top1" in numbers:
             if self.wanted:
                 self.out.print(
-                    f"epoch {step // self.per_epoch:>3}/{self.epochs}   loss {self.seen['loss']:.4f}   "
+                    f"epoch {step // self.per_epoch:>3}/{self.epochs}   loss {self.loss}   "
                     f"top-1 {numbers['top1']:7.2%}   top-5 {numbers['top5']:7.2%}   ECE {numbers['ece']:.3f}"
                 )
             return
-        self.seen = dict(numbers)
+        self.loss = f"{numbers['loss']:.4f}"
         rate = units.short(numbers["images_per_second"])
         self.label = f"   loss {numbers['loss']:.3f}   lr {numbers['lr']:.1e}   {rate} images/s"
 

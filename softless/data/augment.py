@@ -1,16 +1,16 @@
 """What happens to an image before a model sees it: the paper's recipe, and small ones.
 
     to train   crop, flip, RandAugment; then, normalized, random erasing
-    to test    squeezed to a square of size / crop_share, whatever its shape, and the middle of that
+    to test    made a square of size / crop_share, and the middle of that
 
 On the CPU an image at a time, by timm's transforms; on a GPU a batch at a time (`device_augment`). One `Augment` says
 the same to both; they differ in rounding, and in the random numbers they draw.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 CROPS = ("resized", "padded", "none")
+CROP_MODES = ("squash", "center", "border")
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -35,7 +36,8 @@ class Augment:
     operations     how many operations of RandAugment (Cubuk et al. 2020), each with probability 1/2
     magnitude      of those, from 0 to 10, with a standard deviation of `magnitude_std`
     erase          probability of filling a random rectangle with noise (Zhong et al. 2020)
-    crop_share     of the squeezed image's side that a test sees
+    crop_share     of the square's side that a test sees
+    crop_mode      how a test makes an image a square: squash, whatever its shape, or cut or padded as timm does
     mean, std      of the pixels, by channel, 0 to 1
     """
 
@@ -48,16 +50,15 @@ class Augment:
     magnitude_std: float = 0.5
     erase: float = 0.25
     crop_share: float = 0.875
+    crop_mode: str = "squash"
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
 
     def __post_init__(self) -> None:
-        if self.crop not in CROPS:
-            raise ArgumentError(f"crop is {self.crop!r} and must be one of {', '.join(CROPS)}")
+        for name, known in (("crop", CROPS), ("crop_mode", CROP_MODES)):
+            if getattr(self, name) not in known:
+                raise ArgumentError(f"{name} is {getattr(self, name)!r} and must be one of {', '.join(known)}")
         self._check_counts()
-        for name in ("padding", "operations", "magnitude"):
-            if getattr(self, name) % 1:
-                raise ArgumentError(f"{name} is {getattr(self, name)} and must be a whole number")
         if not 0 < self.area[0] <= self.area[1] <= 1:
             raise ArgumentError(f"area is {self.area} and must be two shares of an image, the smaller first")
         for name in ("flip", "erase"):
@@ -76,6 +77,10 @@ class Augment:
             given = getattr(self, name)
             if not (isinstance(given, tuple) and len(given) == count and all(map(_is_number, given))):
                 raise ArgumentError(f"{name} is {given} and must be {count} numbers")
+        for name in ("padding", "operations", "magnitude"):
+            given = getattr(self, name)
+            if given % 1 or not (isinstance(given, int) or name == "magnitude"):
+                raise ArgumentError(f"{name} is {given} and must be a whole number")
 
 
 def _is_number(given: object) -> bool:
@@ -84,6 +89,14 @@ def _is_number(given: object) -> bool:
 
 PAPER = Augment()
 PLAIN = Augment(crop="none", flip=0.0, operations=0, erase=0.0, crop_share=1.0)
+
+
+def as_timm_tests(config: Mapping[str, Any]) -> Augment:
+    """What a test does for a model of this `pretrained_cfg`."""
+    (r, g, b), (dr, dg, db) = config["mean"], config["std"]
+    return replace(
+        PLAIN, crop_share=config["crop_pct"], crop_mode=config["crop_mode"], mean=(r, g, b), std=(dr, dg, db)
+    )
 
 
 def transform(augment: Augment, size: int, *, train: bool) -> Callable[["Image"], Tensor | np.ndarray]:
@@ -97,7 +110,11 @@ def transform(augment: Augment, size: int, *, train: bool) -> Callable[["Image"]
         ) from None
     if not train:
         return create_transform(
-            size, use_prefetcher=True, interpolation="bicubic", crop_pct=augment.crop_share, crop_mode="squash"
+            size,
+            use_prefetcher=True,
+            interpolation="bicubic",
+            crop_pct=augment.crop_share,
+            crop_mode=augment.crop_mode,
         )
     policy = None
     if augment.operations:

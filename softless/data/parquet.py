@@ -65,7 +65,7 @@ def open_parquet(path: Path, split: Split) -> ParquetImages:
     file = _open(part)
     images, labels = _images(part, _column(part, file, "image")), _labels(part, _column(part, file, "label"))
     made = ParquetImages(part, images, labels, _rows(part, file, split, len(labels)))
-    made.classes = _names(part, file) or tuple(map(str, range(_count(path, labels))))
+    made.classes = _names(part, file) or tuple(map(str, range(_count(part, labels))))
     check_labels(str(part), made.labels, made.classes, empty=_unused(made) if split == "train" else [])
     return made
 
@@ -129,10 +129,10 @@ def _rows(path: Path, file: pq.ParquetFile, split: Split, count: int) -> np.ndar
     raise MissingPartError(f"{path}: its column split has none of {', '.join(WORDS[split])} in any row")
 
 
-def _count(path: Path, labels: np.ndarray) -> int:
+def _count(part: Path, labels: np.ndarray) -> int:
     """How many classes there are where nothing names them."""
-    learned = find_file(path, "train")
-    if learned is not None and learned != path:
+    learned = find_file(part, "train")
+    if learned is not None and learned != part:
         labels = _labels(learned, _column(learned, _open(learned), "label"))
     return min(int(labels.max(initial=0)) + 1, MOST_CLASSES)
 

@@ -5,6 +5,7 @@ process that trains knows which file it was, and decides.
 """
 
 import random
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -87,11 +88,26 @@ def read_all(reader: Reader, draws: Iterable[list[Draw]], workers: int) -> Itera
         generator=torch.Generator(),  # its own: the trainer's random numbers are not touched
     )
     try:
-        yield from batches
+        with deaf():
+            reading = iter(batches)
+        yield from reading
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
         raise FileError(f"a process that reads images died ({error}): without workers it would be this one") from None
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """Processes begun inside never hear a signal to stop: it is for the one that trains, and that needs their images.
+
+    A signal that comes meanwhile waits for the end.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def gather(readings: Sequence[Reading]) -> tuple[Batch, tuple[Bad, ...]]:

@@ -42,11 +42,14 @@ def open_images(source: str | Path | None, split: Split) -> Images:
 
 
 def open_splits(source: str | Path | None) -> tuple[Images, Images]:
-    """(train, test), if they are not the same images."""
+    """(train, test), if they are not the same images, and of the same classes."""
     train, test = open_images(source, "train"), open_images(source, "test")
     if train.fingerprint == test.fingerprint:
         raise FileError(
             f"{source}: it has one part, and images to test on are needed beside those to train on: "
             "train/ and val/ in a folder, NAME-train.parquet and NAME-val.parquet, or a column 'split'"
         )
+    if train.classes != test.classes:
+        here, there = (f"{len(part.classes)} ({', '.join(part.classes[:3])}, ...)" for part in (train, test))
+        raise FileError(f"{source}: the images to train on have classes {here}, and those to test on {there}")
     return train, test

@@ -229,8 +229,8 @@ def deviation(name: str, given: float | None) -> float:
     """Of what is drawn at the start; the authors' where none is given."""
     if given is None:
         return 0.02
-    if not 0 <= given <= 1:
-        raise ArgumentError(f"{name} {given} is not a deviation between 0 and 1")
+    if not 0 < given <= 1:
+        raise ArgumentError(f"{name} {given} is not a deviation above 0, of at most 1")
     return given
 
 

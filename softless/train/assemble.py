@@ -34,7 +34,7 @@ PROSE = ("command", "cost", "expected")
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """What a training is done with; none of it changes what it learns, but for rounding."""
+    """What a training is done with: no part of what is learned, though another device rounds and draws differently."""
 
     device: str = "auto"
     sharing: Sharing = "ddp"
@@ -70,7 +70,14 @@ def train(
     run, about = Run(folder), describe(recipe, data, images, test, seed, teacher, init)
     if resume:
         agree(run.read(), about, f"the run in {folder}")
+    else:
+        run.must_be_new()
     devices = Devices(means.device, recipe.precision, means.sharing, means.graph)
+    seed_all(seed, -1, 0)
+    model = build(recipe.model, recipe.image_size, len(images.classes))
+    if init is not None and not (resume and checkpoint.any_in(run.last)):
+        start_from(model, init)
+    knows = None if teacher is None else taught(teacher, recipe, images.classes)
     feeds = [
         feed(part, recipe, seed, devices, means, train=part is images, kept=kept)
         for part, kept in zip((images, test), decoded or (None, None), strict=True)
@@ -78,10 +85,6 @@ def train(
     if devices.main and not resume:
         run.begin(about)
     devices.wait()
-    seed_all(seed, -1, 0)
-    model = build(recipe.model, recipe.image_size, len(images.classes))
-    if init is not None and not (resume and checkpoint.any_in(run.last)):
-        start_from(model, init)
     job = Job(
         model=model,
         train=feeds[0],
@@ -93,7 +96,7 @@ def train(
         about=about,
         seed=seed,
         resume=resume,
-        teacher=None if teacher is None else taught(teacher, recipe, images.classes),
+        teacher=knows,
     )
     watch.begin(job, sum(parameter.numel() for parameter in job.model.parameters()))
     outcome = fit(job)
@@ -117,14 +120,19 @@ def describe(
     }
 
 
+def meaning(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe's document asks for, as JSON has it: without prose, and a later key has its default."""
+    found = to_document(from_document(recipe))
+    return _plain({key: value for key, value in found.items() if key not in PROSE})
+
+
 def agree(before: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
-    """The set may have moved and the prose may have changed; nothing else may. A later key has its default in a run."""
+    """The set may have moved and the prose may have changed; nothing else may."""
 
     def matters(about: Mapping[str, Any]) -> dict[str, Any]:
-        recipe = to_document(from_document(about["recipe"]))
+        recipe = meaning(about["recipe"])
         same = {key: about[key] for key in ("fingerprint", "classes", "seed", "teacher")}
-        plain = {key: value for key, value in recipe.items() if key not in PROSE}
-        return _plain({**same, "init": about.get("init"), "recipe": plain})
+        return {**same, "init": about.get("init"), "recipe": recipe}
 
     try:
         old, new = (matters(about) for about in (before, now))

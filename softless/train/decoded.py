@@ -1,12 +1,14 @@
 """A set of small images decoded once, for many trainings in many processes.
 
     FOLDER/step-SIZE/   train.safetensors, test.safetensors: pixels, labels, ids, as `cached` gives them
+                        state.json: fingerprints, and the images that were skipped: [{name: why}, {name: why}]
 
 It is a checkpoint like any other: there whole or not at all, and every byte compared before it is believed.
 """
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from softless.data.damage import Damage
 from softless.data.images import Images
@@ -19,22 +21,36 @@ from softless.train.assemble import Means
 Parts = tuple[Images, Images]
 
 
+class Decoded(NamedTuple):
+    """The images to train and to test on, and name -> why of those that are not among them."""
+
+    train: Batch
+    test: Batch
+    skipped: tuple[dict[str, str], dict[str, str]]
+
+
 def decode(
     shelf: Path, parts: Parts, size: int, means: Means, tick: Callable[[int], None] = lambda _images: None
 ) -> None:
-    """Put the decoded set on the shelf, unless it is there."""
-    if fetch(shelf, parts, size) is not None:
+    """Put the decoded set on the shelf, unless it is there; what was skipped then is met again."""
+    damages = [Damage(means.on_bad_image, len(part)) for part in parts]
+    found = fetch(shelf, parts, size)
+    if found is not None:
+        for damage, skipped in zip(damages, found.skipped, strict=True):
+            for each in skipped.items():
+                damage.met(*each)
         return
     made = [
-        cached(part, size=size, workers=means.workers, damage=Damage(means.on_bad_image, len(part)), tick=tick)
-        for part in parts
+        cached(part, size=size, workers=means.workers, damage=damage, tick=tick)
+        for part, damage in zip(parts, damages, strict=True)
     ]
     tensors = {name: dict(batch._asdict()) for name, batch in zip(("train", "test"), made, strict=True)}
-    checkpoint.save(shelf, size, tensors, {"fingerprints": [part.fingerprint for part in parts]}, keep=1)
+    state = {"fingerprints": [part.fingerprint for part in parts], "skipped": [damage.skipped for damage in damages]}
+    checkpoint.save(shelf, size, tensors, state, keep=1)
 
 
-def fetch(shelf: Path, parts: Parts, size: int) -> tuple[Batch, Batch] | None:
-    """(train, test) from the shelf, if it holds these images at this size, whole."""
+def fetch(shelf: Path, parts: Parts, size: int) -> Decoded | None:
+    """The set from the shelf, if it holds these images at this size, whole."""
     try:
         found = checkpoint.newest(shelf)
     except FileError:
@@ -43,4 +59,5 @@ def fetch(shelf: Path, parts: Parts, size: int) -> tuple[Batch, Batch] | None:
     if found is None or found.step != size or found.state.get("fingerprints") != wanted:
         return None
     train, test = (Batch(**found.parts[name]) for name in ("train", "test"))
-    return train, test
+    of_train, of_test = found.state.get("skipped", ({}, {}))  # shelves from before they were named have none
+    return Decoded(train, test, (of_train, of_test))

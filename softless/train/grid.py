@@ -25,7 +25,7 @@ import torch
 
 from softless.data import open_splits
 from softless.errors import ArgumentError, FileError
-from softless.train.assemble import Means
+from softless.train.assemble import Means, meaning
 from softless.train.decoded import decode
 from softless.train.pack import Pack
 from softless.train.recipe import Recipe
@@ -96,7 +96,7 @@ def run_grid(
     parts = open_splits(data)
     _agree(out, recipe, [part.fingerprint for part in parts])
     tasks = [
-        Task(out=out, twin=twin, seed=seed, base=recipe, data=data, means=means, ends=ends, together=pack)
+        Task(out=out, twin=twin, seed=seed, base=recipe, data=data, means=means, ends=ends)
         for seed in seeds
         for twin in twins
     ]
@@ -105,9 +105,11 @@ def run_grid(
     if waiting:
         if recipe.cache:
             decode(out / "images", parts, recipe.image_size, means, watch.decoding)
-        schedule = Schedule(waiting, [read_record(task.record) for task in tasks if task not in waiting], ends)
-        (_alone if pack == 1 else _packed)(schedule, min(pack, len(waiting)), watch)
-    records = tuple(read_record(task.record) for task in tasks if task.record.exists())
+        together = min(pack, len(waiting))
+        before = [read_record(task.record) for task in tasks if task not in waiting]
+        schedule = Schedule([replace(task, together=together) for task in waiting], before, ends)
+        (_alone if pack == 1 else _packed)(schedule, together, watch)
+    records = tuple(record for task in tasks if (record := left_by(task)) is not None)
     return Ran(records, sum(not finished(task) for task in tasks))
 
 
@@ -142,10 +144,16 @@ class Schedule:
 
 def finished(task: Task) -> bool:
     """Done or diverged; what failed is tried again, and so is a record that cannot be read."""
+    record = left_by(task)
+    return record is not None and record["status"] in ("done", "diverged")
+
+
+def left_by(task: Task) -> Record | None:
+    """What a run left; None if that is nothing, or cannot be read."""
     try:
-        return read_record(task.record)["status"] in ("done", "diverged")
+        return read_record(task.record)
     except FileError:
-        return False
+        return None
 
 
 def read_record(path: Path) -> Record:
@@ -196,14 +204,13 @@ def _supply(workers: Pack, schedule: Schedule) -> None:
 def _agree(out: Path, recipe: Recipe, fingerprints: list[str]) -> None:
     """A grid is of one recipe and one set of images."""
     path = out / "grid.json"
-    prose: dict[str, Any] = {"command": "", "cost": "", "expected": ""}
-    about = {"schema": SCHEMA, "recipe": to_document(replace(recipe, **prose)), "fingerprints": fingerprints}
-    about = json.loads(json.dumps(about))
+    about = {"schema": SCHEMA, "recipe": meaning(to_document(recipe)), "fingerprints": fingerprints}
     if not path.exists():
         write_json(path, about)
         return
     try:
         before = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        before["recipe"] = meaning(before["recipe"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise FileError(f"{path} cannot be read ({error})") from error
     must_agree(before, about, f"the grid in {out}")

@@ -172,6 +172,10 @@ class Loop:
         self._check()
         scores = evaluate(self.engine.best_model, self.job.test, self.devices)
         self.engine.plain.train()
+        if not isfinite(scores.loss):
+            raise NonFiniteError(
+                f"the loss on the test images is {scores.loss} after update {self.engine.step}, and {self._kept()}"
+            )
         self.scores = _numbers(scores)
         self._tell("test", {"epoch": epoch, **self.scores})
         if scores.top1 > self.best.get("top1", -1.0):

@@ -113,9 +113,11 @@ class Recipe:
             raise ArgumentError(f"recipe: batch {self.batch} is not a multiple of accumulate {self.accumulate}")
         if (self.mixup or self.cutmix) and (self.batch // self.accumulate) % 2:
             raise ArgumentError(f"recipe: mixup and cutmix mix pairs, and batch {self.batch} has an odd part")
-        if self.cache and self.augment.crop_share != 1:
-            share = self.augment.crop_share
-            raise ArgumentError(f"recipe: cache keeps whole images, so augment.crop_share is 1 and cannot be {share}")
+        for name, whole in (("crop_share", 1), ("crop_mode", "squash")):
+            if self.cache and (given := getattr(self.augment, name)) != whole:
+                raise ArgumentError(
+                    f"recipe: cache keeps whole images, so augment.{name} is {whole} and cannot be {given}"
+                )
         if self.warmup_epochs > self.epochs:
             raise ArgumentError(f"recipe: warmup_epochs {self.warmup_epochs} are more than epochs {self.epochs}")
 

@@ -30,12 +30,16 @@ class Run:
         self.skipped = folder / "skipped.json"
         self.last, self.best, self.board = folder / "last", folder / "best", folder / "tensorboard"
 
-    def begin(self, about: Mapping[str, Any]) -> None:
-        """A new run; a folder that holds one already is left alone."""
+    def must_be_new(self) -> None:
+        """A folder that holds a run already is left alone."""
         if self.about.exists():
             raise ArgumentError(
                 f"{self.folder} holds a run already: go on with it with --resume, or give another folder with --out"
             )
+
+    def begin(self, about: Mapping[str, Any]) -> None:
+        """A new run."""
+        self.must_be_new()
         write_json(self.about, {"schema": SCHEMA, **about})
 
     def read(self) -> dict[str, Any]:
@@ -44,6 +48,8 @@ class Run:
             document = json.loads(self.about.read_bytes())
             if document["schema"] != SCHEMA:
                 raise FileError(f"{self.about} has schema {document['schema']!r}, and {SCHEMA!r} is read here")
+            if not isinstance(document["recipe"], dict):
+                raise FileError(f"{self.about} is damaged (its recipe is {document['recipe']!r})")
         except FileNotFoundError:
             raise FileError(f"{self.folder} holds no run: there is no {self.about.name} in it") from None
         except OSError as error:

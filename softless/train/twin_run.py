@@ -4,9 +4,14 @@ JSON (schema softless.twin/1); accuracy and loss are those of the last epoch, ne
 
     {"schema", "twin": {"id", "label", "mechanism", "options", "local", "cut", "tables"}, "seed",
      "status": "done" | "diverged" | "failed", "reason",
-     "accuracy", "loss", "curve": [{"epoch", "accuracy", "loss"}], "parameters",
-     "seconds", "wall_seconds", "together",                  of training; with start and end; runs at once on the device
+     "accuracy", "loss", "skipped", "curve": [{"epoch", "accuracy", "loss"}], "parameters",
+     "seconds", "wall_seconds", "together",
      "recipe": {...}, "data", "images": {"train", "test"}, "fingerprint": {"train", "test"}, "versions", "machine"}
+
+    skipped        images that it did without, since they could not be decoded
+    seconds        of training, in all calls; what a kill lost is not counted
+    wall_seconds   the same with the start and the end of the last call: what the run takes in one
+    together       runs at once on the device
 
 A run that diverged met a loss or gradient that is not finite: that is a result. One that failed, for want of memory
 say, is none, and is tried again by the next call.
@@ -28,11 +33,10 @@ import torch
 from torch import nn
 
 from softless.data import open_splits
-from softless.data.reading import Batch
 from softless.errors import FileError, NonFiniteError
 from softless.io import checkpoint
 from softless.train.assemble import Means, build, train
-from softless.train.decoded import fetch
+from softless.train.decoded import Decoded, fetch
 from softless.train.loop import Job
 from softless.train.recipe import Recipe
 from softless.train.recipe_file import from_document, to_document
@@ -41,6 +45,7 @@ from softless.train.stop import Interrupted
 from softless.train.twins import Twin
 
 SCHEMA = "softless.twin/1"
+SCORES = ("status", "reason", "accuracy", "loss", "seconds", "skipped")
 
 Progress = Callable[[str, float], None]  # a run's name, and the share of its updates that are made
 
@@ -82,15 +87,21 @@ class Task:
 
 
 class Seen:
-    """A `Watcher` that tells how far the run is, and ends it when its time is over or it is asked to."""
+    """A `Watcher` that tells how far the run is, and ends it when its time is over or it is asked to.
 
-    def __init__(self, task: Task, progress: Progress, stopped: Callable[[], bool]):
-        self.task, self.progress, self.stopped = task, progress, stopped
+    The images come decoded, so it also tells the run which of them were skipped.
+    """
+
+    def __init__(self, task: Task, decoded: Decoded | None, progress: Progress, stopped: Callable[[], bool]):
+        self.task, self.decoded, self.progress, self.stopped = task, decoded, progress, stopped
         self.parameters, self.total, self.asked = 0, 1, False
 
     def begin(self, job: Job, parameters: int) -> None:
         self.job, self.parameters = job, parameters
         self.total = job.train.per_epoch * job.recipe.all_epochs
+        if self.decoded is not None:
+            for feed, skipped in zip((job.train, job.test), self.decoded.skipped, strict=True):
+                feed.damage.skipped |= skipped
 
     def tick(self, step: int) -> None:
         over = self.task.ends is not None and time.time() > self.task.ends
@@ -104,7 +115,7 @@ class Seen:
 
 def execute(
     task: Task,
-    decoded: tuple[Batch, Batch] | None,
+    decoded: Decoded | None,
     progress: Progress = lambda _name, _share: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any] | None:
@@ -112,15 +123,16 @@ def execute(
 
     Ctrl-C raises `Interrupted`. Both ways the run is saved, and goes on in the next call.
     """
-    began, seen = time.monotonic(), Seen(task, progress, stopped)
-    found = dict.fromkeys(("status", "reason", "accuracy", "loss", "seconds"))
+    began, before, seen = time.monotonic(), 0.0, Seen(task, decoded, progress, stopped)
+    found = dict.fromkeys(SCORES)
     try:
+        before = _trained_before(task)
         outcome = train(
             task.training, task.recipe, task.data, seen, means=task.means, seed=task.seed,
-            resume=Run(task.training).about.exists(), decoded=decoded,
+            resume=Run(task.training).about.exists(), decoded=decoded and decoded[:2],
         )  # fmt: skip
-        scores = {"accuracy": outcome.last["top1"], "loss": outcome.last["test_loss"], "seconds": outcome.seconds}
-        found |= {"status": "done", **scores}
+        found |= {"status": "done", "accuracy": outcome.last["top1"], "loss": outcome.last["test_loss"]}
+        found |= {"seconds": outcome.seconds, "skipped": outcome.skipped}
         _keep(task)
     except Interrupted:
         if seen.asked:
@@ -130,7 +142,7 @@ def execute(
         found |= {"status": "diverged", "reason": str(error)}
     except Exception as error:  # noqa: BLE001 one bad twin does not end a grid: its record says why
         found |= {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
-    record = _record(task, found, seen.parameters, time.monotonic() - began)
+    record = _record(task, found, seen.parameters, before + time.monotonic() - began)
     write_json(task.record, record)
     if found["status"] != "failed":
         shutil.rmtree(task.training, ignore_errors=True)
@@ -139,7 +151,7 @@ def execute(
 
 def failed_record(task: Task, reason: str) -> dict[str, Any]:
     """Of a run whose process died."""
-    found = {"status": "failed", "reason": reason, "accuracy": None, "loss": None, "seconds": None}
+    found = dict.fromkeys(SCORES) | {"status": "failed", "reason": reason}
     return _record(task, found, 0, 0.0)
 
 
@@ -155,9 +167,15 @@ def trained_twin(record: Mapping[str, Any], out: Path) -> nn.Module:
     return model.eval()
 
 
-def decoded_set(task: Task) -> tuple[Batch, Batch] | None:
+def decoded_set(task: Task) -> Decoded | None:
     """The images of a task, from the shelf of its grid."""
     return fetch(task.out / "images", open_splits(task.data), task.base.image_size) if task.base.cache else None
+
+
+def _trained_before(task: Task) -> float:
+    """Seconds, in the calls before this one."""
+    saved = checkpoint.newest(Run(task.training).last)
+    return 0.0 if saved is None else saved.state["seconds"]
 
 
 def _keep(task: Task) -> None:

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from softless.errors import ArgumentError
-from softless.models.table import CONFIGS
+from softless.models import customize
+from softless.models.table import Config
 from softless.train.recipe import Recipe
 
 
@@ -39,10 +40,14 @@ class Twin:
         window = None if self.cut is None else tokens_a_side(base) // self.cut
         return replace(base, model=replace(base.model, mechanism=attention, local=self.local, window=window))
 
+    def fits(self, side: int | None) -> bool:
+        """Whether its windows fill a picture of `side` tokens a side, 2 x 2 in each at least; None cannot be cut."""
+        return self.cut is None or (side is not None and side % self.cut == 0 and side // self.cut > 1)
+
 
 def patch_of(recipe: Recipe) -> int:
     """Pixels along the side of a token."""
-    return recipe.model.patch_size or CONFIGS[recipe.model.name].patch
+    return _known(recipe).patch
 
 
 def tokens_a_side(recipe: Recipe) -> int:
@@ -52,8 +57,11 @@ def tokens_a_side(recipe: Recipe) -> int:
 
 def side_of(recipe: Recipe) -> int | None:
     """Tokens along the side of a picture that can be cut in windows; None where it cannot: DeiT's has a class token."""
-    known = CONFIGS.get(recipe.model.name)
-    return None if known is None or known.family == "deit" else tokens_a_side(recipe)
+    return None if _known(recipe).family == "deit" else tokens_a_side(recipe)
+
+
+def _known(recipe: Recipe) -> Config:
+    return customize(recipe.model.name, patch_size=recipe.model.patch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,12 +184,28 @@ QUESTIONS: tuple[Question, ...] = (
 )  # fmt: skip
 
 
-def twins_named(ids: Iterable[str]) -> tuple[Twin, ...]:
-    """Twins by id, in the order given; an id that is none is answered with those there are."""
+def twins_named(ids: Iterable[str], recipe: Recipe | None = None) -> tuple[Twin, ...]:
+    """Twins by id, in the order given; an id that is none is answered with those there are.
+
+    With a recipe, its picture must be one that their windows fill.
+    """
     known = {twin.id: twin for twin in TWINS}
     if unknown := [each for each in ids if each not in known]:
         raise ArgumentError(f"twin {', '.join(map(repr, unknown))} is not one of {', '.join(known)}")
-    return tuple(known[each] for each in ids)
+    chosen = tuple(known[each] for each in ids)
+    if recipe is not None:
+        _must_fit(chosen, recipe)
+    return chosen
+
+
+def _must_fit(twins: Iterable[Twin], recipe: Recipe) -> None:
+    side = side_of(recipe)
+    if unfit := next((twin for twin in twins if not twin.fits(side)), None):
+        has = "a class token beside its picture" if side is None else f"a picture of {side} x {side} tokens"
+        raise ArgumentError(
+            f"twin {unfit.id!r} needs a picture that {unfit.cut} x {unfit.cut} windows of 2 x 2 tokens or more fill, "
+            f"and model {recipe.model.name!r} of the recipe has {has}"
+        )
 
 
 def twins_of(tables: Iterable[str], *, side: int | None = None) -> tuple[Twin, ...]:
@@ -198,8 +222,4 @@ def twins_of(tables: Iterable[str], *, side: int | None = None) -> tuple[Twin, .
     wanted, known = list(tables), [question.id for question in QUESTIONS]
     if unknown := [each for each in wanted if each not in known]:
         raise ArgumentError(f"table {', '.join(unknown)} is not one of {', '.join(known)}")
-
-    def fits(twin: Twin) -> bool:
-        return twin.cut is None or (side is not None and side % twin.cut == 0 and side // twin.cut > 1)
-
-    return tuple(twin for twin in TWINS if set(twin.tables) & set(wanted) and fits(twin))
+    return tuple(twin for twin in TWINS if set(twin.tables) & set(wanted) and twin.fits(side))

@@ -18,7 +18,7 @@ RECIPE = str(Path(__file__).parent / "quick.toml")
 
 MECHANISMS = ("softmax", "inline", "linear relu")
 TINY = Preset(
-    "tiny", twins=("softmax", "inline-local", "linear-relu"), seeds=1, examined=6, masked=6, shown=2,
+    twins=("softmax", "inline-local", "linear-relu"), seeds=1, examined=6, masked=6, shown=2,
     plan=Plan(tokens=(8, 16), repeats=1, heads=2, head_dim=4, score_tokens=12, mechanisms=MECHANISMS),
 )  # fmt: skip
 

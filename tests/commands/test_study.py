@@ -4,7 +4,10 @@ import base64
 import copy
 import csv
 import json
+import shlex
 import shutil
+import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from softless.commands import study_measure, study_plan, study_run
+from softless.commands import study, study_measure, study_plan, study_run
 from softless.commands.study_run import Asked
 from softless.errors import ArgumentError, NonFiniteError
 from softless.train import grid
@@ -87,6 +90,8 @@ def test_the_json_has_what_its_contract_names(report):
     for name, keys in KEYS.items():
         part = document[name] if name else document
         assert list(part[0] if isinstance(part, list) else part) == keys, name
+        assert all(f'"{key}"' in study.__doc__ for key in keys)
+    assert all(f'"{key}"' in study.__doc__ for key in document["twins"][0]["seeds"][0])
     assert document["schema"] == "softless.study/3"
     assert document["data"] == {
         "name": "digits", "train": 1437, "test": 360, "classes": list("0123456789"), "image_size": 8, "patch": 4,
@@ -181,6 +186,14 @@ def test_the_command_that_is_recorded_repeats_the_study(softless):
     assert without_time(studied(softless, *document["command"].split()[2:])) == without_time(document)
 
 
+def test_the_command_that_is_recorded_can_be_typed(tmp_path):
+    asked = Asked(out=tmp_path / "a report", data="my flowers/", recipe="it's.toml", mechanisms=("linear relu",))
+    assert shlex.split(asked.command("cpu")) == [
+        *("softless", "study", "--mechanisms", "linear relu", "--data", "my flowers/", "--recipe", "it's.toml"),
+        *("--seed", "0", "--out", str(tmp_path / "a report"), "--device", "cpu"),
+    ]
+
+
 def test_when_the_minutes_are_over_it_says_what_is_left(softless):
     document = studied(softless, "--minutes", "0.000001")
     assert document["twins"] == document["layers"] == []
@@ -188,6 +201,76 @@ def test_when_the_minutes_are_over_it_says_what_is_left(softless):
     assert said["Softmax"].startswith("no answer yet")
     assert said["Left"] == "3 of the runs are left: the same command goes on with them."
     assert len(studied(softless)["twins"]) == 3
+
+
+def test_the_minutes_are_for_both_grids_and_what_is_left_is_of_both(tmp_path, monkeypatch):
+    minutes, totals = {}, []
+
+    def slow(folder, recipe, twins, **options):
+        minutes[folder.name] = options["minutes"]
+        time.sleep(0.02)
+        about = {"id": twins[-1].id, "label": twins[-1].label}
+        lost = {"twin": about, "seed": 0, "status": "failed", "accuracy": None}
+        return grid.Ran((lost,) if folder.name == "twins-windows" else (), 2)
+
+    @contextmanager
+    def bar(total, _wanted):
+        totals.append(total)
+        yield lambda _label, _amount: None
+
+    monkeypatch.setattr(study_plan, "FULL", replace(study_plan.FULL, plan=TINY.plan))
+    monkeypatch.setattr(study_run, "run_grid", slow)
+    monkeypatch.setattr(study_run, "progress", bar)
+    document, _ = study_run.study(Asked(out=tmp_path, preset="full", minutes=1e-4, device="cpu"), None)
+    assert 0 < minutes["twins"] <= 1e-4
+    assert minutes["twins-windows"] == 0
+    said = {sentence["about"]: sentence["says"] for sentence in document["verdict"]}
+    assert said["Left"].startswith("4 of the runs are left")
+    assert "Not every run of inline + local in 2 x 2 windows came to an end." in said["Trust"]
+    twins, windows = 23, 6
+    assert totals == [3 * (twins + windows) + study_run.EXAMINING * twins + study_run.TIMING]
+
+
+LOST = {"deleted": shutil.rmtree, "damaged": lambda shelf: next(shelf.rglob("*.safetensors")).write_text("")}
+
+
+@pytest.mark.parametrize("damage", LOST.values(), ids=LOST)
+def test_images_that_were_lost_are_decoded_again(softless, report, damage):
+    damage(report[1] / "twins/images")
+    again = studied(softless)
+    assert without_time(again) == without_time(report[0])
+    assert next((report[1] / "twins/images").rglob("*.safetensors")).stat().st_size
+
+
+def test_a_study_of_one_mechanism_with_a_head_dim_of_its_own(softless, report):
+    document = studied(softless, "--mechanisms", "taylor order 2")
+    assert {lap["label"] for lap in document["speed"]["laps"]} == {"taylor order 2", "SDPA"}
+    assert not {"Speed", "Memory"} & {sentence["about"] for sentence in document["verdict"]}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "twins", "says"),
+    [
+        ("", "", "softmax,inline-cut2", "twin 'inline-cut2' needs a picture that 2 x 2 windows "),
+        ("inline_deit_tiny", "nope", "softmax,inline", "model 'nope' is not one of inline_deit_tiny, "),
+        ('inline_deit_tiny"\npatch_size = 4', 'nope"', "softmax,inline", "model 'nope' is not one of "),
+        ("dims = 8", "dims = 9", "softmax,inline", "dims [9] are not multiples of heads [2]"),
+    ],
+    ids=["windows", "unknown", "unknown without a patch", "sizes"],
+)
+def test_a_twin_that_cannot_be_made_is_refused_before_any_training(softless, tmp_path, old, new, twins, says):
+    (tmp_path / "a.toml").write_text(Path(RECIPE).read_text().replace(old, new))
+    result = softless("study", "--recipe", "a.toml", "--twins", twins)
+    assert result.exit_code == 3
+    assert result.stderr.startswith(f"error: {says}")
+    assert not (tmp_path / "report/twins").exists()
+
+
+@pytest.mark.parametrize("option", ["--twins", "--mechanisms"])
+def test_a_list_of_nothing_is_refused(softless, option):
+    result = softless("study", option, " ,")
+    assert result.exit_code == 2
+    assert "' ,' names nothing" in result.stderr
 
 
 def test_a_twin_with_infinities_is_passed_and_named(softless, tmp_path, monkeypatch):
@@ -242,7 +325,7 @@ def test_recipes_for_digits_and_for_other_images():
 
 def test_a_full_study_has_every_table_and_windows_beside_it(tmp_path):
     full = Asked(out=tmp_path, preset="full").settled()
-    assert (full.name, full.seeds, full.tables) == ("full", 3, ("1", "3", "4", "9", "10"))
+    assert (full.seeds, full.tables) == (3, ("1", "3", "4", "9", "10"))
     digits = read_recipe("twins-digits")
     assert side_of(digits) is None
     recipe, twins = study_run.windows_of(digits, "twins-digits", full)
@@ -259,6 +342,11 @@ def test_presets_are_the_documented_ones(tmp_path):
     default, quick = (Asked(out=tmp_path, preset=name).settled() for name in ("default", "quick"))
     assert (len(default.twins), default.seeds) == (6, 2)
     assert (len(quick.twins), quick.seeds) == (4, 1)
+    epochs = {name: read_recipe(f"twins-{name}").epochs for name in ("digits", "images")}
+    assert epochs == {"digits": 14, "images": 10}
+    for name, most in (("digits", 12), ("images", 10)):
+        assert study_run.recipe_named(f"twins-{name}", quick).epochs == most
+        assert study_run.recipe_named(f"twins-{name}", default) == read_recipe(f"twins-{name}")
     assert default.plan.tokens == (256, 512, 1024, 2048, 4096)
     assert Asked(out=tmp_path, preset="full", twins=("softmax",)).settled().tables == ()
 

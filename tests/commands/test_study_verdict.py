@@ -65,15 +65,21 @@ def test_the_verdict_names_the_fastest_and_the_slow():
     assert study_verdict._speed(part) == study_verdict._memory(part) == ""
 
 
+def test_without_a_lap_of_the_reference_the_verdict_says_nothing_of_speed():
+    part = {"head_dim": 64, "tokens": [16], "threads": 1}
+    for laps in ([lap("SDPA", 16, 0.1, 1.0, head_dim=16), lap("taylor order 2", 16, 0.2, 0.5, head_dim=16)], []):
+        assert study_verdict._speed({**part, "laps": laps}) == study_verdict._memory({**part, "laps": laps}) == ""
+
+
 def test_the_verdict_says_when_numbers_are_rough():
     quiet = {"threads": 2, "laps": [lap("SDPA", 16, 0.1, 1.0)]}
     one_seed = Spread(None, 0.0)
-    assert study_verdict._trust(quiet, 2, {}, one_seed) == ""
-    assert "timed on 1 thread" in study_verdict._trust({**quiet, "threads": 1}, 2, {}, one_seed)
+    assert study_verdict._trust(quiet, 2, [], one_seed) == ""
+    assert "timed on 1 thread" in study_verdict._trust({**quiet, "threads": 1}, 2, [], one_seed)
     rough = {"threads": 2, "laps": [lap("SDPA", 16, 0.1, 1.0, fastest=0.02)]}
-    assert "differ by 5.0x" in study_verdict._trust(rough, 2, {}, one_seed)
-    assert "differ by 0.5 points from seed to seed" in study_verdict._trust(quiet, 2, {}, SPREAD)
-    lost = {"linear-identity": group("linear-identity", 10.0, runs=2)}
+    assert "differ by 5.0x" in study_verdict._trust(rough, 2, [], one_seed)
+    assert "differ by 0.5 points from seed to seed" in study_verdict._trust(quiet, 2, [], SPREAD)
+    lost = 2 * [group("linear-identity", 10.0, runs=2)]
     assert "Not every run of linear identity came to an end." in study_verdict._trust(quiet, 2, lost, one_seed)
 
 

@@ -99,13 +99,25 @@ def test_what_is_evaluated_is_shown(softless, flowers):
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["4", "top-1", "top-5", "ECE", "speed", "worst"]
 
 
-def test_a_model_and_a_file_of_weights_are_evaluated_as_the_paper_does(softless, flowers, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "prepared"), [("inline_deit_tiny", (0.875, "squash")), ("deit_tiny", (0.9, "center"))]
+)
+def test_a_model_and_a_file_of_weights_are_evaluated_as_their_authors_do(
+    softless, flowers, tmp_path, monkeypatch, name, prepared
+):
     from safetensors.torch import save_file
 
     import softless as library
+    from softless.train import assemble
 
-    save_file(library.create_model("inline_deit_tiny", num_classes=2).state_dict(), tmp_path / "w.safetensors")
-    result = softless("evaluate", "inline_deit_tiny", "--weights", "w.safetensors", "--data", "flowers", "--json")
+    def feed(images, recipe, *args, **options):
+        assert (recipe.augment.crop_share, recipe.augment.crop_mode) == prepared
+        return fed(images, recipe, *args, **options)
+
+    fed = assemble.feed
+    monkeypatch.setattr(assemble, "feed", feed)
+    save_file(library.create_model(name, num_classes=2).state_dict(), tmp_path / "w.safetensors")
+    result = softless("evaluate", name, "--weights", "w.safetensors", "--data", "flowers", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["images"] == 4
 
@@ -245,6 +257,10 @@ def test_bad_input_is_one_line_and_exit_3(softless, flowers, tmp_path, given, sa
     assert result.stderr.count("\n") == 1
     assert says in result.stderr
     assert "Traceback" not in result.output
+    begun = (
+        "damaged" in given
+    )  # it trains until it meets the image; in all other cases the mended command has its folder
+    assert (tmp_path / "a/run.json").exists() == begun
 
 
 def test_a_mismatched_checkpoint_or_recipe_is_named(softless, flowers, tmp_path):
@@ -258,6 +274,10 @@ def test_a_mismatched_checkpoint_or_recipe_is_named(softless, flowers, tmp_path)
     assert (moved.exit_code, "was begun with fingerprint.train" in moved.stderr) == (3, True)
     alien = softless("evaluate", "a", "--data", "digits")
     assert (alien.exit_code, "a knows 2 classes (lily, rose, ...)" in alien.stderr) == (3, True)
+    for recipe in ("", ', "recipe": 3'):
+        (tmp_path / "a/run.json").write_text('{"schema": "softless.run/1"' + recipe + "}")
+        damaged = softless("train", "--out", "a", "--resume")
+        assert (damaged.exit_code, "a/run.json is damaged" in damaged.stderr) == (3, True)
 
 
 @pytest.mark.parametrize(
@@ -282,6 +302,14 @@ def test_a_number_that_is_not_finite_exits_1(softless, flowers):
     assert result.exit_code == 1, result.output
     assert result.stderr.startswith("error: update ")
     assert result.stderr.count("\n") == 1
+    once = softless(*words("--out", "b", *(w for k in ("lr=1e38", "clip=0.0", "batch=10") for w in ("--set", k))))
+    assert once.exit_code == 1, once.output
+    assert once.stderr == "error: the loss on the test images is nan after update 1, and no checkpoint had been saved\n"
+
+
+def test_a_loss_that_was_not_read_yet_is_not_shown(softless, flowers):
+    result = softless(*words("--out", "a", "--set", "log_every=3"))
+    assert [line.split()[3] == "-" for line in result.stdout.splitlines()[1:3]] == [True, False]
 
 
 @pytest.mark.parametrize("name", ["train", "evaluate"])
@@ -299,17 +327,17 @@ def test_help_fits_a_terminal(softless, name):
 def test_a_signal_to_stop_exits_130_saves_and_says_how_to_resume(flowers, tmp_path, number):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import softless.__main__"
-    command = [sys.executable, "-c", program, *words("--out", "a", "--set", "epochs=2000")]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", program, *words("--out", "a", "--set", "epochs=2000", "--workers", "1")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     with subprocess.Popen(command, cwd=tmp_path, env=env, **pipes) as process:
         log, deadline = tmp_path / "a/log.jsonl", time.monotonic() + 100
         while not (log.exists() and log.stat().st_size > 300) and time.monotonic() < deadline:
             time.sleep(0.05)
-        process.send_signal(number)
+        os.killpg(process.pid, number)  # as terminals and schedulers do: the worker that decodes gets it too
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert said.startswith("stopped after update ")
-    assert said.endswith(" of 4000; to go on: softless train --out a --resume\n")
+    assert said.endswith(" of 4000; to go on: softless train --out a --resume --workers 1\n")
     step = int(said.split()[3])
     assert (tmp_path / f"a/last/step-{step:08d}/manifest.json").exists()
 

@@ -158,9 +158,22 @@ def test_a_parquet_file_finds_its_other_half_and_its_names(tmp_path):
 def test_classes_without_names_are_numbers_and_those_of_the_training_part(tmp_path):
     parquet(tmp_path / "a-train.parquet", [0, 1, 2, 3])
     parquet(tmp_path / "a-val.parquet", [1, 0])
-    assert open_images(tmp_path / "a-val.parquet", "test").classes == ("0", "1", "2", "3")
+    for given in ("train", "val"):
+        assert open_images(tmp_path / f"a-{given}.parquet", "test").classes == ("0", "1", "2", "3")
     (tmp_path / "a-train.parquet").unlink()
     assert open_images(tmp_path / "a-val.parquet", "test").classes == ("0", "1")
+    parquet(tmp_path / "b-train.parquet", [0, 1])
+    parquet(tmp_path / "b-val.parquet", [1, 2])
+    with pytest.raises(FileError, match=r"b-val.parquet: .* label 2, and the labels of 2 classes run from 0 to 1"):
+        open_splits(tmp_path / "b-train.parquet")
+
+
+def test_parts_of_other_classes_are_refused(tmp_path):
+    for part, names in (("train", ["cat", "dog"]), ("val", ["dog", "cat"])):
+        parquet(tmp_path / f"a-{part}.parquet", [0, 1])
+        class_names(tmp_path / f"a-{part}-classes.json", names)
+    with pytest.raises(FileError, match=r"train on have classes 2 \(cat, dog.*\), and those to test on 2 \(dog, cat"):
+        open_splits(tmp_path / "a-train.parquet")
 
 
 def test_a_column_split_makes_two_parts_of_one_file(tmp_path):

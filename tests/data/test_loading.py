@@ -1,7 +1,10 @@
 """Batches are what the set, the sampler and the transform say, with any number of workers and from any position."""
 
+import multiprocessing
 import os
 import random
+import signal
+from functools import partial
 
 import numpy as np
 import pytest
@@ -256,6 +259,16 @@ def test_a_worker_that_dies_is_one_sentence():
         list(read_all(reader, [[Draw(0)]], workers=1))
 
 
+def test_workers_do_not_hear_a_signal_to_stop(images):
+    reader, draws = Reader(images, partial(squeeze, size=8)), [[Draw(i % len(images))] for i in range(200)]
+    reading = read_all(reader, draws, workers=2)
+    next(reading)
+    for worker in multiprocessing.active_children():
+        for each in (signal.SIGINT, signal.SIGTERM):
+            os.kill(worker.pid, each)
+    assert len(list(reading)) == 199
+
+
 def test_a_reader_answers_for_every_image(tmp_path):
     root = folder(tmp_path, {"": {"a": 1, "b": 1}})
     (root / "b" / "0.png").write_bytes(b"")
@@ -285,6 +298,7 @@ def test_what_cannot_be_is_refused(images):
     ("options", "says"),
     [
         ({"crop": "center"}, "crop is 'center' and must be one of resized, padded, none"),
+        ({"crop_mode": "round"}, "crop_mode is 'round' and must be one of squash, center, border"),
         ({"area": (0.5, 0.1)}, "area is"),
         ({"flip": 2.0}, "flip is 2.0 and must be a probability"),
         ({"erase": -0.1}, "erase is -0.1"),

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import runpy
 import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -9,6 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from softless.train.recipe_file import read_recipe, to_document
+from softless.train.twins import QUESTIONS, twins_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,9 +65,29 @@ def test_the_page_has_cost_tables_and_curves(kept):
 
 def test_the_page_repeats_the_command_and_shows_the_picture(kept):
     text = twins.page([kept])
-    assert "run --recipe twins-cifar10 --data train.parquet --out runs/cifar10 --pack 2 --graph" in text
+    twins_run = "--out runs/cifar10 --twins softmax,softmax-relu --seeds 2 --pack 2 --graph\n"
+    assert f"run --recipe twins-cifar10 --data train.parquet {twins_run}" in text
     assert "](pictures/twins-cifar10.svg)" in text
     assert "has changed since" not in text
+
+
+def test_the_command_leaves_out_what_it_would_do_anyway(kept):
+    document = json.loads(kept.read_text())
+    run = document["runs"][0]
+    every = twins_of([question.id for question in QUESTIONS])
+    document["runs"] = [{**run, "twin": vars(twin), "seed": seed} for twin in every for seed in range(3)]
+    document["machine"]["device"], document["data"] = "cpu", None
+    line = "run --recipe twins-cifar10 --out runs/cifar10 --pack 2 --device cpu\n"
+    assert line in twins.command("cifar10", document)
+
+
+@pytest.mark.parametrize("words", [["twins.py", "run", "--out", "nowhere"], ["loading.py"]])
+def test_a_change_without_a_value_is_one_sentence(words, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.setattr(sys, "argv", [*words, "--set", "epochs"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / "benchmarks" / words[0]), run_name="__main__")
+    assert "error: 'epochs' is not name=value" in f"{capsys.readouterr().err}{end.value.code}"
 
 
 def test_the_page_says_where_the_recipe_is_another_by_now(kept):

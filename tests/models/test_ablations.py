@@ -143,8 +143,8 @@ WRONG = [
     ({"num_classes": -1}, "num_classes -1 must be a whole number, at least 0"),
     ({"in_chans": 0}, "in_chans 0 must be a whole number, at least 1"),
     ({"position_std": 0.1}, "position_std 0.1 would change nothing: Swin has no positions"),
-    ({"name": "inline_pvt_tiny", "position_std": -1}, "position_std -1 is not a deviation between 0 and 1"),
-    ({"weight_std": 1.5}, "weight_std 1.5 is not a deviation between 0 and 1"),
+    ({"name": "inline_pvt_tiny", "position_std": -1}, "position_std -1 is not a deviation above 0, of at most 1"),
+    ({"weight_std": 1.5}, "weight_std 1.5 is not a deviation above 0, of at most 1"),
 ]
 
 

@@ -4,12 +4,22 @@ import pytest
 import torch
 
 from softless.data.loading import cached
+from softless.io.pictures import BadImage
 from softless.train import decoded
 from softless.train.assemble import Means
 from softless.train.decoded import decode, fetch
 from tests.train.jobs import Pictures
 
 PARTS = (Pictures(30, 0), Pictures(12, 1))
+
+
+class Torn(Pictures):
+    """The third cannot be decoded."""
+
+    def __getitem__(self, index):
+        if index == 2:
+            raise BadImage(self.names(index), "it is torn")
+        return super().__getitem__(index)
 
 
 @pytest.fixture
@@ -21,7 +31,8 @@ def shelf(tmp_path):
 def test_the_shelf_gives_back_what_was_decoded(shelf):
     found = fetch(shelf, PARTS, 4)
     assert found is not None
-    for batch, part in zip(found, PARTS, strict=True):
+    assert found.skipped == ({}, {})
+    for batch, part in zip(found[:2], PARTS, strict=True):
         fresh = cached(part, size=4)
         for name in ("pixels", "labels", "ids"):
             assert torch.equal(getattr(batch, name), getattr(fresh, name))
@@ -31,6 +42,19 @@ def test_the_shelf_gives_back_what_was_decoded(shelf):
 def test_a_set_is_decoded_once(shelf, monkeypatch):
     monkeypatch.setattr(decoded, "cached", lambda *_, **__: pytest.fail("it decoded again"))
     decode(shelf, PARTS, 4, Means())
+
+
+def test_the_shelf_names_what_was_skipped_and_whoever_skips_nothing_hears_of_it(tmp_path, monkeypatch):
+    parts = (Torn(1000), PARTS[1])
+    decode(tmp_path, parts, 4, Means(on_bad_image="skip"))
+    found = fetch(tmp_path, parts, 4)
+    assert found is not None
+    assert found.skipped == ({"picture 2": "it is torn"}, {})
+    assert len(found.train.ids) == 999
+    monkeypatch.setattr(decoded, "cached", lambda *_, **__: pytest.fail("it decoded again"))
+    decode(tmp_path, parts, 4, Means(on_bad_image="skip"))
+    with pytest.raises(BadImage, match="picture 2: it is torn"):
+        decode(tmp_path, parts, 4, Means())
 
 
 def test_every_image_is_told_of(tmp_path):

@@ -12,7 +12,9 @@ from shutil import copytree
 
 import pytest
 import torch
+from PIL import Image
 
+from softless.data import damage
 from softless.errors import ArgumentError, FileError
 from softless.train import grid
 from softless.train.assemble import Means
@@ -56,9 +58,8 @@ def ran(out, ids=("softmax", "inline-local"), **options):
 
 
 def task(out, twin="softmax", **options):
-    return Task(
-        out=out, twin=twins_named([twin])[0], seed=0, base=TINY, data=None, **{"means": CPU, **options}
-    )  # fmt: skip
+    options = {"base": TINY, "data": None, "means": CPU, **options}
+    return Task(out=out, twin=twins_named([twin])[0], seed=0, **options)
 
 
 def without_time(record):
@@ -86,8 +87,8 @@ def test_seed_0_of_every_twin_comes_first(whole):
 def test_a_record_says_what_ran_and_what_came_out(whole):
     record = whole[1].records[1]
     assert list(record) == [
-        "schema", "twin", "seed", "status", "reason", "accuracy", "loss", "seconds", "curve", "parameters",
-        "wall_seconds", "together", "recipe", "data", "images", "fingerprint", "versions", "machine",
+        "schema", "twin", "seed", "status", "reason", "accuracy", "loss", "seconds", "skipped", "curve",
+        "parameters", "wall_seconds", "together", "recipe", "data", "images", "fingerprint", "versions", "machine",
     ]  # fmt: skip
     assert record["schema"] == "softless.twin/1"
     assert (record["status"], record["reason"], record["seed"]) == ("done", None, 0)
@@ -105,7 +106,7 @@ def test_the_model_that_is_kept_is_the_one_that_was_scored(whole):
     out, found, _ = whole
     for record in found.records[:2]:
         model = trained_twin(record, out)
-        _, test = decoded_set(task(out))
+        test = decoded_set(task(out)).test
         from softless.data.device_augment import finish
 
         with torch.no_grad():
@@ -128,6 +129,8 @@ def test_a_damaged_record_is_made_again(whole, tmp_path):
     out, found = copytree(whole[0], tmp_path / "grid"), whole[1]
     path = out / "runs/softmax-0.json"
     path.write_text("{")
+    cut, _ = ran(out, minutes=0)
+    assert (len(cut.records), cut.left) == (3, 1)
     again, notes = ran(out)
     assert notes.names == ["softmax-0"]
     assert without_time(again.records[0]) == without_time(found.records[0])
@@ -137,12 +140,22 @@ def test_a_run_stopped_in_the_middle_goes_on_to_the_same_numbers(whole, tmp_path
     expected = whole[1].records[0]
     ran(tmp_path, ids=["taylor"], seeds=(0,), minutes=0)
     halves = iter([False, False, False, True])
-    assert execute(task(tmp_path), decoded_set(task(tmp_path)), stopped=lambda: next(halves)) is None
+    slowly = {"stopped": lambda: time.sleep(0.3) or next(halves)}
+    assert execute(task(tmp_path), decoded_set(task(tmp_path)), **slowly) is None
     assert not (tmp_path / "runs/softmax-0.json").exists()
     assert (tmp_path / "trainings/softmax-0").is_dir()
     record = execute(task(tmp_path), decoded_set(task(tmp_path)))
+    assert record["wall_seconds"] >= record["seconds"] > 4 * 0.3
     assert without_time(record) == without_time(expected)
     assert without_time(read_record(tmp_path / "runs/softmax-0.json")) == without_time(expected)
+
+
+def test_no_more_runs_are_said_to_share_a_device_than_wait_for_it(whole, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(grid, "_packed", lambda schedule, count, _: asked.append((count, schedule.waiting[0].together)))
+    out = copytree(whole[0], tmp_path / "grid")
+    ran(out, ids=("softmax", "taylor"), pack=4)
+    assert asked == [(2, 2)]
 
 
 @pytest.mark.slow
@@ -232,6 +245,44 @@ def test_a_grid_goes_on_as_it_began_or_not_at_all(whole):
         ran(out, recipe=other)
     prose = read_recipe(str(ROOT / "tests/commands/quick.toml"), [("epochs", "3"), ("checkpoint_every", "1")])
     assert ran(out, recipe=grid.replace(prose, cost="more"))[1].names == []
+
+
+def test_a_key_that_came_after_a_grid_has_its_default_there(whole, tmp_path):
+    out = copytree(whole[0], tmp_path / "grid")
+    about = json.loads((out / "grid.json").read_text())
+    del about["recipe"]["accumulate"], about["recipe"]["augment"]["area"]
+    (out / "grid.json").write_text(json.dumps(about))
+    assert ran(out)[1].names == []
+    with pytest.raises(ArgumentError, match=r"was begun with recipe.accumulate 1, and it is 2 now"):
+        ran(out, recipe=grid.replace(TINY, accumulate=2))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"recipe": 3}', '{"recipe": {"magic": 1}}'])
+def test_a_damaged_grid_is_one_sentence(tmp_path, text):
+    (tmp_path / "grid.json").write_text(text)
+    with pytest.raises(FileError, match=r"grid.json cannot be read"):
+        ran(tmp_path)
+
+
+def test_images_that_are_skipped_are_counted_and_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(damage, "LIMIT", 0.1)
+    for number in range(48):
+        path = tmp_path / "images" / ("train" if number < 40 else "val") / f"class {number % 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (5 * number,) * 3).save(path)
+    bad = tmp_path / "images/train/class 1/3.png"
+    bad.write_bytes(b"torn")
+    one = {"ids": ["softmax"], "seeds": (0,), "data": str(tmp_path / "images"), "recipe": grid.replace(TINY, batch=8)}
+    skip = Means(device="cpu", on_bad_image="skip")
+    ran(tmp_path, **one, means=skip, minutes=0)
+    stopped = task(tmp_path, base=one["recipe"], data=one["data"], means=skip)
+    assert execute(stopped, decoded_set(stopped), stopped=lambda: True) is None
+    named = json.loads((stopped.training / "skipped.json").read_text())
+    assert [*named["train"], *named["test"]] == [str(bad)]
+    with pytest.raises(FileError, match=r"3.png: it is no intact JPEG"):
+        ran(tmp_path, **one)
+    (record,) = ran(tmp_path, **one, means=skip)[0].records
+    assert (record["status"], record["skipped"]) == ("done", 1)
 
 
 @pytest.mark.parametrize("words", [{"pack": 0}, {"seeds": ()}, {"ids": ()}])

@@ -199,7 +199,7 @@ def test_what_a_run_was_begun_with_is_what_it_goes_on_with(tmp_path):
 
 def test_a_run_is_not_begun_twice_in_a_folder(tmp_path):
     run = Run(tmp_path / "a")
-    run.begin({"seed": 1})
+    run.begin({"seed": 1, "recipe": {}})
     assert run.read()["seed"] == 1
     with pytest.raises(ArgumentError, match="holds a run already: go on with it with --resume, or give another folder"):
         run.begin({"seed": 2})

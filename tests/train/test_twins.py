@@ -80,6 +80,27 @@ def test_twins_are_chosen_by_name_or_by_table():
         twins_of(["2"])
 
 
+def test_a_twin_in_windows_is_refused_where_the_model_has_none():
+    whole, cut = read_recipe("twins-digits"), read_recipe("twins-digits-windows")
+    assert [twin.id for twin in twins_named(["inline-cut4", "softmax"], cut)] == ["inline-cut4", "softmax"]
+    assert [twin.id for twin in twins_named(["softmax"], whole)] == ["softmax"]
+    needs = "needs a picture that {0} x {0} windows of 2 x 2 tokens or more fill, and model"
+    with pytest.raises(ArgumentError, match=f"twin 'inline-cut2' {needs.format(2)} 'inline_deit_tiny' .* class token"):
+        twins_named(["softmax", "inline-cut2"], whole)
+    for side in (8, 12):
+        with pytest.raises(ArgumentError, match=f"twin 'inline-cut8' {needs.format(8)} .* {side} x {side} tokens"):
+            twins_named(["inline-cut8"], replace(cut, image_size=side * cut.image_size // 8))
+
+
+@pytest.mark.parametrize("patch_size", [None, 2])
+def test_a_model_that_is_not_known_is_answered_with_those_there_are(patch_size):
+    recipe = read_recipe("twins-digits")
+    recipe = replace(recipe, model=replace(recipe.model, name="nope", patch_size=patch_size))
+    for ask in (tokens_a_side, side_of, lambda recipe: twins_named(["softmax"], recipe)):
+        with pytest.raises(ArgumentError, match="model 'nope' is not one of inline_deit_tiny"):
+            ask(recipe)
+
+
 SIDES = {
     "digits": 8, "digits-windows": 8, "images": 8, "cifar10": 8, "cifar10-windows": 16,
     "imagenette": 16, "imagenette-windows": 32,
