@@ -20,7 +20,7 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,20 +81,22 @@ def any_in(shelf: Path) -> bool:
 
 
 def newest(shelf: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole, with a warning for each later one that is not; None on an empty shelf."""
-    damaged: list[str] = []
-    for place in _places(shelf):
-        try:
-            found = read(place)
-        except FileError as error:
-            damaged.append(str(error))
-            continue
-        for sentence in damaged:
-            warnings.warn(f"{sentence}; {found.path.name} is used in its place", RuntimeWarning, stacklevel=2)
-        return found
-    if damaged:
-        raise FileError(f"no checkpoint in {shelf} is whole: {'; '.join(damaged)}")
-    return None
+    """The newest checkpoint that is whole, with a warning for each later one that is not; None on an empty shelf.
+
+    A training beside it may take off what was just listed: where the shelf has changed, it is looked at again.
+    """
+    while True:
+        places = _places(shelf)
+        found, damaged = _first_whole(places)
+        if (found and not damaged) or places == _places(shelf):
+            break
+    if found is None:
+        if damaged:
+            raise FileError(f"no checkpoint in {shelf} is whole: {'; '.join(damaged)}")
+        return None
+    for sentence in damaged:
+        warnings.warn(f"{sentence}; {found.path.name} is used in its place", RuntimeWarning, stacklevel=2)
+    return found
 
 
 def read(place: Path) -> Checkpoint:
@@ -115,6 +117,17 @@ def read(place: Path) -> Checkpoint:
             raise
         raise FileError(f"the checkpoint {place} holds what no checkpoint of softless holds ({error})") from error
     return Checkpoint(place, manifest["step"], parts, state)
+
+
+def _first_whole(places: Iterable[Path]) -> tuple[Checkpoint | None, list[str]]:
+    """The first that can be read, and what is wrong with those before it."""
+    damaged: list[str] = []
+    for place in places:
+        try:
+            return read(place), damaged
+        except FileError as error:
+            damaged.append(str(error))
+    return None, damaged
 
 
 def _stage(partial: Path, step: int, parts: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:

@@ -103,6 +103,23 @@ def test_if_none_is_whole_the_error_names_each(shelf):
         newest(shelf)
 
 
+def test_beside_a_training_the_newest_is_found_though_the_listed_one_is_gone(tmp_path, monkeypatch):
+    def overtaken(place):
+        if place.name == "step-00000001":
+            save(tmp_path, 2, parts(2), state(2), keep=1)
+        return read(place)
+
+    save(tmp_path, 1, parts(1), state(1), keep=1)
+    monkeypatch.setattr(checkpoint, "read", overtaken)
+    same(newest(tmp_path), 2)
+
+
+def test_beside_a_training_a_listing_that_saw_neither_the_old_nor_the_new_is_made_again(shelf, monkeypatch):
+    places, missed = checkpoint._places, [[]]
+    monkeypatch.setattr(checkpoint, "_places", lambda shelf: missed.pop() if missed else places(shelf))
+    same(newest(shelf), 2)
+
+
 def test_swapped_missing_and_extra_files_are_named(shelf, tmp_path):
     one, two = shelf / "step-00000001", shelf / "step-00000002"
     shutil.copy(one / "model.safetensors", two / "model.safetensors")
