@@ -60,7 +60,7 @@ def save(
         _clear_partial(shelf)
         try:
             _stage(partial := shelf / (_PARTIAL + place.name), step, parts, state)
-            if place.exists():  # damaged, or of a run that went back
+            if place in _places(shelf):  # damaged, or of a run that went back
                 _remove(place)
             partial.replace(place)
         except BaseException:
@@ -198,13 +198,21 @@ def _remove(place: Path) -> None:
     """Out of sight by one rename, so that a kill leaves no half of it in its place."""
     partial = place.with_name(f"{_PARTIAL}old-{place.name}")
     place.replace(partial)
-    shutil.rmtree(partial)
+    _delete(partial)
 
 
 def _clear_partial(shelf: Path) -> None:
     for path in shelf.iterdir():
         if path.name.startswith(_PARTIAL):
-            shutil.rmtree(path)
+            _delete(path)
+
+
+def _delete(path: Path) -> None:
+    """A folder and all that is in it; of a link, not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _json(value: object) -> bytes:

@@ -120,6 +120,18 @@ def test_beside_a_training_a_listing_that_saw_neither_the_old_nor_the_new_is_mad
     same(newest(shelf), 2)
 
 
+def test_links_and_files_with_a_checkpoints_name_stop_no_save_and_what_they_lead_to_stays(shelf, tmp_path):
+    (shelf / "step-00000001").rename(tmp_path / "elsewhere")
+    (shelf / "step-00000001").symlink_to(tmp_path / "elsewhere")
+    (shelf / "step-00000003").symlink_to(tmp_path / "nowhere")
+    (shelf / "step-00000009").write_text("a file")
+    (shelf / ".partial-old-step-00000005").symlink_to(tmp_path / "elsewhere")
+    save(shelf, 3, parts(3), state(3))
+    assert sorted(path.name for path in shelf.iterdir()) == ["step-00000002", "step-00000003"]
+    same(newest(shelf), 3)
+    same(read(tmp_path / "elsewhere"), 1)
+
+
 def test_swapped_missing_and_extra_files_are_named(shelf, tmp_path):
     one, two = shelf / "step-00000001", shelf / "step-00000002"
     shutil.copy(one / "model.safetensors", two / "model.safetensors")
