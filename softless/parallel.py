@@ -52,8 +52,8 @@ def attention(
     Returns the output of this rank's queries, as the whole sequence would give it on one device. Gradients flow through
     the exchange to the keys and values of every rank: so every rank must run backward if one does, and all must agree
     on mechanism, batch, heads, dims, and on whether k and v need gradients. Numbers of tokens may differ. With
-    `is_causal`, a rank's queries are those of its keys' tokens. Kernelized mechanisms only: others keep no state that
-    could be merged; and none whose features know a token's place.
+    `is_causal`, and in angular but for `exact=True`, a rank's queries are those of its keys' tokens. Kernelized
+    mechanisms only: others keep no state that could be merged; and none whose features know a token's place.
 
     group     a process group; None is all ranks
     key_mask  bool [B, M] of this rank's keys, True for a real token
@@ -69,10 +69,11 @@ def attention(
         raise UnsupportedError(
             f"mechanism '{made.name}' weighs a token by its place in the sequence, and a rank knows only its own tokens"
         )
-    if is_causal and q.shape[2] != k.shape[2]:
+    if (is_causal or made.pairs_tokens) and q.shape[2] != k.shape[2]:
         raise ArgumentError(
-            f"{q.shape[2]} queries and {k.shape[2]} keys on rank {dist.get_rank(group)}: causal attention over ranks "
-            "needs a key for every query, and a query for every key"
+            f"{q.shape[2]} queries and {k.shape[2]} keys on rank {dist.get_rank(group)}: "
+            f"{'causal' if is_causal else made.name} attention over ranks needs a key for every query, and a query "
+            "for every key"
         )
     wide_q, wide_k, wide_v = (functional.widen(x) for x in (q, *(functional.hide(x, key_mask) for x in (k, v))))
     with functional.full_precision(q):

@@ -30,9 +30,12 @@ class Angular(Kernelized):
     cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "You et al. 2022, arXiv 2211.10526"
     reader: ClassVar[str] = "none"
-    pairs_tokens: ClassVar[bool] = True
 
     exact: bool = False
+
+    @property
+    def pairs_tokens(self) -> bool:  # type: ignore[override]
+        return not self.exact
 
     def default_scale(self, head_dim: int) -> None:
         return None

@@ -108,6 +108,7 @@ def refusals(rank: int) -> dict[str, str]:
     calls = {
         "scored": lambda: softless.parallel.attention(x, x, x, "softmax"),
         "uneven": lambda: softless.parallel.attention(x[:, :, :2], x, x, "inline", is_causal=True),
+        "apart": lambda: softless.parallel.attention(x[:, :, :0], x, x, "angular"),
         "stranger": lambda: softless.parallel.attention(x, x, x, "inline", group=other),
         "shape": lambda: softless.parallel.attention(x[0], x, x, "inline"),
     }
