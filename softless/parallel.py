@@ -83,7 +83,9 @@ def attention(
         before = merged_before(own, group)
         options: dict[str, Any] = {"key_mask": key_mask, "scale": scale, "inputs": inputs}
         out, _ = functional.attention_with_state(q, k, v, made, before, **options)
-        return out if q.shape[2] else out + before.v_mean.sum().to(out.dtype)  # no token, and yet part of the graph
+        if q.shape[2]:
+            return out
+        return out + (before.v_mean.sum() + q.sum()).to(out.dtype)  # no token, and yet part of the graph
     with functional.full_precision(q):
         return made.attend_to_state(wide_q, wide_k, wide_v, merged(own, group), call).to(q.dtype)
 

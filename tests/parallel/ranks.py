@@ -101,6 +101,13 @@ def equal(seed: int, rank: int, ranks: int) -> dict[str, object]:
     return {"case": str(case), "seed": seed, "causal": is_causal, "cuts": [queries, keys], "error": max(errors)}
 
 
+def frozen(rank: int) -> list[bool]:
+    """Whether the output can be differentiated where only queries need gradients and rank 0 has none: causal or not."""
+    x = torch.randn(1, 2, 3 * rank, 4)
+    q = x.clone().requires_grad_()
+    return [softless.parallel.attention(q, x, x, is_causal=causal).requires_grad for causal in (True, False)]
+
+
 def refusals(rank: int) -> dict[str, str]:
     """What a call that cannot be says."""
     x = torch.randn(1, 2, 3, 4)
@@ -127,9 +134,9 @@ def main() -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=100))
-    said = refusals(rank) if ranks == 2 else {}
+    said, graphs = (refusals(rank), frozen(rank)) if ranks == 2 else ({}, [])
     found = [equal(seed, rank, ranks) for seed in range(first, first + count)]
-    (folder / f"{rank}.json").write_text(json.dumps({"said": said, "cases": found}))
+    (folder / f"{rank}.json").write_text(json.dumps({"said": said, "graphs": graphs, "cases": found}))
     dist.barrier()
     dist.destroy_process_group()
 

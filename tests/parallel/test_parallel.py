@@ -91,6 +91,11 @@ def test_what_ranks_cannot_do_is_one_sentence_and_nobody_waits(two):
         }
 
 
+def test_a_rank_without_tokens_is_part_of_the_graph_though_keys_and_values_are_frozen(two):
+    """All ranks run backward if one does."""
+    assert [part["graphs"] for part in two] == [[True, True]] * 2
+
+
 def test_without_a_process_group_it_says_what_to_do():
     x = torch.randn(1, 1, 2, 3)
     with pytest.raises(ArgumentError, match=r"no process group: call torch\.distributed\.init_process_group first"):
