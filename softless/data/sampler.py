@@ -82,8 +82,9 @@ class ResumableSampler(torch.utils.data.Sampler[int]):
         """Refuse a set of another size, and a batch that no epoch fills."""
         if self.length != images:
             raise ArgumentError(f"the sampler is made for {self.length} images, and the set has {images}")
-        if batch < 1 or (whole and batch * self.ranks > self.total):
-            needed = batch * self.ranks
+        if batch < 1:
+            raise ArgumentError(f"a batch of {batch} has no image: it must be at least 1 on each rank")
+        if whole and (needed := batch * self.ranks) > self.total:
             raise ArgumentError(
                 f"a batch of {batch} on {self.ranks} ranks needs {needed} images, and an epoch has {self.total}"
             )

@@ -189,6 +189,10 @@ def feed(
 ) -> Feed:
     """One part of a set on its way to the devices; `kept` is the part decoded, if a recipe that caches has it."""
     size, batch = recipe.image_size, recipe.batch // devices.ranks
+    if not batch:
+        raise ArgumentError(
+            f"a batch of {recipe.batch} is too small: it needs at least one image for each of {devices.ranks} processes"
+        )
     place = {"rank": devices.rank, "ranks": devices.ranks}
     if recipe.cache:
         damage = Damage(means.on_bad_image, len(images))

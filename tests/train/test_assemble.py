@@ -1,15 +1,18 @@
 """From names to a training: where it begins, also the second time, and what must still be so when it goes on."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from softless.errors import ArgumentError, FileError
 from softless.io import checkpoint
-from softless.train.assemble import Means, agree, build, describe, train
+from softless.train.assemble import Means, agree, build, describe, feed, train
+from softless.train.devices import Devices
 from softless.train.recipe_file import read_recipe
 from softless.train.run import Run
-from tests.train.jobs import Pictures, Quiet
+from tests.train.jobs import RECIPE, Pictures, Quiet
 
 SMALL = [("epochs", "1"), ("warmup_epochs", "0"), ("batch", "400"), ("model.depths", "1"), ("checkpoint_every", "2")]
 
@@ -69,6 +72,13 @@ def test_once_it_has_a_checkpoint_a_run_can_do_without_the_weights_it_began_with
     start(3, init=path)
     path.unlink()
     start(resume=True, init=path)
+
+
+def test_a_batch_has_an_image_for_every_process():
+    devices = Devices("cpu")
+    devices.ranks = 2
+    with pytest.raises(ArgumentError, match="batch of 1 is too small: it needs at least one image for each of 2 proc"):
+        feed(Pictures(9), replace(RECIPE, batch=1, mixup=0.0, cutmix=0.0), 0, devices, Means(), train=False)
 
 
 def about(recipe):
