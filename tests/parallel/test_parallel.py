@@ -84,8 +84,8 @@ def test_what_ranks_cannot_do_is_one_sentence_and_nobody_waits(two):
             "every key of every rank",
             "uneven": f"ArgumentError: 2 queries and 3 keys on rank {rank}: causal attention over ranks needs a key "
             "for every query, and a query for every key",
-            "apart": f"ArgumentError: 0 queries and 3 keys on rank {rank}: angular attention over ranks needs a key for "
-            "every query, and a query for every key",
+            "apart": f"ArgumentError: 0 queries and 3 keys on rank {rank}: angular attention over ranks needs a key "
+            "for every query, and a query for every key",
             "stranger": f"ArgumentError: rank {rank} is not in the group that was given",
             "shape": "ArgumentError: q has shape [2, 3, 4] and must be [batch, heads, tokens, dim]",
         }
