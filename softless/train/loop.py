@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from softless.errors import ArgumentError, NonFiniteError
+from softless.errors import ArgumentError, FileError, NonFiniteError
 from softless.io import checkpoint
 from softless.io.journal import Journal
 from softless.train import state
@@ -213,6 +213,10 @@ class Loop:
     def _go_back(self) -> int:
         """Take up the newest whole checkpoint; returns how long the log was. Without one the run begins anew."""
         found = checkpoint.newest(self.run.last)
+        names = self.devices.gather("none" if found is None else found.path.name)
+        if len({*names}) > 1:
+            each = ", ".join(f"rank {rank} finds {name}" for rank, name in enumerate(names))
+            raise FileError(f"ranks must go on from the same checkpoint, and in {self.run.last} {each}")
         if found is None:
             return 0
         if found.state["rng"]["seed"] != self.job.seed:

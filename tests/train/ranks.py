@@ -4,6 +4,7 @@
     python tests/train/ranks.py FOLDER uneven           evaluations of as many images as do not divide
     python tests/train/ranks.py FOLDER train            whole trainings, in FOLDER/ddp and FOLDER/fsdp
     python tests/train/ranks.py FOLDER resume           go on with those
+    python tests/train/ranks.py FOLDER apart            the same, where rank 1 sees an older checkpoint, or none
     python tests/train/ranks.py FOLDER die              rank 1 is killed during a training
 
 Several words make several acts. Each act of rank 0 writes FOLDER/ACT.json.
@@ -12,6 +13,7 @@ Several words make several acts. Each act of rank 0 writes FOLDER/ACT.json.
 import itertools
 import json
 import os
+import shutil
 import signal
 import sys
 from dataclasses import replace
@@ -22,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 from torch import nn
 
+from softless.errors import FileError
 from softless.models.blocks import Stage
 from softless.train import state
 from softless.train.assemble import Means, feed
@@ -108,6 +111,25 @@ def uneven(devices, alone):
     return {"scores": found, "skipped": skipped}
 
 
+def apart(devices, place):
+    """What each rank says to going on where the second one sees another folder than the first."""
+    devices.wait()
+    if devices.rank == 1:
+        theirs = place.parent / "apart" / place.name
+        if devices.sharing == "ddp":
+            shutil.copytree(place / "last/step-00000005", theirs / "last/step-00000005")
+        place = theirs
+    signal.alarm(60)
+    try:
+        fit(job(place, model=Blocks(), devices=devices, resume=True, **EXACT))
+        said = ""
+    except FileError as error:
+        said = str(error)
+    found = devices.gather(said)
+    signal.alarm(0)
+    return found
+
+
 def one_process(devices):
     """The same machine as a group of one: ranks do not wait for each other in it."""
     alone = object.__new__(Devices)
@@ -134,6 +156,9 @@ def main(folder, acts):
                 continue
             if act == "uneven":
                 found[way] = uneven(devices, one_process(devices))
+                continue
+            if act == "apart":
+                found[way] = apart(devices, folder / way)
                 continue
             doomed = act == "die" and devices.rank == 1
             place = folder / (way if act != "die" else "dead")
