@@ -73,6 +73,7 @@ def train(
     else:
         run.must_be_new()
     devices = Devices(means.device, recipe.precision, means.sharing, means.graph)
+    devices.wait()  # every rank has looked for a run before the first one begins it; making a group need not wait
     seed_all(seed, -1, 0)
     model = build(recipe.model, recipe.image_size, len(images.classes))
     if init is not None and not (resume and checkpoint.any_in(run.last)):

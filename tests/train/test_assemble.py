@@ -7,11 +7,10 @@ from safetensors.torch import save_file
 from softless.errors import ArgumentError, FileError
 from softless.io import checkpoint
 from softless.train.assemble import Means, agree, build, describe, train
+from softless.train.devices import Devices
 from softless.train.recipe_file import read_recipe
 from softless.train.run import Run
-from tests.train.jobs import Pictures, Quiet
-
-SMALL = [("epochs", "1"), ("warmup_epochs", "0"), ("batch", "400"), ("model.depths", "1"), ("checkpoint_every", "2")]
+from tests.train.jobs import SMALL, Pictures, Quiet
 
 
 class Killed(Quiet):
@@ -69,6 +68,14 @@ def test_once_it_has_a_checkpoint_a_run_can_do_without_the_weights_it_began_with
     start(3, init=path)
     path.unlink()
     start(resume=True, init=path)
+
+
+def test_a_rank_that_comes_late_does_not_take_the_run_that_begins_for_another(start, tmp_path, monkeypatch):
+    """Until ranks have waited for each other once, a slower one may still be looking for a run."""
+    begun = []
+    monkeypatch.setattr(Devices, "wait", lambda _: begun.append(Run(tmp_path / "run").about.exists()))
+    start(1)
+    assert begun == [False, True]
 
 
 def about(recipe):
