@@ -5,6 +5,7 @@
     python tests/train/ranks.py FOLDER train            whole trainings, in FOLDER/ddp and FOLDER/fsdp
     python tests/train/ranks.py FOLDER resume           go on with those
     python tests/train/ranks.py FOLDER apart            the same, where rank 1 sees an older checkpoint, or none
+    python tests/train/ranks.py FOLDER again            a training as the command makes one, and another
     python tests/train/ranks.py FOLDER die              rank 1 is killed during a training
 
 Several words make several acts. Each act of rank 0 writes FOLDER/ACT.json.
@@ -27,14 +28,15 @@ from torch import nn
 from softless.errors import FileError
 from softless.models.blocks import Stage
 from softless.train import state
-from softless.train.assemble import Means, feed
+from softless.train.assemble import Means, feed, train
 from softless.train.devices import Devices
 from softless.train.engine import Engine
 from softless.train.evaluate import evaluate
 from softless.train.loop import fit
 from softless.train.objective import Objective
 from softless.train.recipe import Recipe
-from tests.train.jobs import RECIPE, Pictures, Quiet, job
+from softless.train.recipe_file import read_recipe
+from tests.train.jobs import RECIPE, SMALL, Pictures, Quiet, job
 
 EXACT = {"mixup": 0.0, "cutmix": 0.0, "checkpoint_every": 5}
 WAYS = ("ddp", "fsdp")
@@ -146,25 +148,27 @@ class Doomed(Quiet):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def perform(folder, way, act, *words):
+    """What an act finds with one way of sharing."""
+    if act == "again":
+        means = Means(device="cpu", sharing=way)
+        return train(folder / f"again-{way}", read_recipe("digits", SMALL), None, Quiet(), means=means).steps
+    devices = Devices("cpu", sharing=way)
+    if act == "compare":
+        return compare(devices, one_process(devices), int(words[0]))
+    if act == "uneven":
+        return uneven(devices, one_process(devices))
+    if act == "apart":
+        return apart(devices, folder / way)
+    doomed = act == "die" and devices.rank == 1
+    place = folder / (way if act != "die" else "dead")
+    watch = Doomed() if doomed else Quiet()
+    return fit(job(place, model=Blocks(), devices=devices, watch=watch, resume=act == "resume", **EXACT)).last
+
+
 def main(folder, acts):
     for act, *words in acts:
-        found = {}
-        for way in WAYS if act != "die" else WAYS[:1]:
-            devices = Devices("cpu", sharing=way)
-            if act == "compare":
-                found[way] = compare(devices, one_process(devices), int(words[0]))
-                continue
-            if act == "uneven":
-                found[way] = uneven(devices, one_process(devices))
-                continue
-            if act == "apart":
-                found[way] = apart(devices, folder / way)
-                continue
-            doomed = act == "die" and devices.rank == 1
-            place = folder / (way if act != "die" else "dead")
-            work = job(place, model=Blocks(), devices=devices, resume=act == "resume", **EXACT)
-            object.__setattr__(work, "watch", Doomed() if doomed else Quiet())
-            found[way] = fit(work).last
+        found = {way: perform(folder, way, act, *words) for way in (WAYS if act != "die" else WAYS[:1])}
         if int(os.environ["RANK"]) == 0:
             (folder / f"{act}.json").write_text(json.dumps(found))
 

@@ -69,7 +69,7 @@ def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     for name in ("ddp", "fsdp", "dead"):
         (folder / name).mkdir()
-    processes = start(folder, 2, "compare:10", "uneven", "train", "apart", "die")
+    processes = start(folder, 2, "compare:10", "uneven", "train", "apart", "again", "die")
     processes[1].communicate()
     killed = time.monotonic()
     _, said = processes[0].communicate()
@@ -129,6 +129,12 @@ def test_ranks_that_see_different_checkpoints_do_not_go_on(pair, way, theirs):
     assert (folder / "apart.json").exists(), said
     for sentence in json.loads((folder / "apart.json").read_text())[way]:
         assert sentence.endswith(f"/last rank 0 finds step-00000010, rank 1 finds {theirs}")
+
+
+def test_processes_that_have_trained_can_train_again(pair):
+    folder, _, _, said = pair
+    assert (folder / "again.json").exists(), said
+    assert json.loads((folder / "again.json").read_text()) == {"ddp": 3, "fsdp": 3}
 
 
 def test_a_killed_rank_ends_the_others(pair):
