@@ -128,6 +128,7 @@ class Loop:
                 self._after_update()
                 if stop.agreed(self.devices, self.engine.step, self.recipe.log_every):
                     self._save()
+                    self.devices.wait()  # torchrun ends the others soon after the first that ends
                     raise Interrupted(self.engine.step, self.total)
                 if self.engine.step % self.per_epoch == 0:
                     break

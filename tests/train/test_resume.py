@@ -12,6 +12,7 @@ import torch
 from softless.errors import ArgumentError, FileError
 from softless.io import checkpoint
 from softless.train import loop
+from softless.train.devices import Devices
 from softless.train.loop import fit
 from softless.train.run import Run, must_agree
 from softless.train.stop import Interrupted
@@ -106,6 +107,14 @@ def test_sigterm_however_often_is_saved_first(tmp_path):
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_no_rank_stops_before_the_state_is_saved(tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(Devices, "wait", lambda _: saved.append(checkpoint.newest(Run(tmp_path).last).step))
+    with pytest.raises(Interrupted):
+        fit(job(tmp_path, watch=Impatient(4)))
+    assert saved == [4]
 
 
 def test_the_speed_is_that_of_the_updates_also_after_a_save(tmp_path, monkeypatch):
