@@ -109,6 +109,7 @@ class Loop:
         self.scores: dict[str, float] = {}
         self.skipped: dict[str, dict[str, str]] = {"train": {}, "test": {}}  # name -> why
         self.seconds, self.saved = 0.0, -1
+        self.recorded = -1  # update of the best weights that last/ knows of
         self.recent: deque[tuple[int, Tensor]] = deque(maxlen=job.recipe.log_every + 1)
         length = self._go_back() if job.resume else 0
         self.journal = Journal(self.run.log, length) if self.devices.main else None
@@ -184,7 +185,7 @@ class Loop:
             weights = state.weights(self.engine.best_model)
             about = {"about": dict(self.job.about), "scores": asdict(scores)}
             if self.devices.main:
-                checkpoint.save(self.run.best, self.engine.step, {"model": weights}, about, keep=1)
+                checkpoint.save(self.run.best, self.engine.step, {"model": weights}, about, keep=1, also=self.recorded)
 
     def _save(self) -> None:
         self._check()
@@ -209,7 +210,7 @@ class Loop:
             if any(self.skipped.values()):
                 write_json(self.run.skipped, self.skipped)
             checkpoint.save(self.run.last, self.engine.step, parts, record)
-        self.saved = self.engine.step
+        self._mark_saved()
 
     def _go_back(self) -> int:
         """Take up the newest whole checkpoint; returns how long the log was. Without one the run begins anew."""
@@ -226,8 +227,13 @@ class Loop:
         self.job.train.sampler.load_state_dict(found.state["sampler"])
         self.best, self.scores, self.seconds = found.state["best"], found.state["scores"], found.state["seconds"]
         self.skipped = found.state.get("skipped", self.skipped)  # runs from before they were counted have none
-        self.saved = self.engine.step
+        self._mark_saved()
+        if self.devices.main:
+            checkpoint.drop_after(self.run.best, self.recorded)
         return found.state["log_bytes"]
+
+    def _mark_saved(self) -> None:
+        self.saved, self.recorded = self.engine.step, int(self.best.get("step", -1))
 
     def _check(self) -> None:
         """Stop if an update was left out, and write down which images it was about."""

@@ -182,10 +182,9 @@ def test_a_rank_with_an_odd_part_has_no_pairs_to_mix(softless, flowers, monkeypa
 def test_a_run_is_evaluated_whatever_it_was_trained_with(softless, flowers, tmp_path):
     """fp16 on a CPU, and one image at a time where pairs were mixed."""
     assert softless(*words("--out", "a", "--set", "mixup=0.5")).exit_code == 0
-    (place,) = (tmp_path / "a/best").glob("step-*")
-    found = checkpoint.newest(place.parent)
+    found = checkpoint.newest(best := tmp_path / "a/best")
     found.state["about"]["recipe"]["precision"] = "fp16"
-    checkpoint.save(place.parent, 10**6, found.parts, found.state, keep=1)
+    checkpoint.save(best, 10**6, found.parts, found.state, keep=1)
     result = softless("evaluate", "a", "--batch", "1", "--device", "cpu", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["images"] == 4
