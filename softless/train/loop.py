@@ -11,6 +11,7 @@ optimizer, averaged weights and log. What it lost is the time since that checkpo
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -90,8 +91,11 @@ def fit(job: Job) -> Outcome:
     try:
         with job.stop, by_blas(job.recipe.precision):
             loop.run_on(job.stop)
-    finally:
-        loop.close()
+    except BaseException:
+        with suppress(FileError):  # of two reasons the first is told
+            loop.close()
+        raise
+    loop.close()
     return loop.outcome()
 
 

@@ -10,22 +10,14 @@ from softless.train.assemble import Means, agree, build, describe, train
 from softless.train.devices import Devices
 from softless.train.recipe_file import read_recipe
 from softless.train.run import Run
-from tests.train.jobs import SMALL, Pictures, Quiet
+from tests.train.jobs import SMALL, Killed, Pictures
 
 
-class Killed(Quiet):
-    """Looks at the weights a training begins with, and ends its process after an update, as a kill does."""
-
-    def __init__(self, after=None):
-        super().__init__()
-        self.after = after
+class Looking(Killed):
+    """At the weights a training begins with."""
 
     def begin(self, job, parameters):
         self.first = next(job.model.parameters()).detach().clone()
-
-    def tick(self, step):
-        if step == self.after:
-            raise KeyboardInterrupt
 
 
 @pytest.fixture
@@ -33,7 +25,7 @@ def start(tmp_path):
     """`start(after, ...)`: the weights a training on the digits begins with; it is killed after this update."""
 
     def run(after=None, **options):
-        watch = Killed(after)
+        watch = Looking(after)
         try:
             train(tmp_path / "run", read_recipe("digits", SMALL), None, watch, means=Means(device="cpu"), **options)
         except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from softless.train.devices import Devices
 from softless.train.loop import fit
 from softless.train.run import Run, must_agree
 from softless.train.stop import Interrupted
-from tests.train.jobs import Quiet, digest, job, network
+from tests.train.jobs import Killed, Quiet, digest, job, network
 
 WAYS = {
     "as in the file": {},
@@ -173,21 +173,13 @@ def test_the_best_weights_are_those_of_the_best_evaluation(tmp_path):
     assert list(found.parts) == ["model"]
 
 
-class Killed(Quiet):
-    """Ends its process after an update, as a kill does."""
-
-    def tick(self, step):
-        if step == 16:
-            raise KeyboardInterrupt
-
-
 def test_the_best_weights_of_a_run_that_goes_back_are_those_its_result_names(tmp_path, monkeypatch):
     """Killed after two evaluations that no checkpoint tells of, it takes another course, and does worse."""
     top1 = iter((0.5, 0.8, 0.9, 0.3, 0.4, 0.2))  # after updates 5, 10 and 15; then after 10, 15 and 20
     measured = loop.evaluate
     monkeypatch.setattr(loop, "evaluate", lambda *given: replace(measured(*given), top1=next(top1)))
     with pytest.raises(KeyboardInterrupt):
-        fit(job(tmp_path, watch=Killed(), epochs=4, checkpoint_every=9))
+        fit(job(tmp_path, watch=Killed(16), epochs=4, checkpoint_every=9))
     assert checkpoint.newest(Run(tmp_path).best).step == 15
     outcome = fit(job(tmp_path, resume=True, epochs=4, checkpoint_every=9))
     found = checkpoint.newest(Run(tmp_path).best)
