@@ -1,6 +1,6 @@
-"""The same numbers for TensorBoard, on the disk as soon as they are told.
+"""The same numbers for TensorBoard, written as soon as they are told.
 
-TensorBoard's own writer hands them to a thread, whose traceback is all that a full disk would leave.
+TensorBoard's own writer leaves that to a thread, which answers a full disk with a traceback.
 """
 
 import os
