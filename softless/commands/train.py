@@ -104,6 +104,7 @@ def run(
     from softless.commands.train_show import Showing, warnings_in_one_line
     from softless.errors import NonFiniteError
     from softless.train.assemble import Means, train
+    from softless.train.devices import leave
     from softless.train.stop import Interrupted
 
     asked = {"data": data, "seed": seed, "teacher": teacher, "init": init}
@@ -117,10 +118,13 @@ def run(
             outcome = train(out, settled, watch=showing, means=means, resume=resume, **asked)
         except Interrupted as stopped:
             showing.say_how_to_resume(f"{stopped}; to go on: {how_to_go_on(out, means)}")
+            leave()
             raise
         except NonFiniteError as error:
             complain(str(error))
+            leave()
             raise typer.Exit(CHECK_FAILED) from None
+    leave()
     if json and showing.main:
         from dataclasses import asdict
 

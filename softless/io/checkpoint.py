@@ -46,9 +46,15 @@ class Checkpoint(NamedTuple):
 
 
 def save(
-    shelf: Path, step: int, parts: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], keep: int = 2
+    shelf: Path,
+    step: int,
+    parts: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+    keep: int = 2,
+    also: int | None = None,
 ) -> Path:
-    """Put a checkpoint on the shelf, then take off what came later, of a run that went back, and all but `keep`.
+    """Put a checkpoint on the shelf, then take off what came later, of a run that went back, and all but `keep`
+    and that of update `also`.
 
     A `FileError` says what the system refused; the checkpoints that were there are still whole.
     """
@@ -71,8 +77,17 @@ def save(
         places = _places(shelf)
         at = places.index(place)
         for gone in (*places[:at], *places[at + keep :]):
-            _remove(gone)
+            if _step(gone) != also:
+                _remove(gone)
     return place
+
+
+def drop_after(shelf: Path, step: int) -> None:
+    """Take off what came after an update, of a run that goes back there."""
+    with durable.written_or_explained(f"the checkpoints in {shelf}"):
+        for place in _places(shelf):
+            if _step(place) > step:
+                _remove(place)
 
 
 def any_in(shelf: Path) -> bool:
@@ -191,7 +206,11 @@ def _verified(path: Path, fact: Mapping[str, Any]) -> bytes:
 def _places(shelf: Path) -> list[Path]:
     """The checkpoints on a shelf, the newest first."""
     found = [path for path in shelf.iterdir() if _NAME.fullmatch(path.name)] if shelf.is_dir() else []
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+    return sorted(found, key=_step, reverse=True)
+
+
+def _step(place: Path) -> int:
+    return int(place.name.removeprefix("step-"))
 
 
 def _remove(place: Path) -> None:

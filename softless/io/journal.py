@@ -43,4 +43,5 @@ class Journal:
         return self.length
 
     def close(self) -> None:
-        os.close(self.file)
+        with durable.written_or_explained(f"the log {self.path}"):
+            os.close(self.file)

@@ -59,6 +59,8 @@ def train(
     """Train in this folder, from the beginning or, with `resume`, from where its run was.
 
     decoded   the images to train and to test on as `cached` gives them, where that was done before
+
+    The group of processes that several ranks form stays, for the next training: `devices.leave` ends it.
     """
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if recipe.batch % (ranks * recipe.accumulate):
@@ -73,6 +75,7 @@ def train(
     else:
         run.must_be_new()
     devices = Devices(means.device, recipe.precision, means.sharing, means.graph)
+    devices.wait()  # every rank has looked for a run before the first one begins it; making a group need not wait
     seed_all(seed, -1, 0)
     model = build(recipe.model, recipe.image_size, len(images.classes))
     if init is not None and not (resume and checkpoint.any_in(run.last)):
@@ -99,9 +102,7 @@ def train(
         teacher=knows,
     )
     watch.begin(job, sum(parameter.numel() for parameter in job.model.parameters()))
-    outcome = fit(job)
-    devices.leave()
-    return outcome
+    return fit(job)
 
 
 def describe(

@@ -121,10 +121,11 @@ class Devices:
         if self.ranks > 1:
             self.accelerator.wait_for_everyone()
 
-    def leave(self) -> None:
-        """The group, at the end."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
+
+def leave() -> None:
+    """The group, where all ranks come to the end: NCCL waits for each of them, so one that fails alone just ends."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def shard(model: nn.Module, device: torch.device) -> None:

@@ -11,6 +11,7 @@ optimizer, averaged weights and log. What it lost is the time since that checkpo
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from softless.errors import ArgumentError, NonFiniteError
+from softless.errors import ArgumentError, FileError, NonFiniteError
 from softless.io import checkpoint
 from softless.io.journal import Journal
 from softless.train import state
@@ -90,8 +91,11 @@ def fit(job: Job) -> Outcome:
     try:
         with job.stop, by_blas(job.recipe.precision):
             loop.run_on(job.stop)
-    finally:
-        loop.close()
+    except BaseException:
+        with suppress(FileError):  # of two reasons the first is told
+            loop.close()
+        raise
+    loop.close()
     return loop.outcome()
 
 
@@ -109,6 +113,7 @@ class Loop:
         self.scores: dict[str, float] = {}
         self.skipped: dict[str, dict[str, str]] = {"train": {}, "test": {}}  # name -> why
         self.seconds, self.saved = 0.0, -1
+        self.recorded = -1  # update of the best weights that last/ knows of
         self.recent: deque[tuple[int, Tensor]] = deque(maxlen=job.recipe.log_every + 1)
         length = self._go_back() if job.resume else 0
         self.journal = Journal(self.run.log, length) if self.devices.main else None
@@ -128,6 +133,7 @@ class Loop:
                 self._after_update()
                 if stop.agreed(self.devices, self.engine.step, self.recipe.log_every):
                     self._save()
+                    self.devices.wait()  # torchrun ends the others soon after the first that ends
                     raise Interrupted(self.engine.step, self.total)
                 if self.engine.step % self.per_epoch == 0:
                     break
@@ -183,7 +189,7 @@ class Loop:
             weights = state.weights(self.engine.best_model)
             about = {"about": dict(self.job.about), "scores": asdict(scores)}
             if self.devices.main:
-                checkpoint.save(self.run.best, self.engine.step, {"model": weights}, about, keep=1)
+                checkpoint.save(self.run.best, self.engine.step, {"model": weights}, about, keep=1, also=self.recorded)
 
     def _save(self) -> None:
         self._check()
@@ -208,11 +214,15 @@ class Loop:
             if any(self.skipped.values()):
                 write_json(self.run.skipped, self.skipped)
             checkpoint.save(self.run.last, self.engine.step, parts, record)
-        self.saved = self.engine.step
+        self._mark_saved()
 
     def _go_back(self) -> int:
         """Take up the newest whole checkpoint; returns how long the log was. Without one the run begins anew."""
         found = checkpoint.newest(self.run.last)
+        names = self.devices.gather("none" if found is None else found.path.name)
+        if len({*names}) > 1:
+            each = ", ".join(f"rank {rank} finds {name}" for rank, name in enumerate(names))
+            raise FileError(f"ranks must go on from the same checkpoint, and in {self.run.last} {each}")
         if found is None:
             return 0
         if found.state["rng"]["seed"] != self.job.seed:
@@ -221,8 +231,13 @@ class Loop:
         self.job.train.sampler.load_state_dict(found.state["sampler"])
         self.best, self.scores, self.seconds = found.state["best"], found.state["scores"], found.state["seconds"]
         self.skipped = found.state.get("skipped", self.skipped)  # runs from before they were counted have none
-        self.saved = self.engine.step
+        self._mark_saved()
+        if self.devices.main:
+            checkpoint.drop_after(self.run.best, self.recorded)
         return found.state["log_bytes"]
+
+    def _mark_saved(self) -> None:
+        self.saved, self.recorded = self.engine.step, int(self.best.get("step", -1))
 
     def _check(self) -> None:
         """Stop if an update was left out, and write down which images it was about."""

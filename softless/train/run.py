@@ -4,7 +4,7 @@ RUN/
   run.json       model, recipe, data, seed, teacher, init: all that --resume needs
   log.jsonl      one line every few updates and one for each evaluation; the same bytes however often it was resumed
   last/          the newest checkpoints, to go on from
-  best/          the weights that did best on the test images
+  best/          the weights that did best on the test images, and those that last/ knows of, for a run that goes back
   tensorboard/
   skipped.json   images that could not be decoded, and why: {"train": {name: why}, "test": {name: why}}
   result.json    at the end

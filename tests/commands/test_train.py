@@ -9,10 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from softless.commands import train as verb
+from softless.errors import FileError, NonFiniteError
 from softless.io import checkpoint
+from softless.train import assemble
 from softless.train.assemble import Means
+from softless.train.devices import leave
+from softless.train.stop import Interrupted
 from tests.data.pictures import class_names, encoded, folder, parquet
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +113,6 @@ def test_a_model_and_a_file_of_weights_are_evaluated_as_their_authors_do(
     from safetensors.torch import save_file
 
     import softless as library
-    from softless.train import assemble
 
     def feed(images, recipe, *args, **options):
         assert (recipe.augment.crop_share, recipe.augment.crop_mode) == prepared
@@ -178,10 +182,9 @@ def test_a_rank_with_an_odd_part_has_no_pairs_to_mix(softless, flowers, monkeypa
 def test_a_run_is_evaluated_whatever_it_was_trained_with(softless, flowers, tmp_path):
     """fp16 on a CPU, and one image at a time where pairs were mixed."""
     assert softless(*words("--out", "a", "--set", "mixup=0.5")).exit_code == 0
-    (place,) = (tmp_path / "a/best").glob("step-*")
-    found = checkpoint.newest(place.parent)
+    found = checkpoint.newest(best := tmp_path / "a/best")
     found.state["about"]["recipe"]["precision"] = "fp16"
-    checkpoint.save(place.parent, 10**6, found.parts, found.state, keep=1)
+    checkpoint.save(best, 10**6, found.parts, found.state, keep=1)
     result = softless("evaluate", "a", "--batch", "1", "--device", "cpu", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["images"] == 4
@@ -305,6 +308,25 @@ def test_a_number_that_is_not_finite_exits_1(softless, flowers):
     once = softless(*words("--out", "b", *(w for k in ("lr=1e38", "clip=0.0", "batch=10") for w in ("--set", k))))
     assert once.exit_code == 1, once.output
     assert once.stderr == "error: the loss on the test images is nan after update 1, and no checkpoint had been saved\n"
+
+
+@pytest.mark.parametrize(
+    ("ending", "left"), [(None, True), (Interrupted(1, 4), True), (NonFiniteError(), True), (FileError(), False)]
+)
+def test_the_group_is_left_where_all_ranks_come_to_the_end(softless, flowers, monkeypatch, ending, left):
+    """A disk may be full for one rank alone, which must not wait for the others."""
+
+    def train(*_, watch, **__):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        if ending is not None:
+            raise ending
+        watch.wanted = False  # there is no outcome to tell of
+
+    monkeypatch.setattr(assemble, "train", train)
+    softless(*words("--out", "a"))
+    still = dist.is_initialized()
+    leave()
+    assert still != left
 
 
 def test_a_loss_that_was_not_read_yet_is_not_shown(softless, flowers):

@@ -11,7 +11,7 @@ import torch
 
 from softless.errors import FileError
 from softless.io import checkpoint
-from softless.io.checkpoint import newest, read, save
+from softless.io.checkpoint import drop_after, newest, read, save
 from softless.io.journal import Journal
 from tests.io.faults import calls
 
@@ -68,6 +68,16 @@ def test_only_the_newest_are_kept(shelf):
     assert sorted(path.name for path in shelf.iterdir()) == ["step-00000002", "step-00000003"]
     save(shelf, 100_000_000, parts(4), state(4), keep=1)
     assert [path.name for path in shelf.iterdir()] == ["step-100000000"]
+
+
+def test_one_can_be_kept_by_its_number_and_a_run_that_goes_back_takes_off_the_later(shelf):
+    for step in (3, 4):
+        save(shelf, step, parts(step), state(step), keep=1, also=1)
+        assert sorted(path.name for path in shelf.iterdir()) == ["step-00000001", f"step-{step:08d}"]
+    drop_after(shelf, 4)
+    same(newest(shelf), 4)
+    drop_after(shelf, 3)
+    assert [path.name for path in shelf.iterdir()] == ["step-00000001"]
 
 
 def test_what_was_just_saved_is_kept_and_what_came_later_is_not(shelf):

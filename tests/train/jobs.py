@@ -31,6 +31,7 @@ RECIPE = Recipe(
     augment=PLAIN, image_size=4, batch=24, epochs=2, warmup_epochs=1, lr=1e-2, warmup_lr=1e-4, min_lr=1e-3, clip=1.0,
     mixup=0.8, cutmix=1.0, label_smoothing=0.1, ema=0.9, cache=True, checkpoint_every=3, log_every=2,
 )  # fmt: skip
+SMALL = [("epochs", "1"), ("warmup_epochs", "0"), ("batch", "400"), ("model.depths", "1"), ("checkpoint_every", "2")]
 
 
 class Pictures:
@@ -70,6 +71,18 @@ class Quiet:
 
     def told(self, step: int, numbers: Any) -> None:
         self.lines.append((step, dict(numbers)))
+
+
+class Killed(Quiet):
+    """Ends the training after an update, as a kill does."""
+
+    def __init__(self, after: int | None = None) -> None:
+        super().__init__()
+        self.after = after
+
+    def tick(self, step: int) -> None:
+        if step == self.after:
+            raise KeyboardInterrupt
 
 
 def network(dropout: float = 0.1, dtype: torch.dtype = torch.float32) -> nn.Module:

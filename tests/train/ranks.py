@@ -4,6 +4,8 @@
     python tests/train/ranks.py FOLDER uneven           evaluations of as many images as do not divide
     python tests/train/ranks.py FOLDER train            whole trainings, in FOLDER/ddp and FOLDER/fsdp
     python tests/train/ranks.py FOLDER resume           go on with those
+    python tests/train/ranks.py FOLDER apart            the same, where rank 1 sees an older checkpoint, or none
+    python tests/train/ranks.py FOLDER again            a training as the command makes one, and another
     python tests/train/ranks.py FOLDER die              rank 1 is killed during a training
 
 Several words make several acts. Each act of rank 0 writes FOLDER/ACT.json.
@@ -12,6 +14,7 @@ Several words make several acts. Each act of rank 0 writes FOLDER/ACT.json.
 import itertools
 import json
 import os
+import shutil
 import signal
 import sys
 from dataclasses import replace
@@ -22,16 +25,18 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 from torch import nn
 
+from softless.errors import FileError
 from softless.models.blocks import Stage
 from softless.train import state
-from softless.train.assemble import Means, feed
+from softless.train.assemble import Means, feed, train
 from softless.train.devices import Devices
 from softless.train.engine import Engine
 from softless.train.evaluate import evaluate
 from softless.train.loop import fit
 from softless.train.objective import Objective
 from softless.train.recipe import Recipe
-from tests.train.jobs import RECIPE, Pictures, Quiet, job
+from softless.train.recipe_file import read_recipe
+from tests.train.jobs import RECIPE, SMALL, Pictures, Quiet, job
 
 EXACT = {"mixup": 0.0, "cutmix": 0.0, "checkpoint_every": 5}
 WAYS = ("ddp", "fsdp")
@@ -108,6 +113,25 @@ def uneven(devices, alone):
     return {"scores": found, "skipped": skipped}
 
 
+def apart(devices, place):
+    """What each rank says to going on where the second one sees another folder than the first."""
+    devices.wait()
+    if devices.rank == 1:
+        theirs = place.parent / "apart" / place.name
+        if devices.sharing == "ddp":
+            shutil.copytree(place / "last/step-00000005", theirs / "last/step-00000005")
+        place = theirs
+    signal.alarm(60)
+    try:
+        fit(job(place, model=Blocks(), devices=devices, resume=True, **EXACT))
+        said = ""
+    except FileError as error:
+        said = str(error)
+    found = devices.gather(said)
+    signal.alarm(0)
+    return found
+
+
 def one_process(devices):
     """The same machine as a group of one: ranks do not wait for each other in it."""
     alone = object.__new__(Devices)
@@ -124,22 +148,27 @@ class Doomed(Quiet):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def perform(folder, way, act, *words):
+    """What an act finds with one way of sharing."""
+    if act == "again":
+        means = Means(device="cpu", sharing=way)
+        return train(folder / f"again-{way}", read_recipe("digits", SMALL), None, Quiet(), means=means).steps
+    devices = Devices("cpu", sharing=way)
+    if act == "compare":
+        return compare(devices, one_process(devices), int(words[0]))
+    if act == "uneven":
+        return uneven(devices, one_process(devices))
+    if act == "apart":
+        return apart(devices, folder / way)
+    doomed = act == "die" and devices.rank == 1
+    place = folder / (way if act != "die" else "dead")
+    watch = Doomed() if doomed else Quiet()
+    return fit(job(place, model=Blocks(), devices=devices, watch=watch, resume=act == "resume", **EXACT)).last
+
+
 def main(folder, acts):
     for act, *words in acts:
-        found = {}
-        for way in WAYS if act != "die" else WAYS[:1]:
-            devices = Devices("cpu", sharing=way)
-            if act == "compare":
-                found[way] = compare(devices, one_process(devices), int(words[0]))
-                continue
-            if act == "uneven":
-                found[way] = uneven(devices, one_process(devices))
-                continue
-            doomed = act == "die" and devices.rank == 1
-            place = folder / (way if act != "die" else "dead")
-            work = job(place, model=Blocks(), devices=devices, resume=act == "resume", **EXACT)
-            object.__setattr__(work, "watch", Doomed() if doomed else Quiet())
-            found[way] = fit(work).last
+        found = {way: perform(folder, way, act, *words) for way in (WAYS if act != "die" else WAYS[:1])}
         if int(os.environ["RANK"]) == 0:
             (folder / f"{act}.json").write_text(json.dumps(found))
 

@@ -12,24 +12,14 @@ from softless.train.assemble import Means, agree, build, describe, feed, train
 from softless.train.devices import Devices
 from softless.train.recipe_file import read_recipe
 from softless.train.run import Run
-from tests.train.jobs import RECIPE, Pictures, Quiet
-
-SMALL = [("epochs", "1"), ("warmup_epochs", "0"), ("batch", "400"), ("model.depths", "1"), ("checkpoint_every", "2")]
+from tests.train.jobs import RECIPE, SMALL, Killed, Pictures
 
 
-class Killed(Quiet):
-    """Looks at the weights a training begins with, and ends its process after an update, as a kill does."""
-
-    def __init__(self, after=None):
-        super().__init__()
-        self.after = after
+class Looking(Killed):
+    """At the weights a training begins with."""
 
     def begin(self, job, parameters):
         self.first = next(job.model.parameters()).detach().clone()
-
-    def tick(self, step):
-        if step == self.after:
-            raise KeyboardInterrupt
 
 
 @pytest.fixture
@@ -37,7 +27,7 @@ def start(tmp_path):
     """`start(after, ...)`: the weights a training on the digits begins with; it is killed after this update."""
 
     def run(after=None, **options):
-        watch = Killed(after)
+        watch = Looking(after)
         try:
             train(tmp_path / "run", read_recipe("digits", SMALL), None, watch, means=Means(device="cpu"), **options)
         except KeyboardInterrupt:
@@ -79,6 +69,14 @@ def test_a_batch_has_an_image_for_every_process():
     devices.ranks = 2
     with pytest.raises(ArgumentError, match="batch of 1 is too small: it needs at least one image for each of 2 proc"):
         feed(Pictures(9), replace(RECIPE, batch=1, mixup=0.0, cutmix=0.0), 0, devices, Means(), train=False)
+
+
+def test_a_rank_that_comes_late_does_not_take_the_run_that_begins_for_another(start, tmp_path, monkeypatch):
+    """Until ranks have waited for each other once, a slower one may still be looking for a run."""
+    begun = []
+    monkeypatch.setattr(Devices, "wait", lambda _: begun.append(Run(tmp_path / "run").about.exists()))
+    start(1)
+    assert begun == [False, True]
 
 
 def about(recipe):

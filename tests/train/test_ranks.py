@@ -69,7 +69,7 @@ def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     for name in ("ddp", "fsdp", "dead"):
         (folder / name).mkdir()
-    processes = start(folder, 2, "compare:10", "uneven", "train", "die")
+    processes = start(folder, 2, "compare:10", "uneven", "train", "apart", "again", "die")
     processes[1].communicate()
     killed = time.monotonic()
     _, said = processes[0].communicate()
@@ -121,6 +121,20 @@ def test_what_two_ranks_saved_one_goes_on_with(pair, alone, way, tmp_path):
     place = middle(folder / way, tmp_path / "one")
     fit(job(place, model=Blocks(), resume=True, **EXACT))
     assert gap(place, alone) <= EXACTLY
+
+
+@pytest.mark.parametrize(("way", "theirs"), [("ddp", "step-00000005"), ("fsdp", "none")])
+def test_ranks_that_see_different_checkpoints_do_not_go_on(pair, way, theirs):
+    folder, _, _, said = pair
+    assert (folder / "apart.json").exists(), said
+    for sentence in json.loads((folder / "apart.json").read_text())[way]:
+        assert sentence.endswith(f"/last rank 0 finds step-00000010, rank 1 finds {theirs}")
+
+
+def test_processes_that_have_trained_can_train_again(pair):
+    folder, _, _, said = pair
+    assert (folder / "again.json").exists(), said
+    assert json.loads((folder / "again.json").read_text()) == {"ddp": 3, "fsdp": 3}
 
 
 def test_a_killed_rank_ends_the_others(pair):

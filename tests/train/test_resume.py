@@ -12,10 +12,11 @@ import torch
 from softless.errors import ArgumentError, FileError
 from softless.io import checkpoint
 from softless.train import loop
+from softless.train.devices import Devices
 from softless.train.loop import fit
 from softless.train.run import Run, must_agree
 from softless.train.stop import Interrupted
-from tests.train.jobs import Quiet, digest, job, network
+from tests.train.jobs import Killed, Quiet, digest, job, network
 
 WAYS = {
     "as in the file": {},
@@ -108,6 +109,14 @@ def test_sigterm_however_often_is_saved_first(tmp_path):
         signal.signal(signal.SIGTERM, before)
 
 
+def test_no_rank_stops_before_the_state_is_saved(tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(Devices, "wait", lambda _: saved.append(checkpoint.newest(Run(tmp_path).last).step))
+    with pytest.raises(Interrupted):
+        fit(job(tmp_path, watch=Impatient(4)))
+    assert saved == [4]
+
+
 def test_the_speed_is_that_of_the_updates_also_after_a_save(tmp_path, monkeypatch):
     """A clock that moves with the updates alone, and saves between two lines of the log."""
     watch = Quiet()
@@ -162,6 +171,19 @@ def test_the_best_weights_are_those_of_the_best_evaluation(tmp_path):
     best = max(tests, key=lambda line: line["top1"])
     assert (found.step, found.state["scores"]["top1"]) == (best["step"], best["top1"])
     assert list(found.parts) == ["model"]
+
+
+def test_the_best_weights_of_a_run_that_goes_back_are_those_its_result_names(tmp_path, monkeypatch):
+    """Killed after two evaluations that no checkpoint tells of, it takes another course, and does worse."""
+    top1 = iter((0.5, 0.8, 0.9, 0.3, 0.4, 0.2))  # after updates 5, 10 and 15; then after 10, 15 and 20
+    measured = loop.evaluate
+    monkeypatch.setattr(loop, "evaluate", lambda *given: replace(measured(*given), top1=next(top1)))
+    with pytest.raises(KeyboardInterrupt):
+        fit(job(tmp_path, watch=Killed(16), epochs=4, checkpoint_every=9))
+    assert checkpoint.newest(Run(tmp_path).best).step == 15
+    outcome = fit(job(tmp_path, resume=True, epochs=4, checkpoint_every=9))
+    found = checkpoint.newest(Run(tmp_path).best)
+    assert (outcome.best_step, outcome.best_top1) == (5, 0.5) == (found.step, found.state["scores"]["top1"])
 
 
 @pytest.mark.parametrize(

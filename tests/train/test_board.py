@@ -1,0 +1,60 @@
+"""Curves for TensorBoard are those of the log, and what keeps them from the disk is one sentence."""
+
+import json
+import resource
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from softless.errors import FileError
+from softless.train.board import Board
+from softless.train.loop import fit
+from softless.train.run import Run
+from tests.train.jobs import Killed, job
+
+
+@pytest.fixture
+def no_room():
+    """No file of this process may grow beyond 200 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_the_curves_are_those_of_the_log_also_where_a_run_went_back(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        fit(job(tmp_path, watch=Killed(5)))
+    fit(job(tmp_path, resume=True))
+    shown = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    lines = [json.loads(line) for line in Run(tmp_path).log.read_text().splitlines()]
+    for tag, key in (("train/loss", "loss"), ("train/lr", "lr"), ("test/top1", "top1")):
+        expected = [(line["step"], line[key]) for line in lines if key in line]
+        steps, values = zip(*expected, strict=True)
+        assert tuple(each.step for each in shown.Scalars(tag)) == steps
+        assert [each.value for each in shown.Scalars(tag)] == pytest.approx(values, rel=1e-6)  # single precision
+
+
+@pytest.mark.usefixtures("no_room")
+def test_curves_that_find_no_room_are_one_sentence(tmp_path):
+    board = Board(tmp_path / "curves", 0)
+    with pytest.raises(FileError, match=r"the curves in .*/curves cannot be written: File too large"):
+        board.add("train", {f"number {n}": float(n) for n in range(100)}, 1)
+    board.close()
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "curves").write_text("a file")
+    with pytest.raises(FileError, match=r"the curves in .*/curves cannot be written: File exists"):
+        Board(tmp_path / "curves", 0)
+
+
+def test_of_two_reasons_the_first_is_told(tmp_path, monkeypatch):
+    def close(_):
+        raise FileError("the curves cannot be written")
+
+    monkeypatch.setattr(Board, "close", close)
+    with pytest.raises(KeyboardInterrupt):
+        fit(job(tmp_path, watch=Killed(5)))
+    with pytest.raises(FileError, match="the curves cannot be written"):
+        fit(job(tmp_path, resume=True))
