@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from trained import section
 from twins_picture import picture
 
-from softless.commands.study_tables import groups, markdown, read_runs, shared_spread, tables
+from softless.commands.study_tables import cell, groups, markdown, read_runs, shared_spread, tables
 from softless.commands.words import key_value
 from softless.errors import SoftlessError
 from softless.train.assemble import PROSE, Means
@@ -33,10 +34,10 @@ SCHEMA = "softless.twins/1"
 SEEDS = 3
 HEAD = """# Results
 
-Twins that differ only in attention, under one recipe: [how they are trained](study.md). Accuracies are of the last
-epoch, in percent of the test images, mean and standard deviation over seeds. A difference counts as more than the
-spread of seeds if it exceeds the 95 % interval of a difference of two means, with the spread pooled over all twins of a
-grid that learned.
+Whole models, each trained as its recipe says, and twins that differ only in attention, under one small recipe:
+[how they are trained](study.md). Accuracies are of the last epoch, in percent of the test images, mean and standard
+deviation over seeds. A difference counts as more than the spread of seeds if it exceeds the 95 % interval of a
+difference of two means, with the spread pooled over all models of a comparison that learned.
 The paper's numbers are of ImageNet, with larger models and 300 epochs: what can be compared is the order, not the size.
 """
 
@@ -89,14 +90,21 @@ def keep(folders: list[Path]) -> int:
     return 0
 
 
-def page(kept: list[Path]) -> str:
-    """docs/results.md from the files of grids."""
-    parts = [HEAD]
+def page(kept: list[Path], whole: list[Path]) -> str:
+    """docs/results.md from the files of grids, and of whole trainings."""
+    parts = [HEAD, *(section(path) for path in whole)]
     for path in kept:
         document, name = json.loads(path.read_text()), path.stem.removeprefix("twins-")
         runs = document["runs"]
         shown = f"![Accuracy of each twin: seeds and mean](pictures/{path.stem}.svg)\n"
-        parts += [f"## {name}", about(document), command(name, document), shown, markdown(tables(runs)), curves(runs)]
+        parts += [
+            f"## {name}, twins",
+            about(document),
+            command(name, document),
+            shown,
+            markdown(tables(runs)),
+            curves(runs),
+        ]
     return "\n".join(parts)
 
 
@@ -164,7 +172,7 @@ def curves(runs: list[dict[str, Any]]) -> str:
                 100 * p["accuracy"] for r in runs if r["twin"]["id"] == id_ for p in r["curve"] if p["epoch"] == epoch
             ]
             cells.append(f"{sum(points) / len(points):.1f}" if points else "")
-        lines.append(f"| {group.label} | {' | '.join(cells)} |")
+        lines.append(f"| {cell(group.label)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -193,7 +201,7 @@ def main() -> int:
         if given.verb == "keep":
             return keep(given.folders)
         kept = sorted(RESULTS.glob("twins-*.json"))
-        PAGE.write_text(page(kept))
+        PAGE.write_text(page(kept, sorted(RESULTS.glob("trained-*.json"))))
         for path in kept:
             drawn = picture(groups(json.loads(path.read_text())["runs"]).values())
             (PAGE.parent / "pictures" / f"{path.stem}.svg").write_text(drawn)

@@ -171,11 +171,16 @@ def markdown(found: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(_markdown(each) for each in found) + "\n"
 
 
+def cell(text: str) -> str:
+    """A bar in it ends no cell."""
+    return text.replace("|", r"\|")
+
+
 def _markdown(table: Mapping[str, Any]) -> str:
     lines = [f"### Table {table['id']}: {table['title']}", ""]
     lines += ["| twin | top-1 | seeds | against softmax | the paper's |", "|---|---|---|---|---|"]
     for label, mean, spread, seeds, against, paper in table["rows"]:
         top1 = mean if isinstance(mean, str) else f"{mean:.2f}" + ("" if spread is None else f" ± {spread:.2f}")
         versus = "" if against is None else f"{against:+.2f}"
-        lines.append(f"| {label} | {top1} | {seeds} | {versus} | {'' if paper is None else paper} |")
+        lines.append(f"| {cell(label)} | {top1} | {seeds} | {versus} | {'' if paper is None else paper} |")
     return "\n".join([*lines, "", table["says"], "", f"In the paper: {table['paper']}"])

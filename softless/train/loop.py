@@ -27,6 +27,7 @@ from softless.io.journal import Journal
 from softless.train import state
 from softless.train.blas import by_blas
 from softless.train.board import Board
+from softless.train.circumstances import circumstances
 from softless.train.devices import Devices
 from softless.train.engine import Engine
 from softless.train.evaluate import evaluate
@@ -139,7 +140,7 @@ class Loop:
                     break
         seed_all(self.job.seed, self.total, self.devices.rank)  # what is drawn after it does not know either
         if self.devices.main:
-            write_json(self.run.result, asdict(self.outcome()))
+            write_json(self.run.result, {**asdict(self.outcome()), **circumstances(self.devices.device.type)})
 
     def outcome(self) -> Outcome:
         best, skipped = self.best, sum(map(len, self.skipped.values()))

@@ -18,24 +18,20 @@ say, is none, and is tried again by the next call.
 """
 
 import json
-import os
-import platform
 import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from platform import python_version
 from typing import Any
 
-import torch
 from torch import nn
 
 from softless.data import open_splits
 from softless.errors import FileError, NonFiniteError
 from softless.io import checkpoint
 from softless.train.assemble import Means, build, train
+from softless.train.circumstances import circumstances
 from softless.train.decoded import Decoded, fetch
 from softless.train.loop import Job
 from softless.train.recipe import Recipe
@@ -212,23 +208,5 @@ def _record(task: Task, found: dict[str, Any], parameters: int, wall: float) -> 
         "data": task.data,
         "images": about.get("images"),
         "fingerprint": about.get("fingerprint"),
-        "versions": {name: _version(name) for name in ("softless", "torch", "timm")} | {"python": python_version()},
-        "machine": machine(task.means.device),
-    }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"
-
-
-def machine(device: str) -> dict[str, Any]:
-    """Where it ran."""
-    gpu = device != "cpu" and torch.cuda.is_available()
-    return {
-        "system": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name() if gpu else "cpu",
-        "cores": os.cpu_count(),
+        **circumstances(task.means.device),
     }

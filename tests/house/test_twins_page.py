@@ -23,8 +23,9 @@ def script(name):
 
 
 with pytest.MonkeyPatch.context() as patch:
-    patch.setitem(sys.modules, "twins_picture", script("twins_picture"))  # beside it when it runs
-    twins = script("twins")
+    for beside in ("twins_picture", "trained"):
+        patch.setitem(sys.modules, beside, script(beside))
+    trained, twins = sys.modules["trained"], script("twins")
 
 
 @pytest.fixture
@@ -54,8 +55,8 @@ def kept(tmp_path, monkeypatch):
 
 
 def test_the_page_has_cost_tables_and_curves(kept):
-    text = twins.page([kept])
-    assert "## cifar10" in text
+    text = twins.page([kept], [])
+    assert "## cifar10, twins" in text
     assert "train.parquet: 50,000 images to train on, 10,000 to test on." in text
     assert "4 runs from 2 seeds on a GPU, 2 at once: 2 minutes of runs, the longest 30 s." in text
     assert "| softmax | 81.00 ± 1.41 | 2 | +0.00 | 72.2 |" in text
@@ -64,7 +65,7 @@ def test_the_page_has_cost_tables_and_curves(kept):
 
 
 def test_the_page_repeats_the_command_and_shows_the_picture(kept):
-    text = twins.page([kept])
+    text = twins.page([kept], [])
     twins_run = "--out runs/cifar10 --twins softmax,softmax-relu --seeds 2 --pack 2 --graph\n"
     assert f"run --recipe twins-cifar10 --data train.parquet {twins_run}" in text
     assert "](pictures/twins-cifar10.svg)" in text
@@ -96,7 +97,8 @@ def test_the_page_says_where_the_recipe_is_another_by_now(kept):
     document["recipe"]["cost"] = "more"
     document["recipe"]["model"]["dims"] = 8
     kept.write_text(json.dumps(document))
-    assert "The recipe has changed since in `lr`, `model.dims`: the command makes another grid." in twins.page([kept])
+    text = twins.page([kept], [])
+    assert "The recipe has changed since in `lr`, `model.dims`: the command makes another grid." in text
 
 
 def test_the_picture_has_a_dot_for_each_run_of_a_twin_that_learned(kept):
@@ -117,12 +119,58 @@ def test_kept_runs_name_no_place_on_a_machine(kept):
     assert "recipe" not in document["runs"][0]
 
 
+def finished(folder, model, seed, top1):
+    """A run of one epoch, as `softless train` leaves it."""
+    folder.mkdir()
+    recipe = to_document(read_recipe("digits", [("epochs", "1")]))
+    recipe["model"]["name"] = model
+    about = {
+        "schema": "softless.run/1", "recipe": recipe, "data": "somewhere/train.parquet", "seed": seed,
+        "images": {"train": 1_400, "test": 397}, "fingerprint": {}, "classes": ["a", "b"],
+    }  # fmt: skip
+    result = {
+        "steps": 9, "best_step": 9, "best_top1": top1, "last": {"top1": top1, "ece": 0.05}, "seconds": 12.0,
+        "versions": {}, "machine": {"device": "a GPU"},
+    }  # fmt: skip
+    (folder / "run.json").write_text(json.dumps(about))
+    (folder / "result.json").write_text(json.dumps(result))
+    (folder / "log.jsonl").write_text(json.dumps({"step": 9, "epoch": 1, "top1": top1}) + "\n")
+    return folder
+
+
+def test_whole_models_are_a_row_each_and_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(trained, "RESULTS", tmp_path)
+    runs = [("inline_deit_tiny", 0, 0.9), ("inline_deit_tiny", 1, 0.91), ("deit_tiny", 0, 0.8), ("deit_tiny", 1, 0.79)]
+    folders = [finished(tmp_path / f"{model}-{seed}", model, seed, top1) for model, seed, top1 in runs]
+    path = trained.keep("digits", folders, 2)
+    document = json.loads(path.read_text())
+    assert document["data"] == "train.parquet"
+    assert document["runs"][0]["curve"] == [{"epoch": 1, "accuracy": 0.9}]
+    text = twins.page([], [path])
+    assert "train.parquet: 1,400 images to train on, 397 to test on, at 8 x 8; 1 epochs" in text
+    assert ", on a GPU, 2 at once." in text
+    assert (
+        "$ softless train deit_tiny --recipe digits --data train.parquet --seed 0 --out runs/deit_tiny-0 --graph"
+        in text
+    )
+    assert "| 90.00, 91.00 | 90.50 ± 0.71 | 0.050 | 12 |" in text
+    assert "inline_deit_tiny is 11.0 points ahead of deit_tiny, more than the spread of seeds." in text
+
+
+def test_a_bar_in_a_twins_name_ends_no_cell(kept):
+    document = json.loads(kept.read_text())
+    for run in document["runs"]:
+        run["twin"]["label"] = "relu(q)/|relu(q)|"
+    kept.write_text(json.dumps(document))
+    rows = [line for line in twins.page([kept], []).splitlines() if "relu(q)" in line and line.startswith("|")]
+    assert len(rows) == 4
+    assert all(r"relu(q)/\|relu(q)\| |" in row for row in rows)
+
+
 def test_the_page_of_results_is_the_one_the_kept_runs_make():
-    kept = sorted((ROOT / "benchmarks/results").glob("twins-*.json"))
+    kept, whole = (sorted((ROOT / "benchmarks/results").glob(f"{kind}-*.json")) for kind in ("twins", "trained"))
     page = ROOT / "docs/results.md"
-    assert page.exists() == bool(kept)
-    if kept:
-        assert twins.page(kept) in page.read_text()
+    assert twins.page(kept, whole) in page.read_text()
     for path in kept:
         drawn = twins.picture(twins.groups(json.loads(path.read_text())["runs"]).values())
         assert (page.parent / f"pictures/{path.stem}.svg").read_text() == drawn

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from dataclasses import replace
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
@@ -77,7 +78,10 @@ def test_the_log_holds_what_was_told_and_nothing_of_the_clock(tmp_path):
     assert watch.steps == list(range(1, 11))
     for line, (step, numbers) in zip(lines, watch.lines, strict=True):
         assert line == {"step": step, **{key: value for key, value in numbers.items() if key != "images_per_second"}}
-    assert json.loads((tmp_path / "result.json").read_text())["steps"] == 10
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["steps"] == 10
+    assert result["machine"]["device"] == "cpu"
+    assert result["versions"]["torch"] == version("torch")
 
 
 @pytest.fixture

@@ -1,0 +1,125 @@
+"""Whole trainings, kept and told: one recipe, one model or several, a seed each.
+
+    softless train swin_tiny --recipe imagenette --seed 1 --out runs/swin_tiny-1 ...
+    python benchmarks/trained.py imagenette runs/*      benchmarks/results/trained-imagenette.json
+
+`benchmarks/twins.py page` puts what was kept at the head of docs/results.md.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from softless.commands.study_tables import Group, compare, shared_spread
+from softless.errors import SoftlessError
+from softless.train.assemble import build
+from softless.train.recipe_file import from_document
+from softless.train.run import Run
+
+RESULTS = Path(__file__).parent / "results"
+SCHEMA = "softless.trained/1"
+
+
+def keep(name: str, folders: list[Path], together: int) -> Path:
+    """Every run in one file: what they share once, of each its model, seed, result and curve."""
+    runs = [told(Run(folder)) for folder in folders]
+    shared = {key: runs[0][key] for key in ("data", "images", "fingerprint", "versions", "machine", "recipe")}
+    path = RESULTS / f"trained-{name}.json"
+    each = [{key: value for key, value in run.items() if key not in shared} for run in runs]
+    document = {"schema": SCHEMA, **shared, "together": together, "runs": each}
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    return path
+
+
+def told(run: Run) -> dict[str, Any]:
+    """A finished run in one record."""
+    about, result = run.read(), json.loads(run.result.read_text())
+    recipe = from_document(about["recipe"])
+    model = build(recipe.model, recipe.image_size, len(about["classes"]))
+    lines = [json.loads(line) for line in run.log.read_text().splitlines()]
+    return {
+        "data": None if about["data"] is None else Path(about["data"]).name,
+        "recipe": {**about["recipe"], "model": {**about["recipe"]["model"], "name": None}},
+        **{key: about[key] for key in ("images", "fingerprint", "seed")},
+        **{key: result[key] for key in ("versions", "machine", "steps", "best_step", "best_top1", "last", "seconds")},
+        "model": recipe.model.name,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "curve": [{"epoch": line["epoch"], "accuracy": line["top1"]} for line in lines if "top1" in line],
+    }
+
+
+def section(path: Path) -> str:
+    """A heading, the commands, a row for each model, and whether they differ by more than the spread of seeds."""
+    document, name = json.loads(path.read_text()), path.stem.removeprefix("trained-")
+    models: dict[str, list[dict[str, Any]]] = {}
+    for run in document["runs"]:
+        models.setdefault(run["model"], []).append(run)
+    found = {model: group(model, runs) for model, runs in models.items()}
+    lines = [
+        f"## {name}, whole models",
+        about(document),
+        "",
+        "```console",
+        *(command(name, document["data"], runs[0]) for runs in models.values()),
+        "```",
+        "",
+        "| model | parameters | top-1 by seed | mean | calibration error | seconds of training |",
+        "|---|---|---|---|---|---|",
+        *(row(found[model], runs) for model, runs in models.items()),
+        "",
+    ]
+    if len(found) == 2:
+        lines += [compare(*found.values(), shared_spread(found)), ""]
+    return "\n".join(lines)
+
+
+def group(model: str, runs: list[dict[str, Any]]) -> Group:
+    return Group(model, model, tuple(100 * run["last"]["top1"] for run in runs), len(runs))
+
+
+def about(document: dict[str, Any]) -> str:
+    """Images, length, machine."""
+    recipe, images, together = (document[key] for key in ("recipe", "images", "together"))
+    size = f"{recipe['image_size']} x {recipe['image_size']}"
+    said = f"{document['data']}: {images['train']:,} images to train on, {images['test']:,} to test on, at {size}; "
+    said += f"{recipe['epochs']} epochs of batch {recipe['batch']}, {recipe['precision']}, "
+    return said + f"on {document['machine']['device']}" + (f", {together} at once." if together > 1 else ".")
+
+
+def command(name: str, data: str | None, run: dict[str, Any]) -> str:
+    images = "" if data is None else f" --data {data}"
+    out = f"runs/{run['model']}-{run['seed']}"
+    return f"$ softless train {run['model']} --recipe {name}{images} --seed {run['seed']} --out {out} --graph"
+
+
+def row(found: Group, runs: list[dict[str, Any]]) -> str:
+    cells = [
+        found.label,
+        f"{runs[0]['parameters'] / 1e6:.2f} M",
+        ", ".join(f"{accuracy:.2f}" for accuracy in found.accuracies),
+        f"{found.mean:.2f}" + ("" if found.spread is None else f" ± {found.spread:.2f}"),
+        f"{fmean(run['last']['ece'] for run in runs):.3f}",
+        f"{fmean(run['seconds'] for run in runs):.0f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", help="of the recipe")
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--together", type=int, default=1, help="runs that shared the device")
+    given = parser.parse_args()
+    try:
+        print(keep(given.name, given.folders, given.together))
+    except SoftlessError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
