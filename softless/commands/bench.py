@@ -40,8 +40,7 @@ from softless.commands.manners import (
     whole_number,
     write_atomically,
 )
-from softless.commands.study import Where
-from softless.commands.words import four_numbers, image_sizes, key_value, lengths, windows
+from softless.commands.words import Where, four_numbers, image_sizes, key_value, lengths, windows
 from softless.errors import ArgumentError
 
 SCHEMA = "softless.bench/1"

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softless.commands.manners import CHECK_FAILED, console, emit_json, polite, whole_number
+from softless.commands.manners import CHECK_FAILED, console, emit_json, polite
+from softless.commands.words import processes
 
 if TYPE_CHECKING:
     from softless.data.check import Part
@@ -35,14 +36,6 @@ digits, the embedded set.
 $ softless data check flowers
 $ softless data check flowers-train.parquet --json
 """
-MOST_WORKERS = 256
-
-
-def _workers(text: str) -> int:
-    number = whole_number(text, least=0)
-    if number > MOST_WORKERS:
-        raise typer.BadParameter(f"{number} is more than {MOST_WORKERS} processes")
-    return number
 
 
 @polite
@@ -51,7 +44,7 @@ def run(
     workers: Annotated[
         Any,
         typer.Option(
-            parser=_workers, metavar="NUMBER", help="Processes that decode; as many as cores.", show_default=False
+            parser=processes, metavar="NUMBER", help="Processes that decode; as many as cores.", show_default=False
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from softless.commands.manners import console, emit_json, polite, refuse, whole_number
-from softless.commands.train import OnBad, Where
+from softless.commands.words import OnBad, Where, processes
 from softless.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -39,14 +39,6 @@ $ softless evaluate inline_swin_tiny --weights swin_t.pth --data imagenet
 WORST = 5
 
 
-def _count(text: str) -> int:
-    return whole_number(text, least=1)
-
-
-def _from_zero(text: str) -> int:
-    return whole_number(text, least=0)
-
-
 @polite
 def run(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A run's folder, or the name of a model.")],
@@ -56,9 +48,9 @@ def run(
     weights: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of a model given by its name.", show_default=False)
     ] = None,
-    batch: Annotated[Any, typer.Option(parser=_count, metavar="NUMBER", help="Images at a time.")] = "128",
+    batch: Annotated[Any, typer.Option(parser=whole_number, metavar="NUMBER", help="Images at a time.")] = "128",
     device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,
-    workers: Annotated[Any, typer.Option(parser=_from_zero, metavar="NUMBER", help="Processes that decode.")] = "0",
+    workers: Annotated[Any, typer.Option(parser=processes, metavar="NUMBER", help="Processes that decode.")] = "0",
     on_bad_image: Annotated[OnBad, typer.Option(help="skip stops above 0.1 %.")] = OnBad.fail,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from softless.commands.manners import emit_json, polite, prepare_folder, to_json, whole_number, write_atomically
-from softless.commands.train import Where
-from softless.commands.words import layer_choice
+from softless.commands.words import Where, from_zero, layer_choice
 from softless.errors import ArgumentError, SoftlessError
 
 if TYPE_CHECKING:
@@ -56,14 +55,6 @@ class Part(StrEnum):
     train = "train"
 
 
-def _count(text: str) -> int:
-    return whole_number(text, least=1)
-
-
-def _seed(text: str) -> int:
-    return whole_number(text, least=0)
-
-
 @polite
 def run(
     target: Annotated[str, typer.Argument(metavar="MODEL", help="The model.", show_default=False)],
@@ -81,15 +72,19 @@ def run(
     images: Annotated[
         Any,
         typer.Option(
-            parser=_count, metavar="NUMBER", help="Images, or pieces of text; 100 if there are.", show_default=False
+            parser=whole_number,
+            metavar="NUMBER",
+            help="Images, or pieces of text; 100 if there are.",
+            show_default=False,
         ),
     ] = None,
     split: Annotated[Part, typer.Option(help="The part of the images to look at.")] = Part.test,
     size: Annotated[
-        Any, typer.Option(parser=_count, metavar="PIXELS", help="Of the images; the model's own.", show_default=False)
+        Any,
+        typer.Option(parser=whole_number, metavar="PIXELS", help="Of the images; the model's own.", show_default=False),
     ] = None,
-    tokens: Annotated[Any, typer.Option(parser=_count, metavar="NUMBER", help="In a piece of text.")] = "128",
-    batch: Annotated[Any, typer.Option(parser=_count, metavar="NUMBER", help="Images at a time.")] = "16",
+    tokens: Annotated[Any, typer.Option(parser=whole_number, metavar="NUMBER", help="In a piece of text.")] = "128",
+    batch: Annotated[Any, typer.Option(parser=whole_number, metavar="NUMBER", help="Images at a time.")] = "16",
     layers: Annotated[
         Any,
         typer.Option(
@@ -100,7 +95,7 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="Folder for probe.json and layers.csv.", show_default=False)
     ] = None,
     device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,
-    seed: Annotated[Any, typer.Option(parser=_seed, metavar="NUMBER", help="Of the choice of images.")] = "0",
+    seed: Annotated[Any, typer.Option(parser=from_zero, metavar="NUMBER", help="Of the choice of images.")] = "0",
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Load, look, tell."""

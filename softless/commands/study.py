@@ -28,14 +28,13 @@ with a 95 % interval:
 Everything but seconds, bytes, date and load repeats exactly from the seed, on one kind of machine.
 """
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from softless.commands.manners import console, emit_json, importing, polite, prepare_folder, refuse, whole_number
-from softless.commands.words import lengths
+from softless.commands.words import Where, from_zero, lengths, processes
 
 SUMMARY = "Do you need the softmax? Train twins, examine them, time them: a report."
 HELP = """Do you need the softmax? Train twins that differ only in attention, examine them, time them, and say.
@@ -48,18 +47,6 @@ $ softless study --quick
 $ softless study --data flowers/ --out flowers-report
 $ softless study --full --pack 6 --minutes 25  # the paper's tables, on a GPU
 """
-
-
-class Where(StrEnum):
-    """Devices to run on."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-def _from_zero(text: str) -> int:
-    return whole_number(text, least=0)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -103,14 +90,14 @@ def run(
         Any,
         typer.Option(parser=whole_number, metavar="NUMBER", help="Number of seeds for each twin.", show_default=False),
     ] = None,
-    seed: Annotated[Any, typer.Option(parser=_from_zero, metavar="NUMBER", help="First random seed.")] = "0",
+    seed: Annotated[Any, typer.Option(parser=from_zero, metavar="NUMBER", help="First random seed.")] = "0",
     minutes: Annotated[
         Any, typer.Option(parser=_minutes, metavar="NUMBER", help="Train no longer.", show_default=False)
     ] = None,
     pack: Annotated[
         Any, typer.Option(parser=whole_number, metavar="NUMBER", help="Runs at once.", show_default=False)
     ] = None,
-    workers: Annotated[Any, typer.Option(parser=_from_zero, metavar="NUMBER", help="Processes that decode.")] = "0",
+    workers: Annotated[Any, typer.Option(parser=processes, metavar="NUMBER", help="Processes that decode.")] = "0",
     device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softless.commands.manners import CHECK_FAILED, complain, emit_json, polite, prepare_folder, whole_number
-from softless.commands.words import key_value
+from softless.commands.manners import CHECK_FAILED, complain, emit_json, polite, prepare_folder
+from softless.commands.words import OnBad, Where, from_zero, key_value, processes
 
 if TYPE_CHECKING:
     from softless.train.assemble import Means
@@ -41,30 +41,11 @@ $ torchrun --nproc-per-node 8 -m softless train --recipe inline_deit_tiny ...
 """
 
 
-class Where(StrEnum):
-    """Devices to train on."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
 class Share(StrEnum):
     """How several devices share a model."""
 
     ddp = "ddp"
     fsdp = "fsdp"
-
-
-class OnBad(StrEnum):
-    """What to do about an image that cannot be decoded."""
-
-    fail = "fail"
-    skip = "skip"
-
-
-def _from_zero(text: str) -> int:
-    return whole_number(text, least=0)
 
 
 @polite
@@ -85,7 +66,7 @@ def run(
     out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run; made if missing.")] = Path("run"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in RUN.")] = False,
     seed: Annotated[
-        Any, typer.Option(parser=_from_zero, metavar="NUMBER", help="Default 0.", show_default=False)
+        Any, typer.Option(parser=from_zero, metavar="NUMBER", help="Default 0.", show_default=False)
     ] = None,
     teacher: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Learn from this run's answers too.", show_default=False)
@@ -95,7 +76,7 @@ def run(
     ] = None,
     device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,
     sharing: Annotated[Share, typer.Option(help="How several devices share a model.")] = Share.ddp,
-    workers: Annotated[Any, typer.Option(parser=_from_zero, metavar="NUMBER", help="Processes that decode.")] = "0",
+    workers: Annotated[Any, typer.Option(parser=processes, metavar="NUMBER", help="Processes that decode.")] = "0",
     on_bad_image: Annotated[OnBad, typer.Option(help="skip stops above 0.1 %.")] = OnBad.fail,
     graph: Annotated[bool, typer.Option("--graph", help="Replay CUDA graphs: small models, one device.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,

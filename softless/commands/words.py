@@ -1,6 +1,7 @@
 """What the words of a command line stand for."""
 
 from collections.abc import Callable
+from enum import StrEnum
 from fnmatch import fnmatchcase
 
 import typer
@@ -10,6 +11,35 @@ from softless.commands.manners import whole_number
 LONGEST = 2**20
 LARGEST_SIDE = 2**14
 MOST_LAYERS = 10_000
+MOST_PROCESSES = 256
+
+
+class Where(StrEnum):
+    """Devices to run on."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class OnBad(StrEnum):
+    """What to do about an image that cannot be decoded."""
+
+    fail = "fail"
+    skip = "skip"
+
+
+def from_zero(text: str) -> int:
+    """A number that may be none."""
+    return whole_number(text, least=0)
+
+
+def processes(text: str) -> int:
+    """So many beside this one."""
+    number = from_zero(text)
+    if number > MOST_PROCESSES:
+        raise typer.BadParameter(f"{number} is more than {MOST_PROCESSES} processes")
+    return number
 
 
 def four_numbers(text: str) -> tuple[int, ...]:
