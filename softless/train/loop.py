@@ -11,7 +11,7 @@ optimizer, averaged weights and log. What it lost is the time since that checkpo
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -23,15 +23,14 @@ from torch import Tensor, nn
 
 from softless.errors import ArgumentError, FileError, NonFiniteError
 from softless.io import checkpoint
-from softless.io.journal import Journal
 from softless.train import state
 from softless.train.blas import by_blas
-from softless.train.board import Board
 from softless.train.circumstances import circumstances
 from softless.train.devices import Devices
 from softless.train.engine import Engine
 from softless.train.evaluate import evaluate
 from softless.train.feed import Feed
+from softless.train.ledger import Ledger
 from softless.train.metrics import Scores
 from softless.train.objective import Objective
 from softless.train.randomness import seed_all
@@ -89,14 +88,8 @@ class Outcome:
 def fit(job: Job) -> Outcome:
     """Train to the end of the recipe, from the beginning or from where the run was."""
     loop = Loop(job)
-    try:
-        with job.stop, by_blas(job.recipe.precision):
-            loop.run_on(job.stop)
-    except BaseException:
-        with suppress(FileError):  # of two reasons the first is told
-            loop.close()
-        raise
-    loop.close()
+    with loop.ledger or nullcontext(), job.stop, by_blas(job.recipe.precision):
+        loop.run_on(job.stop)
     return loop.outcome()
 
 
@@ -117,8 +110,7 @@ class Loop:
         self.recorded = -1  # update of the best weights that last/ knows of
         self.recent: deque[tuple[int, Tensor]] = deque(maxlen=job.recipe.log_every + 1)
         length = self._go_back() if job.resume else 0
-        self.journal = Journal(self.run.log, length) if self.devices.main else None
-        self.board = Board(self.run.board, self.engine.step) if self.devices.main else None
+        self.ledger = Ledger(self.run, self.engine.step, length) if self.devices.main else None
         self.clock, self.counted = time.monotonic(), self.engine.step
 
     def run_on(self, stop: Stop) -> None:
@@ -146,12 +138,6 @@ class Loop:
         best, skipped = self.best, sum(map(len, self.skipped.values()))
         seconds = round(self.seconds, 3)
         return Outcome(self.engine.step, int(best["step"]), best["top1"], self.scores, seconds, skipped)
-
-    def close(self) -> None:
-        if self.journal is not None:
-            self.journal.close()
-        if self.board is not None:
-            self.board.close()
 
     def _after_update(self) -> None:
         step, every = self.engine.step, self.recipe.checkpoint_every
@@ -200,8 +186,7 @@ class Loop:
         self._lap()
         for name, feed in (("train", self.job.train), ("test", self.job.test)):
             self.skipped[name] |= feed.skipped(self.devices)
-        if self.devices.main:
-            assert self.journal is not None
+        if self.ledger is not None:
             record = {
                 "engine": numbers,
                 "sampler": self.job.train.sampler.state_dict(),
@@ -210,7 +195,7 @@ class Loop:
                 "scores": self.scores,
                 "skipped": self.skipped,
                 "seconds": self.seconds,
-                "log_bytes": self.journal.sync(),
+                "log_bytes": self.ledger.sync(),
             }
             if any(self.skipped.values()):
                 write_json(self.run.skipped, self.skipped)
@@ -267,12 +252,11 @@ class Loop:
     def _kept(self) -> str:
         return "no checkpoint had been saved" if self.saved < 0 else f"the checkpoint of update {self.saved} is kept"
 
-    def _tell(self, group: str, numbers: Mapping[str, float], more: Mapping[str, float] | None = None) -> None:
-        step, more = self.engine.step, more or {}
-        if self.journal is not None and self.board is not None:
-            self.journal.add({"step": step, **numbers})
-            self.board.add(group, {**numbers, **more}, step)
-        self.job.watch.told(step, {**numbers, **more})
+    def _tell(self, group: str, numbers: Mapping[str, float], speed: Mapping[str, float] | None = None) -> None:
+        step, speed = self.engine.step, speed or {}
+        if self.ledger is not None:
+            self.ledger.add(step, group, numbers, speed)
+        self.job.watch.told(step, {**numbers, **speed})
 
 
 def _numbers(scores: Scores) -> dict[str, float]:

@@ -53,8 +53,8 @@ def test_memory_stays_put_over_500_updates(tmp_path, cache):
     loop = Loop(
         job(tmp_path, watch=scales, epochs=120, warmup_epochs=1, cache=cache, checkpoint_every=20, log_every=10)
     )
-    loop.run_on(Stop())
-    loop.close()
+    with loop.ledger:
+        loop.run_on(Stop())
     used = np.array(scales.bytes[100:600], dtype=float)
     slope = np.polyfit(np.arange(500), used, 1)[0]
     assert len(used) == 500

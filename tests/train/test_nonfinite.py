@@ -101,22 +101,22 @@ def test_where_the_host_does_not_look_the_device_leaves_out_every_later_update(t
     """As on a GPU, where the flag is read every log_every updates: the weights are still those of the last good one."""
     model = Spoiled("loss", float("nan"), at=1)
     loop = Loop(job(tmp_path, model=model, log_every=50, **FINITE))
-    feed, engine = loop.job.train, loop.engine
-    feed.begin(0)
-    batches = [feed.finish(batch, 0) for batch in feed]
-    engine.update(*batches[0])
-    after = weights(model)
-    moments = [state["exp_avg"].clone() for state in engine.optimizer.state.values()]
-    for batch in batches[1:]:
-        engine.update(*batch)
-    assert all(torch.equal(tensor, after[name]) for name, tensor in model.state_dict().items())
-    states = list(engine.optimizer.state.values())
-    assert all(torch.equal(state["exp_avg"], before) for state, before in zip(states, moments, strict=True))
-    assert {state["step"].item() for state in states} == {1.0}
-    failure = engine.failure()
-    assert failure.step == 1
-    assert failure.loss != failure.loss
-    loop.close()
+    with loop.ledger:
+        feed, engine = loop.job.train, loop.engine
+        feed.begin(0)
+        batches = [feed.finish(batch, 0) for batch in feed]
+        engine.update(*batches[0])
+        after = weights(model)
+        moments = [state["exp_avg"].clone() for state in engine.optimizer.state.values()]
+        for batch in batches[1:]:
+            engine.update(*batch)
+        assert all(torch.equal(tensor, after[name]) for name, tensor in model.state_dict().items())
+        states = list(engine.optimizer.state.values())
+        assert all(torch.equal(state["exp_avg"], before) for state, before in zip(states, moments, strict=True))
+        assert {state["step"].item() for state in states} == {1.0}
+        failure = engine.failure()
+        assert failure.step == 1
+        assert failure.loss != failure.loss
 
 
 def test_a_run_that_failed_can_go_on_once_its_cause_is_gone(tmp_path):
