@@ -1,7 +1,7 @@
 """Whole trainings, kept and told: one recipe, one model or several, a seed each.
 
     softless train swin_tiny --recipe imagenette --seed 1 --out runs/swin_tiny-1 ...
-    python benchmarks/trained.py imagenette runs/*      benchmarks/results/trained-imagenette.json
+    python benchmarks/trained.py imagenette runs/*swin_tiny-*     # writes benchmarks/results/trained-imagenette.json
 
 `benchmarks/twins.py page` puts what was kept at the head of docs/results.md.
 """
@@ -14,29 +14,39 @@ from statistics import fmean
 from typing import Any
 
 from softless.commands.study_tables import Group, compare, shared_spread
-from softless.errors import SoftlessError
-from softless.train.assemble import build
-from softless.train.recipe_file import from_document
+from softless.errors import ArgumentError, FileError, SoftlessError
+from softless.train.assemble import PROSE, build
+from softless.train.recipe_file import TABLES, from_document, read_recipe, to_document
 from softless.train.run import Run
 
 RESULTS = Path(__file__).parent / "results"
 SCHEMA = "softless.trained/1"
+SHARED = ("data", "images", "fingerprint", "versions", "machine", "recipe")
 
 
 def keep(name: str, folders: list[Path], together: int) -> Path:
     """Every run in one file: what they share once, of each its model, seed, result and curve."""
     runs = [told(Run(folder)) for folder in folders]
-    shared = {key: runs[0][key] for key in ("data", "images", "fingerprint", "versions", "machine", "recipe")}
+    seen: dict[tuple[str, int], Path] = {}
+    for run, folder in zip(runs, folders, strict=True):
+        if other := next((key for key in SHARED if run[key] != runs[0][key]), None):
+            raise ArgumentError(f"{folder} and {folders[0]} differ in {other}, and runs that are compared must not")
+        first = seen.setdefault((run["model"], run["seed"]), folder)
+        if first is not folder:
+            raise ArgumentError(f"{folder} and {first} are both {run['model']} of seed {run['seed']}")
     path = RESULTS / f"trained-{name}.json"
-    each = [{key: value for key, value in run.items() if key not in shared} for run in runs]
-    document = {"schema": SCHEMA, **shared, "together": together, "runs": each}
+    each = [{key: value for key, value in run.items() if key not in SHARED} for run in runs]
+    document = {"schema": SCHEMA, **{key: runs[0][key] for key in SHARED}, "together": together, "runs": each}
     path.write_text(json.dumps(document, indent=1) + "\n")
     return path
 
 
 def told(run: Run) -> dict[str, Any]:
     """A finished run in one record."""
-    about, result = run.read(), json.loads(run.result.read_text())
+    about = run.read()
+    if not run.result.exists():
+        raise FileError(f"{run.folder} is not finished: softless train --out {run.folder} --resume")
+    result = json.loads(run.result.read_text())
     recipe = from_document(about["recipe"])
     model = build(recipe.model, recipe.image_size, len(about["classes"]))
     lines = [json.loads(line) for line in run.log.read_text().splitlines()]
@@ -63,9 +73,10 @@ def section(path: Path) -> str:
         about(document),
         "",
         "```console",
-        *(command(name, document["data"], runs[0]) for runs in models.values()),
+        *(command(name, document, runs[0]) for runs in models.values()),
         "```",
         "",
+        *changed(name, document["recipe"]),
         "| model | parameters | top-1 by seed | mean | calibration error | seconds of training |",
         "|---|---|---|---|---|---|",
         *(row(found[model], runs) for model, runs in models.items()),
@@ -84,15 +95,34 @@ def about(document: dict[str, Any]) -> str:
     """Images, length, machine."""
     recipe, images, together = (document[key] for key in ("recipe", "images", "together"))
     size = f"{recipe['image_size']} x {recipe['image_size']}"
-    said = f"{document['data']}: {images['train']:,} images to train on, {images['test']:,} to test on, at {size}; "
+    said = f"{document['data'] or 'digits'}: {images['train']:,} images to train on, "
+    said += f"{images['test']:,} to test on, at {size}; "
     said += f"{recipe['epochs']} epochs of batch {recipe['batch']}, {recipe['precision']}, "
     return said + f"on {document['machine']['device']}" + (f", {together} at once." if together > 1 else ".")
 
 
-def command(name: str, data: str | None, run: dict[str, Any]) -> str:
-    images = "" if data is None else f" --data {data}"
+def command(name: str, document: dict[str, Any], run: dict[str, Any]) -> str:
+    images = "" if document["data"] is None else f" --data {document['data']}"
+    graph = "" if document["machine"]["device"] == "cpu" else " --graph"
     out = f"runs/{run['model']}-{run['seed']}"
-    return f"$ softless train {run['model']} --recipe {name}{images} --seed {run['seed']} --out {out} --graph"
+    return f"$ softless train {run['model']} --recipe {name}{images} --seed {run['seed']} --out {out}{graph}"
+
+
+def changed(name: str, before: dict[str, Any]) -> list[str]:
+    """A line, if the recipe is another one by now."""
+    keys = ", ".join(f"`{key}`" for key in since(name, before))
+    return [f"The recipe has changed since in {keys}: the command makes other runs.", ""] if keys else []
+
+
+def since(name: str, before: dict[str, Any]) -> list[str]:
+    """Keys of a recipe that are others now, whatever is said of its cost and whichever model was trained."""
+    old, new = (flat(to_document(each)) for each in (from_document(before), read_recipe(name)))
+    return [key for key in new if old[key] != new[key] and key not in (*PROSE, "model.name")]
+
+
+def flat(recipe: dict[str, Any]) -> dict[str, Any]:
+    parts = {f"{table}.{key}": value for table in TABLES for key, value in recipe[table].items()}
+    return {key: value for key, value in {**recipe, **parts}.items() if key not in TABLES}
 
 
 def row(found: Group, runs: list[dict[str, Any]]) -> str:

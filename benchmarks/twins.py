@@ -1,8 +1,8 @@
 """Twins on real images: the paper's tables 1, 3, 4, 9 and 10, run, kept and written down.
 
     python benchmarks/twins.py run --recipe twins-cifar10 --data ... --out runs/cifar10 --pack 6 --graph --minutes 25
-    python benchmarks/twins.py keep runs/cifar10       benchmarks/results/twins-cifar10.json
-    python benchmarks/twins.py page                    docs/results.md and its pictures from all that was kept
+    python benchmarks/twins.py keep runs/cifar10       # writes benchmarks/results/twins-cifar10.json
+    python benchmarks/twins.py page                    # writes docs/results.md and its pictures from all that was kept
 
 A grid of recipe twins-NAME is in a folder NAME. `run` can be stopped and repeated: it goes on where it was
 (softless/train/grid.py). Each run is one line.
@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from trained import section
+from trained import changed, section
 from twins_picture import picture
 
 from softless.commands.study_tables import cell, groups, markdown, read_runs, shared_spread, tables
 from softless.commands.words import key_value
 from softless.errors import SoftlessError
-from softless.train.assemble import PROSE, Means
+from softless.train.assemble import Means
 from softless.train.grid import Silent, run_grid
 from softless.train.recipe import Recipe
-from softless.train.recipe_file import TABLES, from_document, read_recipe, to_document
+from softless.train.recipe_file import read_recipe
 from softless.train.twins import QUESTIONS, Twin, side_of, twins_named, twins_of
 
 RESULTS = Path(__file__).parent / "results"
@@ -78,6 +78,7 @@ def twins_for(recipe: Recipe, asked: str | None = None) -> tuple[Twin, ...]:
 def keep(folders: list[Path]) -> int:
     """Every record of a grid in one file: all but the recipe, which they share, once."""
     for folder in folders:
+        read_recipe(f"twins-{folder.name}")
         records = read_runs(folder)
         shared = {key: records[0][key] for key in ("data", "images", "fingerprint", "versions", "machine")}
         shared["data"] = None if shared["data"] is None else Path(shared["data"]).name
@@ -123,20 +124,7 @@ def command(name: str, document: dict[str, Any]) -> str:
         "--device cpu" if document["machine"]["device"] == "cpu" else "--graph",
     ]
     line = " ".join(word for word in words if word)
-    changed = ", ".join(f"`{key}`" for key in since(name, document["recipe"]))
-    told = f"\nThe recipe has changed since in {changed}: the command makes another grid.\n" if changed else ""
-    return f"```console\n$ {line}\n```\n{told}"
-
-
-def since(name: str, before: dict[str, Any]) -> list[str]:
-    """Keys of a recipe that are others now, whatever is said of its cost."""
-    old, new = (flat(to_document(each)) for each in (from_document(before), read_recipe(f"twins-{name}")))
-    return [key for key in new if old[key] != new[key] and key not in PROSE]
-
-
-def flat(recipe: dict[str, Any]) -> dict[str, Any]:
-    parts = {f"{table}.{key}": value for table in TABLES for key, value in recipe[table].items()}
-    return {key: value for key, value in {**recipe, **parts}.items() if key not in TABLES}
+    return "\n".join(["```console", f"$ {line}", "```", "", *changed(f"twins-{name}", document["recipe"])])
 
 
 def about(document: dict[str, Any]) -> str:
@@ -151,12 +139,18 @@ def about(document: dict[str, Any]) -> str:
     said = [
         f"{name}: {document['images']['train']:,} images to train on, {document['images']['test']:,} to test on.",
         f"{shape}; {recipe['epochs']} epochs of batch {recipe['batch']}, {recipe['precision']}.",
-        f"{len(runs)} runs from {len({run['seed'] for run in runs})} seeds on {machine['device']},",
+        f"{made(runs)} from {len({run['seed'] for run in runs})} seeds on {machine['device']},",
         f"{max(run['together'] for run in runs)} at once: {seconds / 60:.0f} minutes of runs,",
         f"the longest {longest:.0f} s.",
         "" if spread is None else f"From seed to seed a twin's accuracy deviates by {spread:.2f} points.",
     ]
     return " ".join(part for part in said if part) + "\n"
+
+
+def made(runs: list[dict[str, Any]]) -> str:
+    """How many, and of how many that there are to be."""
+    planned = len(groups(runs)) * len({run["seed"] for run in runs})
+    return f"{len(runs)} runs" if len(runs) == planned else f"{len(runs)} of {planned} runs"
 
 
 def curves(runs: list[dict[str, Any]]) -> str:

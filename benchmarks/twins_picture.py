@@ -19,6 +19,7 @@ def picture(groups: Iterable[Group]) -> str:
     every = [a for g in placed for a in g.accuracies]
     low, high = floor(min(every, default=0)), ceil(max(every, default=100))
     step = next(s for s in (1, 2, 5, 10, 20) if (high - low) / s <= 10)
+    low -= low % step
     height = TOP + ROW * len(known) + 12
 
     def x(accuracy: float) -> float:

@@ -33,6 +33,6 @@ class Damage:
         self.skipped[name] = why
         if len(self.skipped) > LIMIT * self.images:
             raise FileError(
-                f"{name}: {why}; that makes {len(self.skipped)} damaged of {self.images} images, and more than "
-                f"{LIMIT:.1%} are not skipped"
+                f"{name}: {why}; {len(self.skipped)} of {self.images} images are damaged by now, and skip leaves out "
+                f"at most {LIMIT:.1%} of them: {int(LIMIT * self.images)}"
             )

@@ -209,7 +209,9 @@ def test_a_test_leaves_skipped_images_out():
 
 def test_more_than_one_in_a_thousand_stop():
     images = Damaged(3, 2000)
-    with pytest.raises(FileError, match=r"that makes 3 damaged of 2000 images, and more than 0\.1% are not skipped"):
+    with pytest.raises(
+        FileError, match=r"3 of 2000 images are damaged by now, and skip leaves out at most 0\.1% of them: 2"
+    ):
         list(skipping(images, train=True))
     with pytest.raises(FileError, match="not skipped"):
         cached(images, size=8, damage=Damage("skip", 2000))

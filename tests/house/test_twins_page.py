@@ -9,6 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from softless.errors import ArgumentError, FileError
 from softless.train.recipe_file import read_recipe, to_document
 from softless.train.twins import QUESTIONS, twins_of
 
@@ -98,7 +99,7 @@ def test_the_page_says_where_the_recipe_is_another_by_now(kept):
     document["recipe"]["model"]["dims"] = 8
     kept.write_text(json.dumps(document))
     text = twins.page([kept], [])
-    assert "The recipe has changed since in `lr`, `model.dims`: the command makes another grid." in text
+    assert "The recipe has changed since in `lr`, `model.dims`: the command makes other runs." in text
 
 
 def test_the_picture_has_a_dot_for_each_run_of_a_twin_that_learned(kept):
@@ -149,12 +150,39 @@ def test_whole_models_are_a_row_each_and_compared(tmp_path, monkeypatch):
     text = twins.page([], [path])
     assert "train.parquet: 1,400 images to train on, 397 to test on, at 8 x 8; 1 epochs" in text
     assert ", on a GPU, 2 at once." in text
+    assert "The recipe has changed since in `epochs`: the command makes other runs." in text
     assert (
         "$ softless train deit_tiny --recipe digits --data train.parquet --seed 0 --out runs/deit_tiny-0 --graph"
         in text
     )
     assert "| 90.00, 91.00 | 90.50 ± 0.71 | 0.050 | 12 |" in text
     assert "inline_deit_tiny is 11.0 points ahead of deit_tiny, more than the spread of seeds." in text
+
+
+def test_runs_that_cannot_be_compared_are_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(trained, "RESULTS", tmp_path)
+    one, again = (finished(tmp_path / name, "deit_tiny", 0, 0.8) for name in ("one", "again"))
+    with pytest.raises(ArgumentError, match=r"again and .*one are both deit_tiny of seed 0"):
+        trained.keep("digits", [one, again], 1)
+    about = json.loads((again / "run.json").read_text())
+    (again / "run.json").write_text(json.dumps({**about, "seed": 1, "images": {"train": 9, "test": 3}}))
+    with pytest.raises(ArgumentError, match=r"again and .*one differ in images"):
+        trained.keep("digits", [one, again], 1)
+    (one / "result.json").unlink()
+    with pytest.raises(FileError, match=r"one is not finished: softless train --out .*one --resume"):
+        trained.keep("digits", [one], 1)
+
+
+def test_a_grid_that_is_not_finished_says_so(kept):
+    document = json.loads(kept.read_text())
+    document["runs"].pop()
+    kept.write_text(json.dumps(document))
+    assert "3 of 4 runs from 2 seeds" in twins.page([kept], [])
+
+
+def test_a_grid_is_kept_under_the_name_of_its_recipe(tmp_path):
+    with pytest.raises(FileError, match="'twins-mine' is neither a file nor one of"):
+        twins.keep([tmp_path / "mine"])
 
 
 def test_a_bar_in_a_twins_name_ends_no_cell(kept):
