@@ -137,8 +137,14 @@ def agree(before: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
 
     try:
         old, new = (matters(about) for about in (before, now))
+        changed = [part for part, known in now["fingerprint"].items() if before["fingerprint"][part] != known]
     except (LookupError, AttributeError, TypeError) as error:
         raise FileError(f"{what}: its run.json lacks {error}") from None
+    if changed:
+        raise ArgumentError(
+            f"{what} was begun with other images to {' and '.join(changed)} on: names, sizes or labels have changed "
+            "since; give it those images, or begin another run with --out"
+        )
     must_agree(old, new, what)
 
 

@@ -274,7 +274,7 @@ def test_a_mismatched_checkpoint_or_recipe_is_named(softless, flowers, tmp_path)
     assert (other.exit_code, "was begun with recipe.lr 0.001, and it is 0.5 now" in other.stderr) == (3, True)
     (tmp_path / "flowers/train/rose/9.png").write_bytes(encoded(99))
     moved = softless("train", "--out", "a", "--resume")
-    assert (moved.exit_code, "was begun with fingerprint.train" in moved.stderr) == (3, True)
+    assert (moved.exit_code, "was begun with other images to train on: names, sizes or" in moved.stderr) == (3, True)
     alien = softless("evaluate", "a", "--data", "digits")
     assert (alien.exit_code, "a knows 2 classes (lily, rose, ...)" in alien.stderr) == (3, True)
     for recipe in ("", ', "recipe": 3'):
