@@ -32,17 +32,7 @@ RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 SCHEMA = "softless.twins/1"
 SEEDS = 3
-HEAD = """# Results
-
-Whole models, each trained as its recipe says, and twins that differ only in attention, under one small recipe:
-[how they are trained](study.md). Accuracies are of the last epoch, in percent of the test images, mean and standard
-deviation over seeds. A difference counts as more than the spread of seeds if it exceeds the 95 % interval of a
-difference of two means, with the spread pooled over all models of a comparison that learned.
-Recipes were chosen on these same test images, as the sets have no others: [by which trainings](training.md). For
-Imagenette that were three of InLine-Swin-T and two of Swin-T, for the twins on CIFAR-10 four each of inline + local and
-of softmax, all of seed 0 and shorter. Accuracies are a little flattered by it, and twins that were not tried may lose.
-The paper's numbers are of ImageNet, with larger models and 300 epochs: what can be compared is the order, not the size.
-"""
+HEAD = RESULTS / "head.md"  # by hand: how to read the page, and what it says
 
 
 class Lines(Silent):
@@ -96,7 +86,7 @@ def keep(folders: list[Path]) -> int:
 
 def page(kept: list[Path], whole: list[Path]) -> str:
     """docs/results.md from the files of grids, and of whole trainings."""
-    parts = [HEAD, *(section(path) for path in whole)]
+    parts = [HEAD.read_text(), *(section(path) for path in whole)]
     for path in kept:
         document, name = json.loads(path.read_text()), path.stem.removeprefix("twins-")
         runs = document["runs"]
@@ -142,7 +132,7 @@ def about(document: dict[str, Any]) -> str:
     said = [
         f"{name}: {document['images']['train']:,} images to train on, {document['images']['test']:,} to test on.",
         f"{shape}; {recipe['epochs']} epochs of batch {recipe['batch']}, {recipe['precision']}.",
-        f"{made(runs)} from {len({run['seed'] for run in runs})} seeds on {machine['device']},",
+        f"{made(runs)} on {machine['device']},",
         f"{max(run['together'] for run in runs)} at once: {seconds / 60:.0f} minutes of runs,",
         f"the longest {longest:.0f} s.",
         "" if spread is None else f"From seed to seed a twin's accuracy deviates by {spread:.2f} points.",
@@ -152,8 +142,10 @@ def about(document: dict[str, Any]) -> str:
 
 def made(runs: list[dict[str, Any]]) -> str:
     """How many, and of how many that there are to be."""
-    planned = len(groups(runs)) * len({run["seed"] for run in runs})
-    return f"{len(runs)} runs" if len(runs) == planned else f"{len(runs)} of {planned} runs"
+    seeds = len({run["seed"] for run in runs})
+    planned = len(groups(runs)) * seeds
+    of = f"of {planned} " if len(runs) < planned else ""
+    return f"{len(runs)} {of}runs from {seeds} seed{'s' * (seeds > 1)}"
 
 
 def curves(runs: list[dict[str, Any]]) -> str:
@@ -197,7 +189,7 @@ def main() -> int:
             return run(given)
         if given.verb == "keep":
             return keep(given.folders)
-        kept = sorted(RESULTS.glob("twins-*.json"))
+        kept = sorted(RESULTS.glob("twins-*.json"), key=lambda path: path.stem)
         PAGE.write_text(page(kept, sorted(RESULTS.glob("trained-*.json"))))
         for path in kept:
             drawn = picture(groups(json.loads(path.read_text())["runs"]).values())

@@ -126,9 +126,10 @@ def compare(a: Group, b: Group, spread: Spread) -> str:
     margin = spread.margin(len(a.accuracies), len(b.accuracies))
     if margin is None:
         return f"{says}, from one seed each."
+    of_seeds = f"the spread of seeds ({margin:.1f})"
     if abs(difference) <= margin:
-        return f"{ahead.label} and {behind.label} are {abs(difference):.1f} points apart, within the spread of seeds."
-    return f"{says}, more than the spread of seeds."
+        return f"{ahead.label} and {behind.label} are {abs(difference):.1f} points apart, within {of_seeds}."
+    return f"{says}, more than {of_seeds}."
 
 
 def tables(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -177,10 +178,12 @@ def cell(text: str) -> str:
 
 
 def _markdown(table: Mapping[str, Any]) -> str:
-    lines = [f"### Table {table['id']}: {table['title']}", ""]
-    lines += ["| twin | top-1 | seeds | against softmax | the paper's |", "|---|---|---|---|---|"]
+    rows = [("twin", "top-1", "seeds", "against softmax", "the paper's")]
     for label, mean, spread, seeds, against, paper in table["rows"]:
         top1 = mean if isinstance(mean, str) else f"{mean:.2f}" + ("" if spread is None else f" ± {spread:.2f}")
         versus = "" if against is None else f"{against:+.2f}"
-        lines.append(f"| {cell(label)} | {top1} | {seeds} | {versus} | {'' if paper is None else paper} |")
+        rows.append((cell(label), top1, str(seeds), versus, "" if paper is None else str(paper)))
+    told = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    head, *body = (f"| {' | '.join(row)} |" for row in zip(*told, strict=True))
+    lines = [f"### Table {table['id']}: {table['title']}", "", head, "|---" * len(told) + "|", *body]
     return "\n".join([*lines, "", table["says"], "", f"In the paper: {table['paper']}"])

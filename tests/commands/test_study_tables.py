@@ -71,10 +71,10 @@ def test_a_difference_within_the_spread_is_called_that():
     found = results.groups(RUNS)
     spread = results.shared_spread(found)
     assert results.compare(found["inline"], found["softmax"], spread) == (
-        "softmax and inline are 1.0 points apart, within the spread of seeds."
+        "softmax and inline are 1.0 points apart, within the spread of seeds (3.9)."
     )
     assert results.compare(found["softmax"], found["inline-local"], spread) == (
-        "inline + local is 10.0 points ahead of softmax, more than the spread of seeds."
+        "inline + local is 10.0 points ahead of softmax, more than the spread of seeds (3.9)."
     )
     lost = results.groups(runs("linear-identity", None, None))["linear-identity"]
     assert results.compare(found["softmax"], lost, spread) == "linear identity did not get through a training."
@@ -89,7 +89,7 @@ def test_a_table_has_the_twins_that_ran_beside_the_papers_numbers():
         ["linear relu", 71.0, pytest.approx(1.41), 2, -10.0, 77.3],
         ["linear identity", 10.0, None, "1 of 2", -71.0, 0.2],
     ]
-    assert made["9"]["says"] == "inline + local is 10.0 points ahead of softmax, more than the spread of seeds."
+    assert made["9"]["says"] == "inline + local is 10.0 points ahead of softmax, more than the spread of seeds (3.9)."
     assert made["9"]["paper"].startswith("InLine with its local residual is ahead")
 
 
@@ -101,6 +101,12 @@ def test_markdown_says_what_the_tables_hold():
     assert "| linear leaky relu | not finite | 0 of 2 |  | 1.5 |" in text
     assert "| inline leaky relu | failed | 0 of 2 |  | 79.8 |" in text
     assert "In the paper: Subtracting gains" in text
+
+
+def test_markdown_leaves_out_a_column_that_says_nothing():
+    windows = [run for id_ in ("inline", "inline-cut8") for run in runs(id_, 0.8)]
+    text = results.markdown(results.tables(windows))
+    assert "| twin | top-1 | seeds | the paper's |\n|---|---|---|---|\n| inline | 80.00 | 1 | 80.2 |" in text
 
 
 def test_a_folder_without_runs_is_one_sentence(tmp_path):

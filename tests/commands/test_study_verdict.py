@@ -141,6 +141,6 @@ def test_twins_that_were_still_learning_are_named():
 def test_the_residual_is_compared_with_the_twin_without_it():
     found = {each: group(each, *a) for each, a in (("inline", (80, 81)), ("inline-local", (90, 91)))}
     assert study_verdict._residual(found, SPREAD) == (
-        "inline local is 10.0 points ahead of inline, more than the spread of seeds."
+        "inline local is 10.0 points ahead of inline, more than the spread of seeds (1.0)."
     )
     assert study_verdict._dividing(found, SPREAD) == ""
