@@ -197,9 +197,7 @@ def test_a_bar_in_a_twins_name_ends_no_cell(kept):
 
 def test_the_page_of_results_is_the_one_the_kept_runs_make():
     results = ROOT / "benchmarks/results"
-    kept, whole = (
-        sorted(results.glob(f"{kind}-*.json"), key=lambda path: path.stem) for kind in ("twins", "trained")
-    )
+    kept, whole = (sorted(results.glob(f"{kind}-*.json"), key=lambda path: path.stem) for kind in ("twins", "trained"))
     page = ROOT / "docs/results.md"
     assert page.read_text() == twins.page(kept, whole)
     for path in kept:
