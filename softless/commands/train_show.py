@@ -71,6 +71,7 @@ class Showing:
                     f"epoch {step // self.per_epoch:>3}/{self.epochs}   loss {self.loss}   "
                     f"top-1 {numbers['top1']:7.2%}   top-5 {numbers['top5']:7.2%}   ECE {numbers['ece']:.3f}"
                 )
+            self.loss = "-"  # told once: an epoch that reads none back has none to show
             return
         self.loss = f"{numbers['loss']:.4f}"
         rate = units.short(numbers["images_per_second"])

@@ -54,7 +54,7 @@ def key_value(text: str) -> tuple[str, str]:
     """name=value."""
     key, equals, value = text.partition("=")
     if not (key and equals):
-        raise typer.BadParameter(f"{text!r} is not name=value, such as phi=relu")
+        raise typer.BadParameter(f"{text!r} is not name=value")
     return key, value
 
 

@@ -85,9 +85,8 @@ class ResumableSampler(torch.utils.data.Sampler[int]):
         if batch < 1:
             raise ArgumentError(f"a batch of {batch} has no image: it must be at least 1 on each rank")
         if whole and (needed := batch * self.ranks) > self.total:
-            raise ArgumentError(
-                f"a batch of {batch} on {self.ranks} ranks needs {needed} images, and an epoch has {self.total}"
-            )
+            each = f" on each of {self.ranks} ranks" if self.ranks > 1 else ""
+            raise ArgumentError(f"a batch of {batch}{each} needs {needed} images, and an epoch has {self.total}")
 
     def advance(self, count: int) -> None:
         """Each rank has used `count` more."""

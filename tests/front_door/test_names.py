@@ -166,7 +166,8 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_every_example_in_the_pages_runs(block, monkeypatch):
+def test_every_example_in_the_pages_runs(block, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(backbone, "trunc_normal_", torch.nn.init.normal_)  # whose tails take longer to cut than to draw
     if ">>>" in block:
         test = doctest.DocTestParser().get_doctest(block, {}, "page", None, 0)
