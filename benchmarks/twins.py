@@ -13,9 +13,11 @@ import json
 import os
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import typer
+from curves_picture import Curves, curves_picture
 from trained import changed, section
 from twins_picture import picture
 
@@ -97,7 +99,7 @@ def page(kept: list[Path], whole: list[Path]) -> str:
             command(name, document),
             shown,
             markdown(tables(runs)),
-            curves(runs),
+            curves(f"{path.stem}-curves", runs),
         ]
     return "\n".join(parts)
 
@@ -148,21 +150,34 @@ def made(runs: list[dict[str, Any]]) -> str:
     return f"{len(runs)} {of}runs from {seeds} seed{'s' * (seeds > 1)}"
 
 
-def curves(runs: list[dict[str, Any]]) -> str:
-    """Mean accuracy by epoch, at most eight epochs."""
-    found = groups(runs)
-    epochs = sorted({point["epoch"] for run in runs for point in run["curve"]})
+def learning(runs: list[dict[str, Any]]) -> Curves:
+    """By twin: mean accuracy in percent after each epoch that was evaluated."""
+    found: dict[str, tuple[str, list[tuple[int, float]]]] = {}
+    for id_, group in groups(runs).items():
+        points = [point for run in runs if run["twin"]["id"] == id_ for point in run["curve"]]
+        epochs = sorted({point["epoch"] for point in points})
+        means = [100 * fmean(point["accuracy"] for point in points if point["epoch"] == epoch) for epoch in epochs]
+        found[id_] = group.label, list(zip(epochs, means, strict=True))
+    return found
+
+
+def curves(name: str, runs: list[dict[str, Any]]) -> str:
+    """Mean accuracy by epoch: a picture, and at most eight epochs in numbers."""
+    found = learning(runs)
+    epochs = sorted({epoch for _, curve in found.values() for epoch, _ in curve})
     shown = [epochs[i * (len(epochs) - 1) // 7] for i in range(8)] if len(epochs) > 8 else epochs
-    lines = ["### Accuracy by epoch", "", f"| twin | {' | '.join(map(str, shown))} |", "|---" * (len(shown) + 1) + "|"]
-    for id_, group in found.items():
-        cells = []
-        for epoch in shown:
-            points = [
-                100 * p["accuracy"] for r in runs if r["twin"]["id"] == id_ for p in r["curve"] if p["epoch"] == epoch
-            ]
-            cells.append(f"{sum(points) / len(points):.1f}" if points else "")
-        lines.append(f"| {cell(group.label)} | {' | '.join(cells)} |")
+    lines = ["### Accuracy by epoch", "", f"![Mean accuracy of each twin by epoch](pictures/{name}.svg)", ""]
+    lines += [f"| twin | {' | '.join(map(str, shown))} |", "|---" * (len(shown) + 1) + "|"]
+    for label, curve in found.values():
+        cells = [f"{dict(curve)[epoch]:.1f}" if epoch in dict(curve) else "" for epoch in shown]
+        lines.append(f"| {cell(label)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def pictures(name: str, runs: list[dict[str, Any]]) -> dict[str, str]:
+    """SVG by name of the file: where the twins of a grid end, and how they got there."""
+    learned = {id_: (label, curve) for id_, (label, curve) in learning(runs).items() if curve}
+    return {name: picture(groups(runs).values()), f"{name}-curves": curves_picture(learned)}
 
 
 def main() -> int:
@@ -192,8 +207,8 @@ def main() -> int:
         kept = sorted(RESULTS.glob("twins-*.json"), key=lambda path: path.stem)
         PAGE.write_text(page(kept, sorted(RESULTS.glob("trained-*.json"))))
         for path in kept:
-            drawn = picture(groups(json.loads(path.read_text())["runs"]).values())
-            (PAGE.parent / "pictures" / f"{path.stem}.svg").write_text(drawn)
+            for name, drawn in pictures(path.stem, json.loads(path.read_text())["runs"]).items():
+                (PAGE.parent / "pictures" / f"{name}.svg").write_text(drawn)
     except (SoftlessError, typer.BadParameter) as error:
         print(f"error: {error}", file=sys.stderr)
         return 3

@@ -24,9 +24,9 @@ def script(name):
 
 
 with pytest.MonkeyPatch.context() as patch:
-    for beside in ("twins_picture", "trained"):
+    for beside in ("twins_picture", "curves_picture", "trained"):
         patch.setitem(sys.modules, beside, script(beside))
-    trained, twins = sys.modules["trained"], script("twins")
+    trained, drawing, twins = sys.modules["trained"], sys.modules["curves_picture"], script("twins")
 
 
 @pytest.fixture
@@ -111,6 +111,22 @@ def test_the_picture_has_a_dot_for_each_run_of_a_twin_that_learned(kept):
     assert (kinds.count("seed"), kinds.count("mean"), kinds.count("softmax")) == (2, 1, 1)
     texts = [mark.text for mark in drawn if mark.tag.endswith("text")]
     assert texts[-3:] == ["softmax", "softmax-relu", "10.0 %: did not learn"]
+
+
+def test_the_curves_are_lines_and_named_where_there_is_room(kept, monkeypatch):
+    runs = json.loads(kept.read_text())["runs"]
+    for run in runs:
+        run["curve"][-1]["accuracy"] = 0.81 if run["twin"]["id"] == "softmax-relu" else run["accuracy"]
+    runs.append({**runs[0], "twin": {"id": "hydra", "label": "hydra"}, "curve": [{"epoch": 2, "accuracy": 0.2}]})
+    runs.append({**runs[0], "twin": {"id": "taylor", "label": "taylor"}, "curve": []})
+    drawn = ET.fromstring(twins.pictures("a", runs)["a-curves"])
+    assert [mark.text for mark in drawn if mark.tag.endswith("text")][-3:] == ["softmax", "softmax-relu", "hydra"]
+    monkeypatch.setattr(drawing, "FEW", 2)
+    drawn = ET.fromstring(twins.pictures("a", runs)["a-curves"])
+    lines = {mark.get("class"): mark.get("points") for mark in drawn if mark.tag.endswith("polyline")}
+    assert set(lines) == {"curve", "curve softmax", "curve named"}
+    assert len(lines["curve softmax"].split()) == 2
+    assert [mark.text for mark in drawn if mark.tag.endswith("text")][-2:] == ["softmax", "hydra"]
 
 
 def test_kept_runs_name_no_place_on_a_machine(kept):
@@ -201,5 +217,5 @@ def test_the_page_of_results_is_the_one_the_kept_runs_make():
     page = ROOT / "docs/results.md"
     assert page.read_text() == twins.page(kept, whole)
     for path in kept:
-        drawn = twins.picture(twins.groups(json.loads(path.read_text())["runs"]).values())
-        assert (page.parent / f"pictures/{path.stem}.svg").read_text() == drawn
+        for name, drawn in twins.pictures(path.stem, json.loads(path.read_text())["runs"]).items():
+            assert (page.parent / f"pictures/{name}.svg").read_text() == drawn
