@@ -13,13 +13,12 @@ JSON (schema softless.data-check/1); sizes are null where no image could be deco
 `ok` says that nothing is damaged, `skippable` that `--on-bad-image skip` would go on: at most 0.1% of a part.
 """
 
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softless.commands.manners import CHECK_FAILED, console, emit_json, polite
+from softless.commands.manners import CHECK_FAILED, console, emit_json, plain, polite
 from softless.commands.words import processes
 
 if TYPE_CHECKING:
@@ -151,10 +150,3 @@ def _picture(size: tuple[int, int] | None) -> str:
     from softless.commands import units
 
     return units.picture(size) if size else "-"
-
-
-def plain(name: str) -> str:
-    """A file's name as this terminal can show it: no control characters, nothing it has no letters for."""
-    name = name if name.isprintable() else ascii(name)[1:-1]
-    encoding = sys.stdout.encoding or "ascii"
-    return name.encode(encoding, "backslashreplace").decode(encoding)

@@ -9,8 +9,10 @@ JSON (schema softless.evaluate/1); accuracies are shares, null for a class witho
      "by_class": {class: accuracy}, "skipped": {image that could not be decoded: why}}
 
 images_per_second is of the whole pass, decoding included.
+Exit status: 0 evaluated, 1 the loss is not finite, 2 usage, 3 bad input.
 """
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softless.commands.manners import console, emit_json, polite, refuse, whole_number
+from softless.commands.manners import CHECK_FAILED, complain, console, emit_json, plain, polite, refuse, whole_number
 from softless.commands.words import OnBad, Where, processes
 from softless.errors import ArgumentError
 
@@ -55,17 +57,22 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Load, look at every image once, tell."""
+    from softless.commands.train_show import warnings_in_one_line
     from softless.train.assemble import Means, feed
     from softless.train.devices import Devices, runnable
     from softless.train.evaluate import evaluate
 
-    model, recipe, images, source = _loaded(target, weights, data)
+    with warnings_in_one_line():
+        model, recipe, images, source = _loaded(target, weights, data)
     devices = Devices(device.value, runnable(recipe.precision, device.value))
     means = Means(device=device.value, workers=int(workers), on_bad_image=on_bad_image.value)
     looking = replace(recipe, batch=int(batch), accumulate=1, mixup=0.0, cutmix=0.0)
     start = time.monotonic()
     feeding = feed(images, looking, 0, devices, means, train=False)
     scores = evaluate(model.to(devices.device), feeding, devices)
+    if not math.isfinite(scores.loss):
+        complain(f"the loss of {target} on the images of {source} is {scores.loss}: its answers are no numbers")
+        raise typer.Exit(CHECK_FAILED)
     rate = scores.images / max(time.monotonic() - start, 1e-9)
     document = {
         "schema": SCHEMA,
@@ -127,13 +134,13 @@ def _show(document: dict[str, Any]) -> None:
     from softless.commands import units
 
     out = console()
-    out.print(f"{document['images']:,} images of {document['data']}, {document['device']}", soft_wrap=True)
+    out.print(f"{document['images']:,} images of {plain(document['data'])}, {document['device']}", soft_wrap=True)
     for name, why in document["skipped"].items():
-        out.print(f"skipped {name}: {why}", soft_wrap=True)
+        out.print(f"skipped {plain(name)}: {plain(why)}", soft_wrap=True)
     out.print(f"top-1  {document['top1']:.2%}")
     out.print(f"top-5  {document['top5']:.2%}")
     out.print(f"ECE    {document['ece']:.3f}   how far confidence is from accuracy")
     out.print(f"speed  {units.short(document['images_per_second'])} images/s, decoding included")
     known = [(share, name) for name, share in document["by_class"].items() if share is not None]
-    worst = ", ".join(f"{name} {share:.1%}" for share, name in sorted(known)[:WORST])
+    worst = ", ".join(f"{plain(name)} {share:.1%}" for share, name in sorted(known)[:WORST])
     out.print(f"worst  {worst}", soft_wrap=True)

@@ -52,6 +52,13 @@ def polite(verb: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
+def plain(name: str) -> str:
+    """A file's name as this terminal can show it: no control characters, nothing it has no letters for."""
+    name = name if name.isprintable() else ascii(name)[1:-1]
+    encoding = sys.stdout.encoding or "ascii"
+    return name.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def complain(sentence: str) -> None:
     """One line on stderr, red on a terminal."""
     color = False if "NO_COLOR" in os.environ else None

@@ -10,12 +10,13 @@ the same to both; they differ in rounding, and in the random numbers they draw.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
-from softless.errors import ArgumentError, MissingExtraError
+from softless.errors import ArgumentError, FileError, MissingExtraError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -99,6 +100,16 @@ def as_timm_tests(config: Mapping[str, Any]) -> Augment:
     )
 
 
+def _not_too_thin(side: int, image: "Image") -> "Image":
+    """Where the shorter side is brought to `side` pixels, the longer one must stay within what is decoded."""
+    from softless.io.pictures import MOST_PIXELS
+
+    long, short = max(image.size), min(image.size)
+    if long / short * side**2 > MOST_PIXELS:
+        raise FileError(f"its {long} by {short} pixels are too thin: brought to {side}, they are over {MOST_PIXELS}")
+    return image
+
+
 def transform(augment: Augment, size: int, *, train: bool) -> Callable[["Image"], Tensor | np.ndarray]:
     """From a picture to uint8 [3, size, size], as timm does it."""
     try:
@@ -109,16 +120,18 @@ def transform(augment: Augment, size: int, *, train: bool) -> Callable[["Image"]
             f"images are augmented by timm, and {error.name} is not installed: pip install 'softless[models,train]'"
         ) from None
     if not train:
-        return create_transform(
+        made = create_transform(
             size,
             use_prefetcher=True,
             interpolation="bicubic",
             crop_pct=augment.crop_share,
             crop_mode=augment.crop_mode,
         )
+        side = int(size / augment.crop_share)
+        return Compose([partial(_not_too_thin, side), made]) if augment.crop_mode == "center" else made
     policy = None
     if augment.operations:
-        policy = f"rand-m{augment.magnitude:g}-n{augment.operations}-mstd{augment.magnitude_std:g}-inc1"
+        policy = f"rand-m{augment.magnitude:g}-n{augment.operations}-mstd{augment.magnitude_std:f}-inc1"
     made = create_transform(
         size,
         is_training=True,

@@ -11,7 +11,7 @@ import numpy as np
 
 from softless.data.images import Images, MissingPartError, Split
 from softless.data.reading import Bad, Draw, Reader, read_all
-from softless.data.sources import open_images
+from softless.data.sources import open_images, the_same
 from softless.io.pictures import BadImage
 
 if TYPE_CHECKING:
@@ -54,8 +54,12 @@ def open_parts(source: str | Path | None) -> dict[str, Images | BadImage]:
             missing.append(error)
     if not parts:
         raise missing[0]
-    alike = {str(part) if isinstance(part, BadImage) else part.fingerprint for part in parts.values()}
-    return {"whole": parts["train"]} if len(parts) == 2 and len(alike) == 1 else parts
+    if len(parts) < 2:
+        return parts
+    train, test = parts["train"], parts["test"]
+    if isinstance(train, BadImage) or isinstance(test, BadImage):
+        return {"whole": train} if str(train) == str(test) else parts
+    return {"whole": train} if the_same(train, test) else parts
 
 
 def check_part(name: str, part: Images | BadImage, *, workers: int | None, tick: Callable[[int], None]) -> Part:

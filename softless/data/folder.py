@@ -1,6 +1,6 @@
 """Images in folders: a folder is a class, its name the class's name, and classes are in the order of their names.
 
-    DATA/train/cat/1.jpg    DATA/val/cat/7.jpg        two parts; val/ is taken before test/ where both are there
+    DATA/train/cat/1.jpg    DATA/val/cat/7.jpg        two parts; val/, valid/ or validation/ before test/
     DATA/cat/1.jpg                                    one part
 
 Files are taken by their suffix, at any depth below the class, through symbolic links; names that begin with a dot are
@@ -18,7 +18,7 @@ from softless.data.images import MissingPartError, Sample, Split, check_labels, 
 from softless.errors import FileError
 from softless.io.pictures import SUFFIXES, decode, read
 
-TRAIN, TESTS = "train", ("val", "test")
+TRAIN, TESTS = "train", ("val", "valid", "validation", "test")
 
 
 class FolderImages:
@@ -69,9 +69,7 @@ def find_part(folder: Path, split: Split) -> Path:
     if split == "train":
         return folder / TRAIN
     if not tests:
-        raise MissingPartError(
-            f"{folder}: it has {TRAIN}/ and no {' or '.join(f'{name}/' for name in TESTS)} beside it"
-        )
+        raise MissingPartError(f"{folder}: it has {TRAIN}/ and no {TESTS[0]}/ or {TESTS[-1]}/ beside it")
     return folder / tests[0]
 
 
@@ -98,10 +96,15 @@ def _images(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> It
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """A link that leads nowhere is none if it has an image's name, and else may have been a class."""
     try:
+        if entry.is_symlink() and not entry.name.lower().endswith(SUFFIXES):
+            Path(entry.path).stat()
         return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
+    except OSError as error:
+        if entry.name.lower().endswith(SUFFIXES):
+            return False
+        raise FileError(f"{entry.path}: the link leads nowhere ({error.strerror})") from error
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -2,7 +2,7 @@
 
     flowers-train.parquet    flowers-val.parquet       two parts; -val is taken before -test where both are there
     flowers.parquet                                    one part, or two where a column `split` says train, val or test
-    flowers-classes.json                               the names of the classes: a list, or a dictionary's values
+    flowers-classes.json                               the names of the classes: a list, or a dictionary
 
 The names may also be those that Hugging Face's datasets writes into the file, and its {bytes, path} pairs are read as
 images. Without names, classes are called by their numbers. The encoded images are held in memory, and processes
@@ -11,7 +11,9 @@ forked from this one share them.
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -156,16 +158,32 @@ def _names(path: Path, file: pq.ParquetFile) -> tuple[str, ...]:
         found = json.loads(source.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise FileError(f"{source}: the names of the classes cannot be read ({_reason(error)})") from error
-    names = list(found.values()) if isinstance(found, dict) else found
+    names = _by_label(found, source) if isinstance(found, dict) else found
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise FileError(f"{source}: a list of the classes' names is needed, or a dictionary that has them as values")
-    return tuple(names)
+    return _distinct(names)
+
+
+def _by_label(found: dict[str, Any], source: Path) -> list[Any]:
+    """Values in the order of keys that are labels, or else of the file."""
+    if not all(key.isdecimal() for key in found):
+        return list(found.values())
+    numbers = {int(key): name for key, name in found.items()}
+    if sorted(numbers) != list(range(len(found))):
+        raise FileError(f"{source}: its {len(found)} keys are labels, and they are not 0 to {len(found) - 1}")
+    return [numbers[label] for label in range(len(found))]
+
+
+def _distinct(names: list[str]) -> tuple[str, ...]:
+    """Two classes of ImageNet are called crane: a name that stands for several has its label behind it."""
+    often = Counter(names)
+    return tuple(f"{name} ({label})" if often[name] > 1 else name for label, name in enumerate(names))
 
 
 def _embedded_names(file: pq.ParquetFile) -> tuple[str, ...]:
     try:
         noted = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", b"null"))
-        return tuple(map(str, noted["info"]["features"]["label"]["names"]))
+        return _distinct([str(name) for name in noted["info"]["features"]["label"]["names"]])
     except (ValueError, LookupError, TypeError, RecursionError):
         return ()
 

@@ -55,10 +55,12 @@ class Reader(Dataset[Reading]):
     def __getitem__(self, draw: Draw) -> Reading:
         try:
             image, label, _ = self.images[draw.image]
+            with seeded(*draw.seeds) if draw.seeds else nullcontext():
+                return torch.as_tensor(self.change(image)), label, draw.image
         except BadImage as error:
             return Bad(error.name, error.why)
-        with seeded(*draw.seeds) if draw.seeds else nullcontext():
-            return torch.as_tensor(self.change(image)), label, draw.image
+        except FileError as error:
+            return Bad(self.images.names(draw.image), str(error))
 
 
 @contextmanager

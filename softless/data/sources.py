@@ -25,6 +25,8 @@ def open_images(source: str | Path | None, split: Split) -> Images:
     """
     if split not in ("train", "test"):
         raise ArgumentError(f"split is {split!r} and must be 'train' or 'test'")
+    if source == DIGITS and Path(source).exists():
+        raise FileError(f"{DIGITS!r} is the embedded set, and there is one of that name here: say ./{DIGITS} for it")
     if source is None or source == DIGITS:
         from softless.data.digits import DigitImages
 
@@ -41,10 +43,15 @@ def open_images(source: str | Path | None, split: Split) -> Images:
     raise FileError(f"{path}: there is no such folder of images or parquet file")
 
 
+def the_same(train: Images, test: Images) -> bool:
+    """Whether a source has one part: equal names, sizes and labels may also be those of two folders."""
+    return train.fingerprint == test.fingerprint and train.names(0) == test.names(0)
+
+
 def open_splits(source: str | Path | None) -> tuple[Images, Images]:
     """(train, test), if they are not the same images, and of the same classes."""
     train, test = open_images(source, "train"), open_images(source, "test")
-    if train.fingerprint == test.fingerprint:
+    if the_same(train, test):
         raise FileError(
             f"{source}: it has one part, and images to test on are needed beside those to train on: "
             "train/ and val/ in a folder, NAME-train.parquet and NAME-val.parquet, or a column 'split'"

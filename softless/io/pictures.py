@@ -21,7 +21,7 @@ import numpy as np
 from softless.errors import FileError, MissingExtraError
 
 try:
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 except ModuleNotFoundError:
     raise MissingExtraError(
         "images are decoded by Pillow, and it is not installed: pip install 'softless[train]'"
@@ -29,6 +29,17 @@ except ModuleNotFoundError:
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+
+ORIENTATION, TILE_WIDTH, TILE_LENGTH = 0x112, 0x142, 0x143
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 MOST_PIXELS = 50_000_000
 MOST_BYTES = 8 * MOST_PIXELS  # four channels of 16 bits
@@ -78,17 +89,34 @@ def _decode(data: bytes) -> Image.Image:
         width, height = image.size
         if width * height > MOST_PIXELS:
             raise FileError(f"it has {width} x {height} pixels, and {MOST_PIXELS} in all are the most")
+        if image.format == "TIFF" and _tile(image) > MOST_PIXELS:
+            raise FileError(f"its tiles have {_tile(image)} pixels each, and {MOST_PIXELS} are the most")
         image.load()
         if not _has_its_end(data, image.format):
             raise FileError("it is cut short: its last bytes are missing")
-        return _to_rgb(ImageOps.exif_transpose(image))
+        return _to_rgb(_upright(image))
+
+
+def _tile(image: Image.Image) -> int:
+    """Pixels that are decoded at once where a picture is stored in tiles, however few of them it shows."""
+    tags = image.tag_v2  # type: ignore[attr-defined]
+    return int(tags.get(TILE_WIDTH, 0)) * int(tags.get(TILE_LENGTH, 0))
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as its EXIF says, if that can be read: the pixels are sound without it."""
+    try:
+        turn = TURNS.get(int(image.getexif().get(ORIENTATION, 1)))
+    except _DAMAGE:
+        return image
+    return image if turn is None else image.transpose(turn)
 
 
 def _has_its_end(data: bytes, form: str | None) -> bool:
     """Pillow notices a cut in all but these two, where it may be content with the pixels."""
     if form == "PNG":
         return b"IEND\xae\x42\x60\x82" in data
-    return form != "GIF" or data.rstrip(b"\0").endswith(b";")
+    return form != "GIF" or data.rstrip(b"\0\r\n").endswith(b";")
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -1,5 +1,6 @@
 """From names to a training: a recipe, a set of images and a folder become a `Job`."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from softless.data import open_splits
@@ -69,7 +71,8 @@ def train(
     if (recipe.mixup or recipe.cutmix) and (part := recipe.batch // (ranks * recipe.accumulate)) % 2:
         raise ArgumentError(f"recipe: mixup and cutmix mix pairs, and a rank of {ranks} has {part} images at a time")
     images, test = open_splits(data)
-    run, about = Run(folder), describe(recipe, data, images, test, seed, teacher, init)
+    knows = None if teacher is None else taught(teacher, recipe, images.classes)
+    run, about = Run(folder), describe(recipe, data, images, test, seed, teacher, init, knows)
     if resume:
         agree(run.read(), about, f"the run in {folder}")
     else:
@@ -80,7 +83,6 @@ def train(
     model = build(recipe.model, recipe.image_size, len(images.classes))
     if init is not None and not (resume and checkpoint.any_in(run.last)):
         start_from(model, init)
-    knows = None if teacher is None else taught(teacher, recipe, images.classes)
     feeds = [
         feed(part, recipe, seed, devices, means, train=part is images, kept=kept)
         for part, kept in zip((images, test), decoded or (None, None), strict=True)
@@ -106,7 +108,14 @@ def train(
 
 
 def describe(
-    recipe: Recipe, data: str | None, images: Images, test: Images, seed: int, teacher: Path | None, init: Path | None
+    recipe: Recipe,
+    data: str | None,
+    images: Images,
+    test: Images,
+    seed: int,
+    teacher: Path | None,
+    init: Path | None,
+    knows: nn.Module | None = None,
 ) -> dict[str, Any]:
     """What run.json holds: all that decides what is learned."""
     return {
@@ -117,8 +126,18 @@ def describe(
         "classes": list(images.classes),
         "seed": seed,
         "teacher": None if teacher is None else str(teacher),
+        "teacher_weights": None if knows is None else digest(knows),
         "init": None if init is None else str(init),
     }
+
+
+def digest(model: nn.Module) -> str:
+    """sha256 over names and bytes of its weights."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        found.update(name.encode())
+        found.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def meaning(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,11 +147,11 @@ def meaning(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def agree(before: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
-    """The set may have moved and the prose may have changed; nothing else may."""
+    """The set and the teacher may have moved and the prose may have changed; nothing else may."""
 
     def matters(about: Mapping[str, Any]) -> dict[str, Any]:
         recipe = meaning(about["recipe"])
-        same = {key: about[key] for key in ("fingerprint", "classes", "seed", "teacher")}
+        same = {key: about[key] for key in ("fingerprint", "classes", "seed")}
         return {**same, "init": about.get("init"), "recipe": recipe}
 
     try:
@@ -144,6 +163,11 @@ def agree(before: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
         raise ArgumentError(
             f"{what} was begun with other images to {' and '.join(changed)} on: names, sizes or labels have changed "
             "since; give it those images, or begin another run with --out"
+        )
+    if before.get("teacher_weights") != now["teacher_weights"]:
+        raise ArgumentError(
+            f"{what} was begun with teacher {before.get('teacher')}, and the best weights of {now['teacher']} are not "
+            "those that it had then"
         )
     must_agree(old, new, what)
 

@@ -106,7 +106,7 @@ class Recipe:
             if not (least <= value < math.inf and (most is None or value <= most)):
                 bound = f"at least {least}" if most is None else f"from {least} to {most}"
                 raise ArgumentError(f"recipe: {name} is {value} and must be {bound}")
-        for name in ("beta1", "beta2"):
+        for name in ("beta1", "beta2", "ema"):
             if getattr(self, name) == 1:
                 raise ArgumentError(f"recipe: {name} is 1 and must be below: an average of nothing but the past")
         if self.batch % self.accumulate:

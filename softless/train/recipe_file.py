@@ -43,9 +43,11 @@ def changed(document: Mapping[str, Any], changes: Iterable[tuple[str, str]]) -> 
     tables: dict[str, Any] = {key: dict(document[key]) for key in TABLES if isinstance(document.get(key), dict)}
     for key, text in changes:
         table, dot, inner = key.rpartition(".")
-        if not dot:
+        if key in TABLES:
+            _made(TABLES[key], value := _value(text), f"[{key}]")
+            tables[key] = value
+        elif not dot:
             plain[key] = _value(text)
-            tables.pop(key, None)
         elif table in TABLES:
             tables.setdefault(table, {})[inner] = _value(text)
         else:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from softless.commands.data_check import plain
+from softless.commands.manners import plain
 from softless.data.check import check_part, open_parts
 from tests.data.pictures import FORMS, encoded, folder, mutants, parquet
 
@@ -35,6 +35,16 @@ def test_an_intact_set_exits_0_and_says_so(softless, flowers):
     assert result.stdout.endswith("All 7 images decode.\n")
     words = " ".join(result.stdout.split())
     assert "train 5 2 2 to 3 24 x 20 24 x 20 0 test 2 2 1 24 x 20" in words
+
+
+def test_two_parts_that_look_alike_are_both_checked(softless, tmp_path):
+    root = folder(tmp_path / "alike", {"train": {"a": 1, "b": 1}, "val": {"a": 1, "b": 1}}, form="bmp")
+    bad = root / "val/b/0.bmp"
+    bad.write_bytes(bytes(bad.stat().st_size))
+    code, document = checked(softless, root)
+    assert code == 1
+    assert [part["part"] for part in document["parts"]] == ["train", "test"]
+    assert [len(part["damaged"]) for part in document["parts"]] == [0, 1]
 
 
 def test_the_json_schema_is_frozen(softless, flowers):

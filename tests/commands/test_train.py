@@ -104,6 +104,43 @@ def test_what_is_evaluated_is_shown(softless, flowers):
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["4", "top-1", "top-5", "ECE", "speed", "worst"]
 
 
+def test_answers_that_are_no_numbers_are_no_accuracy(softless, flowers, tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    import softless as library
+
+    weights = library.create_model("inline_deit_tiny", num_classes=2).state_dict()
+    save_file(weights | {"head.bias": torch.full((2,), torch.nan)}, tmp_path / "w.safetensors")
+    for more in ([], ["--json"]):
+        result = softless("evaluate", "inline_deit_tiny", "--weights", "w.safetensors", "--data", "flowers", *more)
+        assert (result.exit_code, result.stdout) == (1, "")
+        says = "error: the loss of inline_deit_tiny on the images of flowers is nan: its answers are no numbers\n"
+        assert result.stderr.endswith(says)
+
+
+def test_a_picture_too_thin_to_be_brought_to_size_is_named(softless, flowers, tmp_path):
+    from PIL import Image
+    from safetensors.torch import save_file
+
+    import softless as library
+
+    Image.new("RGB", (100_000, 1)).save(tmp_path / "flowers/val/rose/thin.png")
+    save_file(library.create_model("deit_tiny", num_classes=2).state_dict(), tmp_path / "w.safetensors")
+    result = softless("evaluate", "deit_tiny", "--weights", "w.safetensors", "--data", "flowers")
+    assert result.exit_code == 3, result.output
+    assert "thin.png: its 100000 by 1 pixels are too thin: brought to 248, they are over 50000000" in result.stderr
+
+
+def test_a_class_the_terminal_has_no_letters_for_is_shown(softless, flowers, tmp_path, monkeypatch):
+    for part in ("train", "val"):
+        (tmp_path / "flowers" / part / "rose").rename(tmp_path / "flowers" / part / "ros\udce9")
+    assert softless(*words("--out", "a")).exit_code == 0
+    result = softless("evaluate", "a")
+    assert result.exit_code == 0, result.output
+    assert r"ros\udce9" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("name", "prepared"), [("inline_deit_tiny", (0.875, "squash")), ("deit_tiny", (0.9, "center"))]
 )
@@ -144,6 +181,17 @@ def test_a_teacher_and_a_beginning_come_from_other_runs(softless, flowers):
     assert result.exit_code == 0, result.output
     result = softless(*words("--out", "c", "--init", "a", "--set", "image_size=16"))  # positions are resampled
     assert result.exit_code == 0, result.output
+
+
+def test_a_teacher_may_move_and_not_change(softless, flowers, tmp_path):
+    assert softless(*words("--out", "a")).exit_code == 0
+    assert softless(*words("--out", "b", "--teacher", "a")).exit_code == 0
+    (tmp_path / "a").rename(tmp_path / "moved")
+    assert softless("train", "--out", "b", "--resume", "--teacher", "moved").exit_code == 0
+    assert softless(*words("--out", "a", "--seed", "7")).exit_code == 0
+    other = softless("train", "--out", "b", "--resume")
+    assert other.exit_code == 3, other.output
+    assert "was begun with teacher a, and the best weights of a are not those that it had then" in other.stderr
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,45 @@ def test_a_loop_of_links_is_named_and_ends(tmp_path):
     assert refusal(root).endswith("a/up/a: a symbolic link leads back to a folder above it")
     (root / "a" / "up").unlink()
     (root / "a" / "self").symlink_to(root / "a" / "self")
-    assert len(open_images(root, "train")) == 2  # a link to itself is no folder
+    assert refusal(root).endswith("a/self: the link leads nowhere (Too many levels of symbolic links)")
+
+
+def test_a_link_that_leads_nowhere_is_no_class_left_out(tmp_path):
+    root = folder(tmp_path, {"train": {"a": 1, "b": 1}, "val": {"a": 1, "b": 1}})
+    (root / "val/c").symlink_to(tmp_path / "unmounted")
+    assert refusal(root, "test").endswith("val/c: the link leads nowhere (No such file or directory)")
+    (root / "val/c").rename(root / "val/a/c.png")  # an image that is not there is damaged, not a class
+    assert len(open_images(root, "test")) == 3
+
+
+def test_two_folders_may_look_alike(tmp_path):
+    """The same names, sizes and labels in both: two parts still."""
+    root = folder(tmp_path, {"train": {"a": 1, "b": 1}, "valid": {"a": 1, "b": 1}}, form="bmp")
+    train, test = open_splits(root)
+    assert train.fingerprint == test.fingerprint
+    assert test.names(0) == str(root / "valid/a/0.bmp")
+
+
+def test_a_set_called_digits_is_told_from_the_embedded_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder(tmp_path / "digits", {"": {"a": 1, "b": 1}})
+    assert refusal("digits") == "'digits' is the embedded set, and there is one of that name here: say ./digits for it"
+    assert open_images("./digits", "train").classes == ("a", "b")
+
+
+def test_numbers_that_name_classes_are_their_labels(tmp_path):
+    parquet(tmp_path / "x.parquet", list(range(12)))
+    names = {str(label): f"class {label}" for label in range(12)}
+    class_names(tmp_path / "x-classes.json", dict(sorted(names.items())))  # 0, 1, 10, 11, 2, ...
+    assert open_images(tmp_path / "x.parquet", "train").classes == tuple(names.values())
+    class_names(tmp_path / "x-classes.json", {"1": "a", "2": "b"})
+    assert refusal(tmp_path / "x.parquet").endswith("its 2 keys are labels, and they are not 0 to 1")
+
+
+def test_classes_of_one_name_are_told_apart(tmp_path):
+    parquet(tmp_path / "x.parquet", [0, 1, 2])
+    class_names(tmp_path / "x-classes.json", ["crane", "dog", "crane"])
+    assert open_images(tmp_path / "x.parquet", "train").classes == ("crane (0)", "dog", "crane (2)")
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):

@@ -72,6 +72,41 @@ def test_exif_turns_a_picture_upright(turn):
     assert np.array_equal(np.asarray(image), pixels(2))
 
 
+@pytest.mark.parametrize("form", ["PNG", "WEBP", "JPEG"])
+def test_notes_that_cannot_be_read_are_no_damage(form):
+    image = decode(saved(Image.fromarray(pixels(2)), form, exif=b"Exif\0\0no notes of a camera"), "x")
+    assert image.size == Image.fromarray(pixels(2)).size
+
+
+def test_a_turn_is_read_beside_a_note_of_the_wrong_kind():
+    stored = saved(Image.fromarray(pixels(2)).transpose(Image.Transpose.ROTATE_90), "JPEG", exif=bad_notes())
+    assert decode(stored, "x").size == Image.fromarray(pixels(2)).size
+
+
+def bad_notes() -> bytes:
+    """Orientation 6, and a rational resolution that says it is text."""
+    entries = [(0x112, 3, 1, b"\6\0\0\0"), (0x11A, 2, 3, b"a\0\0\0")]
+    return (
+        b"Exif\0\0II*\0\x08\0\0\0"
+        + struct.pack("<H", len(entries))
+        + b"".join(struct.pack("<HHI", *entry[:3]) + entry[3] for entry in entries)
+        + b"\0\0\0\0"
+    )
+
+
+def test_a_tile_larger_than_any_picture_is_not_decoded():
+    """A picture of 16 x 16 pixels stored in one tile of 22,000 x 22,000."""
+    tags = {256: 16, 257: 16, 258: 8, 259: 8, 262: 1, 277: 1, 322: 22_000, 323: 22_000, 324: 0, 325: 40}
+    start = 8 + 2 + 12 * len(tags) + 4
+    tags[324] = start
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    data = (
+        b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + zlib.compress(bytes(1000)).ljust(40, b"\0")
+    )
+    with pytest.raises(BadImage, match="its tiles have 484000000 pixels each, and 50000000 are the most"):
+        decode(data, "x")
+
+
 def test_one_pixel_is_a_picture():
     for kind in pictures.FORMATS:
         image = decode(saved(Image.new("RGB", (1, 1), (200, 100, 50)), kind), "x")
@@ -151,6 +186,7 @@ def test_a_picture_without_its_last_bytes_is_refused(form):
 def test_bytes_after_the_end_are_no_damage():
     for form in ("jpeg", "png", "webp", "bmp"):
         assert outcome(form, encoded(5, form) + b"some camera's notes") == "decoded"
+    assert outcome("gif", encoded(5, "gif") + b"\r\n\0") == "decoded"
 
 
 @given(noise=st.binary(max_size=300))

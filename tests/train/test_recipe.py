@@ -98,6 +98,7 @@ def test_what_is_written_is_read_back():
         (("precision", "fp8"), "precision is 'fp8' and must be one of fp32, bf16, fp16"),
         (("beta2", "1.5"), "beta2 is 1.5 and must be from 0 to 1"),
         (("beta1", "1"), "beta1 is 1 and must be below"),
+        (("ema", "1"), "ema is 1 and must be below"),
         (("model.drop_path_rate", "a"), "model.drop_path_rate is 'a' and must be a number"),
         (("model.weight_std", "true"), "model.weight_std is True and must be a number"),
         (("augment.area", "[0.1]"), r"area is \(0.1,\) and must be 2 numbers"),
@@ -164,3 +165,11 @@ def test_a_mechanism_with_options_reaches_the_model():
     assert model.blocks[0].attn.mechanism.phi == "relu"
     with pytest.raises(ArgumentError, match=r"model.mechanism is {'phi': 'relu'} and must have a name"):
         build(Architecture(mechanism={"phi": "relu"}), 32, 3)
+
+
+def test_a_table_is_changed_whole_and_then_in_part():
+    changes = [("model", '{name = "swin_tiny"}'), ("model.drop_path_rate", "0.1")]
+    model = read_recipe("digits", changes).model
+    assert (model.name, model.drop_path_rate, model.dims) == ("swin_tiny", 0.1, None)
+    with pytest.raises(ArgumentError, match="is 3 and must be a table of keys"):
+        read_recipe("digits", [("model", "3"), ("model.local", "false")])
