@@ -79,6 +79,8 @@ def keep(folders: list[Path]) -> int:
         shared["data"] = None if shared["data"] is None else Path(shared["data"]).name
         recipe = json.loads((folder / "grid.json").read_text())["recipe"]
         runs = [{k: v for k, v in record.items() if k not in (*shared, "recipe", "schema")} for record in records]
+        for run in runs:
+            run["reason"] = run["reason"] and run["reason"].replace(f"{folder}/", "")
         path = RESULTS / f"twins-{folder.name}.json"
         document = {"schema": SCHEMA, **shared, "recipe": recipe, "runs": runs}
         path.write_text(json.dumps(document, indent=1) + "\n")

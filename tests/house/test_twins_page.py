@@ -44,6 +44,7 @@ def kept(tmp_path, monkeypatch):
     ):
         record = {
             "schema": "softless.twin/1", "twin": {"id": id_, "label": id_}, "seed": seed, "status": "done",
+            "reason": f"it is listed in {folder}/trainings/x.json",
             "accuracy": accuracy, "loss": 1.0, "wall_seconds": 30.0, "together": 2, "recipe": recipe,
             "curve": [{"epoch": n, "accuracy": accuracy * n / 2, "loss": 1.0} for n in (1, 2)],
             "data": "somewhere/train.parquet", "images": {"train": 50_000, "test": 10_000},
@@ -132,6 +133,7 @@ def test_the_curves_are_lines_and_named_where_there_is_room(kept, monkeypatch):
 def test_kept_runs_name_no_place_on_a_machine(kept):
     document = json.loads(kept.read_text())
     assert document["data"] == "train.parquet"
+    assert document["runs"][0]["reason"] == "it is listed in trainings/x.json"
     assert len(document["runs"]) == 4
     assert "recipe" not in document["runs"][0]
 
