@@ -5,7 +5,8 @@ TARGET is a run of `softless train`, whose best weights, images and preparation 
 
 JSON (schema softless.evaluate/1); accuracies are shares, null for a class without images:
 
-    {"schema", "target", "data", "device", "images", "top1", "top5", "ece", "loss", "images_per_second",
+    {"schema", "target", "step": of a run, the update whose weights these are,
+     "data", "device", "images", "top1", "top5", "ece", "loss", "images_per_second",
      "by_class": {class: accuracy}, "skipped": {image that could not be decoded: why}}
 
 images_per_second is of the whole pass, decoding included.
@@ -63,7 +64,7 @@ def run(
     from softless.train.evaluate import evaluate
 
     with warnings_in_one_line():
-        model, recipe, images, source = _loaded(target, weights, data)
+        model, recipe, images, source, step = _loaded(target, weights, data)
     devices = Devices(device.value, runnable(recipe.precision, device.value))
     means = Means(device=device.value, workers=int(workers), on_bad_image=on_bad_image.value)
     looking = replace(recipe, batch=int(batch), accumulate=1, mixup=0.0, cutmix=0.0)
@@ -77,6 +78,7 @@ def run(
     document = {
         "schema": SCHEMA,
         "target": target,
+        "step": step,
         "data": source,
         "device": str(devices.device),
         "images": scores.images,
@@ -96,8 +98,8 @@ def run(
         _show(document)
 
 
-def _loaded(target: str, weights: Path | None, data: str | None) -> "tuple[nn.Module, Recipe, Images, str]":
-    """The model, how its images are prepared, the images and where they lie."""
+def _loaded(target: str, weights: Path | None, data: str | None) -> "tuple[nn.Module, Recipe, Images, str, int | None]":
+    """The model, how its images are prepared, the images, where they lie, and the update of a run it is of."""
     from softless.data import open_images
     from softless.data.augment import as_timm_tests
     from softless.io import load_weights
@@ -115,7 +117,7 @@ def _loaded(target: str, weights: Path | None, data: str | None) -> "tuple[nn.Mo
         load_weights(model, weights)
         augment = as_timm_tests(settings(target, CONFIGS[target]))
         recipe = Recipe(model=Architecture(name=target), image_size=side, augment=augment)
-        return model, recipe, images, data or "digits"
+        return model, recipe, images, data or "digits", None
     refuse({"--weights": weights}, f"{target} is a run, which has its own")
     if not Path(target).is_dir():
         raise ArgumentError(f"{target!r} is neither the folder of a run nor one of {', '.join(CONFIGS)}")
@@ -127,7 +129,7 @@ def _loaded(target: str, weights: Path | None, data: str | None) -> "tuple[nn.Mo
             f"{target} knows {len(about['classes'])} classes ({', '.join(about['classes'][:3])}, ...), and the images "
             f"of {source} have {len(images.classes)} ({', '.join(images.classes[:3])}, ...)"
         )
-    return model, from_document(about["recipe"]), images, source or "digits"
+    return model, from_document(about["recipe"]), images, source or "digits", about["step"]
 
 
 def _show(document: dict[str, Any]) -> None:

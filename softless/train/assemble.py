@@ -254,11 +254,11 @@ def feed(
 
 
 def trained(folder: Path, classes: tuple[str, ...] | None = None) -> tuple[nn.Module, dict[str, Any]]:
-    """The best model of a run, and what the run was; it must know these classes."""
+    """The best model of a run, and what the run was, with the update it is of; it must know these classes."""
     found = checkpoint.newest(Run(folder).best)
     if found is None:
         raise FileError(f"{folder} holds no trained model: there is no checkpoint in {Run(folder).best}")
-    about = found.state["about"]
+    about = {**found.state["about"], "step": found.step}
     recipe = from_document(about["recipe"])
     if classes is not None and tuple(about["classes"]) != classes:
         raise ArgumentError(
