@@ -21,7 +21,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softless.commands.manners import CHECK_FAILED, complain, console, emit_json, plain, polite, refuse, whole_number
+from softless.commands.manners import (
+    CHECK_FAILED,
+    complain,
+    console,
+    emit_json,
+    plain,
+    polite,
+    refuse,
+    warnings_in_one_line,
+    whole_number,
+)
 from softless.commands.words import OnBad, Where, processes
 from softless.errors import ArgumentError
 
@@ -58,7 +68,6 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Load, look at every image once, tell."""
-    from softless.commands.train_show import warnings_in_one_line
     from softless.train.assemble import Means, feed
     from softless.train.devices import Devices, runnable
     from softless.train.evaluate import evaluate

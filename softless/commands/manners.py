@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -57,6 +58,15 @@ def plain(name: str) -> str:
     name = name if name.isprintable() else ascii(name)[1:-1]
     encoding = sys.stdout.encoding or "ascii"
     return name.encode(encoding, "backslashreplace").decode(encoding)
+
+
+@contextmanager
+def warnings_in_one_line() -> Iterator[None]:
+    """What softless warns of, such as a damaged checkpoint, for people to read."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", category=RuntimeWarning, module=r"softless\.")
+        warnings.showwarning = lambda message, *_, **__: typer.secho(f"warning: {message}", fg="yellow", err=True)
+        yield
 
 
 def complain(sentence: str) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softless.commands.manners import CHECK_FAILED, complain, emit_json, polite, prepare_folder
+from softless.commands.manners import CHECK_FAILED, complain, emit_json, polite, prepare_folder, warnings_in_one_line
 from softless.commands.words import OnBad, Where, from_zero, key_value, processes
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Read the recipe, train, tell."""
-    from softless.commands.train_show import Showing, warnings_in_one_line
+    from softless.commands.train_show import Showing
     from softless.errors import NonFiniteError
     from softless.train.assemble import Means, train
     from softless.train.devices import leave

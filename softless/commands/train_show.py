@@ -1,9 +1,8 @@
 """What is seen while it trains: a bar that moves, a line for each evaluation, and how to go on."""
 
 import os
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -16,15 +15,6 @@ from softless.commands.progress import Advance, progress
 
 if TYPE_CHECKING:
     from softless.train.loop import Job, Outcome
-
-
-@contextmanager
-def warnings_in_one_line() -> Iterator[None]:
-    """What softless warns of while it trains, such as a damaged checkpoint, for people to read."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("always", category=RuntimeWarning, module=r"softless\.")
-        warnings.showwarning = lambda message, *_, **__: typer.secho(f"warning: {message}", fg="yellow", err=True)
-        yield
 
 
 class Showing:

@@ -9,6 +9,7 @@ page, as their reference counts change.
 """
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,11 +97,9 @@ def _images(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> It
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """A link that leads nowhere is none if it has an image's name, and else may have been a class."""
+    """Through links; one that leads nowhere is refused, or damaged if it has an image's name."""
     try:
-        if entry.is_symlink() and not entry.name.lower().endswith(SUFFIXES):
-            Path(entry.path).stat()
-        return entry.is_dir()
+        return stat.S_ISDIR(entry.stat().st_mode)
     except OSError as error:
         if entry.name.lower().endswith(SUFFIXES):
             return False

@@ -12,6 +12,8 @@ from softless.cli import app
 from softless.commands import study_plan, study_run
 from softless.commands.study_plan import Plan, Preset
 from softless.train import recipe_file
+from tests.commands.tiny import FOUR_UPDATES
+from tests.data.pictures import folder
 
 ROOT = Path(__file__).parents[2]
 RECIPE = str(Path(__file__).parent / "quick.toml")
@@ -56,3 +58,10 @@ def fresh(tmp_path):
         return subprocess.run(command, env=env, check=False, **options)
 
     return run
+
+
+@pytest.fixture
+def flowers(tmp_path):
+    """Two classes, ten images to train on and four to test on; and a recipe of four updates."""
+    (tmp_path / "tiny.toml").write_text(FOUR_UPDATES)
+    return folder(tmp_path / "flowers", {"train": {"rose": 5, "lily": 5}, "val": {"rose": 2, "lily": 2}})

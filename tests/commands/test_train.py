@@ -1,4 +1,4 @@
-"""`softless train` and `softless evaluate`: what they write and say, how they go on, and wrong words in one line."""
+"""`softless train`: what it writes and says, how it goes on, and wrong words in one line."""
 
 import json
 import os
@@ -13,44 +13,16 @@ import torch.distributed as dist
 
 from softless.commands import train as verb
 from softless.errors import FileError, NonFiniteError
-from softless.io import checkpoint
 from softless.train import assemble
 from softless.train.assemble import Means
 from softless.train.devices import leave
 from softless.train.stop import Interrupted
+from tests.commands.tiny import words
 from tests.data.pictures import class_names, encoded, folder, parquet
 
 ROOT = Path(__file__).parents[2]
-TINY = """
-command = "softless train --recipe tiny.toml --data flowers"
-image_size = 8
-batch = 4
-epochs = 2
-warmup_epochs = 0
-lr = 1e-3
-log_every = 1
-[model]
-name = "inline_deit_tiny"
-patch_size = 4
-dims = 8
-depths = 1
-heads = 2
-[augment]
-operations = 0
-"""
 TRAINED = ["schema", "out", "model", "parameters", "steps", "best_step", "best_top1", "last", "seconds", "skipped"]
 EVALUATED = ["schema", "target", "step", "data", "device", "images", "top1", "top5", "ece", "loss", "images_per_second"]
-
-
-@pytest.fixture
-def flowers(tmp_path):
-    """Two classes, ten images to train on and four to test on; and a recipe of four updates."""
-    (tmp_path / "tiny.toml").write_text(TINY)
-    return folder(tmp_path / "flowers", {"train": {"rose": 5, "lily": 5}, "val": {"rose": 2, "lily": 2}})
-
-
-def words(*more):
-    return ["train", "--recipe", "tiny.toml", "--data", "flowers", *more]
 
 
 def test_a_training_writes_its_folder_and_says_what_it_reached(softless, flowers, tmp_path):
@@ -96,71 +68,6 @@ def test_without_a_word_it_trains_on_the_digits(softless):
     result = softless("train")
     assert result.exit_code == 0, result.output
     assert "1,437 images in 10 classes" in result.stdout
-
-
-def test_what_is_evaluated_is_shown(softless, flowers):
-    assert softless(*words("--out", "a")).exit_code == 0
-    result = softless("evaluate", "a")
-    assert [line.split()[0] for line in result.stdout.splitlines()] == ["4", "top-1", "top-5", "ECE", "speed", "worst"]
-
-
-def test_answers_that_are_no_numbers_are_no_accuracy(softless, flowers, tmp_path):
-    import torch
-    from safetensors.torch import save_file
-
-    import softless as library
-
-    weights = library.create_model("inline_deit_tiny", num_classes=2).state_dict()
-    save_file(weights | {"head.bias": torch.full((2,), torch.nan)}, tmp_path / "w.safetensors")
-    for more in ([], ["--json"]):
-        result = softless("evaluate", "inline_deit_tiny", "--weights", "w.safetensors", "--data", "flowers", *more)
-        assert (result.exit_code, result.stdout) == (1, "")
-        says = "error: the loss of inline_deit_tiny on the images of flowers is nan: its answers are no numbers\n"
-        assert result.stderr.endswith(says)
-
-
-def test_a_picture_too_thin_to_be_brought_to_size_is_named(softless, flowers, tmp_path):
-    from PIL import Image
-    from safetensors.torch import save_file
-
-    import softless as library
-
-    Image.new("RGB", (100_000, 1)).save(tmp_path / "flowers/val/rose/thin.png")
-    save_file(library.create_model("deit_tiny", num_classes=2).state_dict(), tmp_path / "w.safetensors")
-    result = softless("evaluate", "deit_tiny", "--weights", "w.safetensors", "--data", "flowers")
-    assert result.exit_code == 3, result.output
-    assert "thin.png: its 100000 by 1 pixels are too thin: brought to 248, they are over 50000000" in result.stderr
-
-
-def test_a_class_the_terminal_has_no_letters_for_is_shown(softless, flowers, tmp_path, monkeypatch):
-    for part in ("train", "val"):
-        (tmp_path / "flowers" / part / "rose").rename(tmp_path / "flowers" / part / "ros\udce9")
-    assert softless(*words("--out", "a")).exit_code == 0
-    result = softless("evaluate", "a")
-    assert result.exit_code == 0, result.output
-    assert r"ros\udce9" in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("name", "prepared"), [("inline_deit_tiny", (0.875, "squash")), ("deit_tiny", (0.9, "center"))]
-)
-def test_a_model_and_a_file_of_weights_are_evaluated_as_their_authors_do(
-    softless, flowers, tmp_path, monkeypatch, name, prepared
-):
-    from safetensors.torch import save_file
-
-    import softless as library
-
-    def feed(images, recipe, *args, **options):
-        assert (recipe.augment.crop_share, recipe.augment.crop_mode) == prepared
-        return fed(images, recipe, *args, **options)
-
-    fed = assemble.feed
-    monkeypatch.setattr(assemble, "feed", feed)
-    save_file(library.create_model(name, num_classes=2).state_dict(), tmp_path / "w.safetensors")
-    result = softless("evaluate", name, "--weights", "w.safetensors", "--data", "flowers", "--json")
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["images"] == 4
 
 
 def test_a_run_goes_on_by_its_folder_alone(softless, flowers, tmp_path):
@@ -225,17 +132,6 @@ def test_a_rank_with_an_odd_part_has_no_pairs_to_mix(softless, flowers, monkeypa
     result = softless(*words("--out", "a", "--set", "batch=6", "--set", "mixup=0.5"))
     assert result.exit_code == 3
     assert "mixup and cutmix mix pairs, and a rank of 2 has 3 images at a time" in result.stderr
-
-
-def test_a_run_is_evaluated_whatever_it_was_trained_with(softless, flowers, tmp_path):
-    """fp16 on a CPU, and one image at a time where pairs were mixed."""
-    assert softless(*words("--out", "a", "--set", "mixup=0.5")).exit_code == 0
-    found = checkpoint.newest(best := tmp_path / "a/best")
-    found.state["about"]["recipe"]["precision"] = "fp16"
-    checkpoint.save(best, 10**6, found.parts, found.state, keep=1)
-    result = softless("evaluate", "a", "--batch", "1", "--device", "cpu", "--json")
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["images"] == 4
 
 
 @pytest.mark.parametrize("cache", ["true", "false"])
@@ -329,23 +225,6 @@ def test_a_mismatched_checkpoint_or_recipe_is_named(softless, flowers, tmp_path)
         (tmp_path / "a/run.json").write_text('{"schema": "softless.run/1"' + recipe + "}")
         damaged = softless("train", "--out", "a", "--resume")
         assert (damaged.exit_code, "a/run.json is damaged" in damaged.stderr) == (3, True)
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        (["nonsense"], "'nonsense' is neither the folder of a run nor one of"),
-        (["inline_deit_tiny"], "is a model without weights: give --weights FILE"),
-        (["flowers"], "holds no trained model"),
-        (["flowers", "--weights", "x"], "--weights: flowers is a run, which has its own"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_bad_input_to_evaluate_is_one_line_and_exit_3(softless, flowers, given, says):
-    result = softless("evaluate", *given)
-    assert result.exit_code == 3, result.output
-    assert result.stderr.count("\n") == 1
-    assert says in result.stderr
 
 
 def test_a_number_that_is_not_finite_exits_1(softless, flowers):
