@@ -221,7 +221,7 @@ def attention_qkv(
     if not isinstance(qkv, Tensor) or qkv.ndim != 5 or qkv.shape[2] != 3:
         given = list(qkv.shape) if isinstance(qkv, Tensor) else type(qkv).__name__
         raise ArgumentError(f"qkv is {given} and must be a tensor [batch, tokens, 3, heads, dim]")
-    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
+    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))  # split first: their gradients meet in one dense tensor
     own = _own_grid(mechanism, grid)
     made, call = prepare(q, k, v, mechanism, False, key_mask, None, None, inputs, own, backend)
     picture = (0, 0, 0)

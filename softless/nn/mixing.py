@@ -176,7 +176,7 @@ def as_heads(qkv: Tensor | Heads) -> Heads:
     """[B, N, 3, heads, d] -> q, k, v, each [B, heads, N, d]."""
     if not isinstance(qkv, Tensor):
         return qkv
-    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
+    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
     return q, k, v
 
 

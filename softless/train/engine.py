@@ -24,6 +24,8 @@ from softless.train.objective import Objective
 from softless.train.recipe import Recipe
 from softless.train.replay import Batch, Replay
 
+# Inductor of torch 2.11 may lay a padded buffer out anew and still read it where it was: pytorch issue 194281.
+COMPILE = {"comprehensive_padding": False}
 MOST_OVERFLOWS = 20  # updates in a row that may overflow in fp16: the scale begins at 2^16, and 2^-4 is left of it
 
 
@@ -52,7 +54,7 @@ class Engine:
         self.ema = ModelEmaV3(self.plain, recipe.ema, use_warmup=recipe.ema_warmup) if recipe.ema else None
         if recipe.compile:
             torch._dynamo.reset()  # models this process trained before count against the limit of what it compiles
-            compile_blocks(self.plain) if devices.graph else self.plain.compile()
+            compile_blocks(self.plain) if devices.graph else self.plain.compile(options=COMPILE)
         self.model = devices.share(self.plain, *([self.ema.module] if self.ema else []))
         if objective.teacher is not None:
             objective.teacher.to(devices.device)
@@ -173,7 +175,7 @@ def compile_blocks(model: nn.Module) -> None:
     parts = [block for stage in stages for block in stage] + between or [model]
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, len(parts))
     for part in parts:
-        part.compile(dynamic=False)
+        part.compile(dynamic=False, options=COMPILE)
 
 
 def _whole(norm: Tensor) -> Tensor:
