@@ -4,6 +4,7 @@ To start a graph takes the host microseconds, where its thousand kernels take it
 What a graph reads and writes lies where it was: batches and rates are copied there before, answers away after.
 """
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -46,6 +47,7 @@ class Replay:
             for _ in range(WARM):
                 self.learn(self.inputs)
         torch.cuda.current_stream().wait_stream(aside)
+        gc.collect()  # an earlier training's graph must not be freed in the midst of a recording: that would end it
         with torch.cuda.graph(self.graph):
             self.answers = self.learn(self.inputs)
         self._set_rates(rates)
