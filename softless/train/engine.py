@@ -24,7 +24,7 @@ from softless.train.objective import Objective
 from softless.train.recipe import Recipe
 from softless.train.replay import Batch, Replay
 
-# Inductor of torch 2.11 may lay a padded buffer out anew and still read it where it was: pytorch issue 194281.
+# Inductor of torch 2.11 to 2.14 may lay a padded buffer out anew and still read it where it was: pytorch issue 194281.
 COMPILE = {"comprehensive_padding": False}
 MOST_OVERFLOWS = 20  # updates in a row that may overflow in fp16: the scale begins at 2^16, and 2^-4 is left of it
 
