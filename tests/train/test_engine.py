@@ -1,6 +1,8 @@
 """One update, against what it should be: schedule, decay, clipping, accumulation, averages, mixing, a teacher."""
 
+import gc
 import math
+import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -81,9 +83,9 @@ class Rerun(Replay):
         self._set_rates(rates)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_replayed_update_is_the_update_and_recording_it_is_none(monkeypatch, accumulate):
-    """The kernels are CUDA's (tests/gpu/test_train.py); what lies where, and what is undone, is told here."""
+@pytest.fixture
+def replaying(monkeypatch):
+    """Engines that replay what was recorded, without CUDA."""
     stream = SimpleNamespace(wait_stream=lambda _other: None)
     monkeypatch.setattr("softless.train.engine.Replay", Rerun)
     monkeypatch.setattr(Rerun, "graph", property(lambda self: self, lambda _self, _graph: None), raising=False)
@@ -92,13 +94,23 @@ def test_a_replayed_update_is_the_update_and_recording_it_is_none(monkeypatch, a
     for name in ("stream", "graph"):
         monkeypatch.setattr(torch.cuda, name, lambda _which: nullcontext())
     monkeypatch.setattr(torch.random, "fork_rng", lambda **_devices: fork_rng(devices=[]))
+
+    def made(*, graph=True, **changes):
+        devices = Devices("cpu")
+        devices.graph = graph
+        return engine(network(0.0), devices=devices, **changes)
+
+    return made
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_replayed_update_is_the_update_and_recording_it_is_none(replaying, accumulate):
+    """The kernels are CUDA's (tests/gpu/test_train.py); what lies where, and what is undone, is told here."""
     made = []
     for graph in (False, True):
         torch.manual_seed(0)
         np.random.seed(0)  # noqa: NPY002
-        devices = Devices("cpu")
-        devices.graph = graph
-        learner = engine(network(0.0), devices=devices, accumulate=accumulate, mixup=0.8, clip=1.0, ema=0.9)
+        learner = replaying(graph=graph, accumulate=accumulate, mixup=0.8, clip=1.0, ema=0.9)
         for seed in range(4):
             torch.manual_seed(seed)
             learner.update(*batch())
@@ -113,6 +125,23 @@ def test_a_replayed_update_is_the_update_and_recording_it_is_none(monkeypatch, a
     assert plain.lr == replayed.lr
     replayed.update(torch.full((24, 3, 4, 4), torch.nan), batch()[1])
     assert replayed.failure().step == 4
+
+
+def test_an_earlier_training_is_gone_before_an_update_is_recorded(replaying, monkeypatch):
+    """To free its graph in the midst of a recording would end that. An engine and its replay know each other, so they
+    are freed when garbage is collected, which may be at any time."""
+    gc.disable()
+    try:
+        earlier = replaying()
+        earlier.update(*batch())
+        earlier = weakref.ref(earlier)
+        assert earlier() is not None
+        found = []
+        monkeypatch.setattr(torch.cuda, "graph", lambda _which: nullcontext(found.append(earlier())))
+        replaying().update(*batch())
+        assert found == [None]
+    finally:
+        gc.enable()
 
 
 def test_a_batch_in_parts_gives_the_update_of_the_whole():
