@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from softless import State, attention, attention_weights, attention_with_state
+from softless.functional import attention_qkv
 from tests.annotations import same_shapes
 from tests.numerics.cases import (
     CASES,
@@ -188,3 +189,12 @@ def test_the_gradient_in_v_is_the_weights_whatever_v_is(case, is_causal, value):
     else:
         expected = weights.mT @ upstream
     close(gradients(out, upstream, [v]), [expected])
+
+
+@pytest.mark.parametrize("name", ["softmax", "inline", "hydra"])
+def test_gradients_of_queries_keys_and_values_meet_in_one_dense_tensor(name):
+    """Nothing is copied to where the projection reads it, by us or by a compiler that may copy it wrong."""
+    packed, dense = torch.randn(2, 5, 3, 4, 8, requires_grad=True).clone(), []
+    packed.register_hook(lambda gradient: dense.append(gradient.is_contiguous()))
+    attention_qkv(packed, name).square().sum().backward()
+    assert dense == [True]
