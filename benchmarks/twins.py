@@ -130,14 +130,14 @@ def about(document: dict[str, Any]) -> str:
     seconds = sum(run["wall_seconds"] for run in runs)
     longest = max((run["wall_seconds"] for run in runs if run["status"] == "done"), default=0.0)
     spread = shared_spread(groups(runs)).deviation
-    model = recipe["model"]
+    model, together = recipe["model"], {run["together"] for run in runs}
     shape = f"`{model['name']}` with patch {model['patch_size']}, dims {model['dims']}, depths {model['depths']}"
     name = "digits" if document["data"] is None else document["data"]
     said = [
         f"{name}: {document['images']['train']:,} images to train on, {document['images']['test']:,} to test on.",
         f"{shape}; {recipe['epochs']} epochs of batch {recipe['batch']}, {recipe['precision']}.",
         f"{made(runs)} on {machine['device']},",
-        f"{max(run['together'] for run in runs)} at once: {seconds / 60:.0f} minutes of runs,",
+        f"{'up to ' * (len(together) > 1)}{max(together)} at once: {seconds / 60:.0f} minutes of runs,",
         f"the longest {longest:.0f} s.",
         "" if spread is None else f"From seed to seed a twin's accuracy deviates by {spread:.2f} points.",
     ]
