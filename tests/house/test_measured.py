@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from types import ModuleType
 
+from softless.commands.study_tables import groups
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -29,3 +31,13 @@ def test_the_readme_shows_the_newest_gpu_evidence_or_says_that_there_is_none() -
 def test_the_readme_shows_the_newest_evidence_of_speed() -> None:
     newest = max((ROOT / "benchmarks" / "results").glob("cpu-*.json"))
     assert script("cpu").table(json.loads(newest.read_text())["rows"]) in (ROOT / "README.md").read_text()
+
+
+def test_the_readme_shows_the_twins_as_they_were_kept() -> None:
+    readme, columns = (ROOT / "README.md").read_text(), []
+    for images in ("cifar10", "imagenette"):
+        kept = json.loads((ROOT / "benchmarks" / "results" / f"twins-{images}.json").read_text())
+        columns.append(groups(kept["runs"]))
+    for twin in ("softmax", "inline", "softmax-local", "inline-local"):
+        cells = [f"{column[twin].mean:.2f} ± {column[twin].spread:.2f}" for column in columns]
+        assert f"| {columns[0][twin].label} | {' | '.join(cells)} |\n" in readme
