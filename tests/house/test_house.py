@@ -5,7 +5,6 @@ import inspect
 import os
 import re
 import socket
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ import softless
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "softless").rglob("*.py"))
-TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 HEAVY = ("torch", "triton", "timm", "transformers", "numpy", "typer", "rich")
 
@@ -66,16 +64,6 @@ def kept_files() -> list[Path]:
 def test_no_file_is_longer_than_a_reader_can_hold():
     caps = {path: 400 if place(path) == "kernels" else 300 for path in SOURCES}
     assert {str(path): lines(path) for path, cap in caps.items() if lines(path) > cap} == {}
-
-
-def test_most_files_are_short():
-    lengths = [lines(path) for path in SOURCES]
-    assert statistics.median(lengths) <= 120
-    assert statistics.quantiles(lengths, n=10, method="inclusive")[-1] <= 250
-
-
-def test_there_is_as_much_test_as_source():
-    assert sum(map(lines, TESTS)) >= sum(map(lines, SOURCES))
 
 
 def test_importing_softless_imports_nothing_heavy():
