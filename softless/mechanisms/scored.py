@@ -27,7 +27,7 @@ def biased(scores: Tensor, visible: Tensor, bias: Tensor | None) -> tuple[Tensor
     if bias is None:
         return scores, visible
     bias = bias.to(scores.dtype)
-    return scores + bias, visible & (bias > -torch.inf)
+    return scores + bias, visible & (bias != -torch.inf)
 
 
 @dataclass(frozen=True)

@@ -59,15 +59,29 @@ class Softmax(Scored):
         return softmax(scores, visible)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        q = self.confused(q, call)
+        q, scale = _positive(self.confused(q, call), call.scale)
         grouped: dict[str, Any] = {"enable_gqa": True} if k.shape[1] != q.shape[1] else {}
         if call.key_mask is None and call.bias is None and (not call.is_causal or q.shape[2] == k.shape[2]):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=call.is_causal, scale=call.scale, **grouped)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=call.is_causal, scale=scale, **grouped)
         seen = call.visible(q, k)
+        if call.bias is not None:
+            seen = seen & (call.bias != -torch.inf)
         blind = ~seen.any(-1, keepdim=True)  # SDPA would answer NaN: let such a row see all, then erase it
         mask = seen | blind
         if call.bias is not None:
-            mask = torch.where(mask, call.bias, -torch.inf).to(q.dtype)
+            mask = torch.where(seen, call.bias, torch.where(blind, 0.0, -torch.inf)).to(q.dtype)
         mask = mask.expand(q.shape[0], -1, q.shape[2], -1)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=call.scale, **grouped)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, **grouped)
         return torch.where(blind, 0.0, out)
+
+
+def _positive(q: Tensor, scale: float) -> tuple[Tensor, float]:
+    """The same scores with a scale that SDPA can take.
+
+    SDPA hides a key by -inf and then multiplies by the scale, or takes the largest score before it does. A scale that
+    is negative, or zero in float32, gives NaN there, so its sign or all of it goes to q.
+    """
+    smallest = torch.finfo(torch.float32).tiny
+    if scale >= smallest:
+        return q, scale
+    return (-q, -scale) if scale <= -smallest else (q * scale, 1.0)
