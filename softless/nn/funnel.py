@@ -25,7 +25,7 @@ from softless.errors import ArgumentError, UnsupportedError
 from softless.mechanisms import Mechanism, resolve
 from softless.mechanisms.cosformer import Cosformer
 from softless.nn.mixing import Mixing
-from softless.nn.pooling import MODES, Tokens, pool_tokens, repeat_tokens
+from softless.nn.pooling import MODES, Tokens, check_prefix, check_tokens_mask, pool_tokens, repeat_tokens
 
 
 class Funneled(NamedTuple):
@@ -73,6 +73,7 @@ class FunnelEncoder(nn.Module):
             raise ArgumentError(f"blocks {blocks} must say how many layers each block has, at least 1")
         if pool not in MODES:
             raise ArgumentError(f"pool {pool!r} is not one of {', '.join(MODES)}")
+        check_prefix(prefix)
         made = resolve(mechanism)
         if made.mixes_queries and len(blocks) > 1:
             raise UnsupportedError(f"'{made.name}' mixes the queries, and cannot tell which pooled ones are padding")
@@ -83,6 +84,7 @@ class FunnelEncoder(nn.Module):
         self.layers = nn.ModuleList(FunnelLayer(dim, heads, mechanism, hidden) for _ in range(self.ends[-1]))
 
     def forward(self, x: Float[Tensor, "b n c"], key_mask: Bool[Tensor, "b n"] | None = None) -> Funneled:
+        check_tokens_mask(key_mask, x)
         real = x.new_ones(x.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
         now = full = Tokens(keep(x, real), real)
         for number, layer in enumerate(self.layers):
@@ -118,6 +120,7 @@ class FunnelDecoder(nn.Module):
         super().__init__()
         if blocks < 1:
             raise ArgumentError(f"blocks {blocks} must be how many blocks the encoder has, at least 1")
+        check_prefix(prefix)
         self.stride, self.prefix = 2 ** (blocks - 1), prefix
         self.layers = nn.ModuleList(FunnelLayer(dim, heads, mechanism, hidden) for _ in range(layers))
 

@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from softless.errors import ArgumentError
@@ -58,7 +59,7 @@ class Reversible(nn.Module):
 
     Both streams start as x, and their mean is returned; `streams` takes and gives the two. What the call says besides x
     goes to every F, and tensors among it get their gradients. Gradients are those of the plain stack; they cannot be
-    differentiated again.
+    differentiated again. The backward pass reads those tensors again, so it raises if one was changed in place.
     """
 
     def __init__(self, pairs: Iterable[Any]):
@@ -80,8 +81,7 @@ class Reversible(nn.Module):
         self, x1: Float[Tensor, "b n c"], x2: Float[Tensor, "b n c"], **context: Any
     ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b n c"]]:
         """y1 and y2 of the last layer."""
-        given = [each for each in context.values() if isinstance(each, Tensor)]
-        leaves = [each for each in (*self.parameters(), *given) if each.requires_grad]
+        leaves = [each for each in (*self.parameters(), *_tensors(context)) if each.requires_grad]
         return _Run.apply(self, context, x1, x2, *leaves)
 
 
@@ -99,12 +99,14 @@ class _Run(torch.autograd.Function):
             moments.append((here, Moment.now(g, y1)))
             y2 = y2 + _on_grid(_checked(g, g(y1.to(x1.dtype)), y1))
         ctx.stack, ctx.context, ctx.dtype, ctx.moments, ctx.leaves = stack, context, x1.dtype, moments, leaves
+        ctx.versions = _versions(context)
         ctx.save_for_backward(y1, y2, *leaves)
         return y1.to(x1.dtype, copy=True), y2.to(x1.dtype, copy=True)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *dy: Tensor) -> tuple[Tensor | None, ...]:
+        _check_unchanged(ctx.context, ctx.versions)
         y1, y2, *_ = ctx.saved_tensors
         dy1, dy2 = (each.double() for each in dy)
         found: dict[Tensor, Tensor] = {}
@@ -127,14 +129,34 @@ def _again(
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         out = functional_call(module, buffers, (x,), context)
-    others = [*module.parameters(), *(each for each in context.values() if isinstance(each, Tensor))]
-    read = [x, *(each for each in others if each.requires_grad)]
+    read = [x, *(each for each in (*module.parameters(), *_tensors(context)) if each.requires_grad)]
     gradients = torch.autograd.grad(out, read, grad.to(out.dtype), allow_unused=True) if out.requires_grad else ()
     for leaf, more in zip(read[1:], gradients[1:], strict=False):
         if more is not None:
             found[leaf] = found[leaf] + more if leaf in found else more
     dx = gradients[0] if gradients and gradients[0] is not None else torch.zeros_like(x)
     return _on_grid(out.detach()), dx.double()
+
+
+def _tensors(context: Any) -> list[Tensor]:
+    """Every tensor in an argument, inside tuples and dictionaries too."""
+    return [each for each in tree_leaves(context) if isinstance(each, Tensor)]
+
+
+def _versions(context: dict[str, Any]) -> dict[str, list[int]]:
+    """How often the tensors of each argument were written to. Tensors of inference mode do not count it."""
+    return {
+        name: [each._version for each in _tensors(value) if not each.is_inference()] for name, value in context.items()
+    }
+
+
+def _check_unchanged(context: dict[str, Any], versions: dict[str, list[int]]) -> None:
+    now = _versions(context)
+    if changed := [name for name in versions if now.get(name) != versions[name]]:
+        raise ArgumentError(
+            f"{', '.join(changed)} was changed in place between the forward and the backward pass of Reversible, which "
+            f"reads it in both: pass a copy, {changed[0]}.clone()"
+        )
 
 
 class Moment(NamedTuple):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from softless.algebra.state import keep
 from softless.errors import ArgumentError
-from softless.nn.pooling import Tokens, windows
+from softless.nn.pooling import Tokens, check_tokens_mask, windows
 
 
 class StridedFeedForward(nn.Module):
@@ -54,6 +54,7 @@ class StridedFeedForward(nn.Module):
         self.fc2 = nn.Linear(hidden, dim)
 
     def forward(self, x: Float[Tensor, "b n c"], key_mask: Bool[Tensor, "b n"] | None = None) -> Tokens:
+        check_tokens_mask(key_mask, x)
         real = x.new_ones(x.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
         pieces, valid = (windows(each, self.stride, self.width) for each in (keep(x, key_mask), real[..., None]))
         pieces = pieces.flatten(2)  # [B, n, width C]

@@ -8,6 +8,7 @@ from softless import list_mechanisms, mechanism
 from softless.errors import SoftlessError
 from softless.nn import FunnelDecoder, FunnelEncoder, StridedFeedForward, pool_tokens, repeat_tokens
 from softless.nn.funnel import FunnelLayer
+from tests.annotations import same_shapes
 
 DIM = 12
 MODES = {"mean": lambda x: x.mean(0), "max": lambda x: x.amax(0), "first": lambda x: x[0]}
@@ -192,7 +193,14 @@ def test_every_parameter_learns():
         (lambda: pool_tokens(torch.zeros(1, 4, 2), stride=0), "stride 0 and width 0 must be at least 1"),
         (lambda: pool_tokens(torch.zeros(1, 4, 2), stride=3, width=2), "stride 3 and width 2"),
         (lambda: pool_tokens(torch.zeros(1, 4, 2), mode="median"), "mode 'median' is not one of mean, max, first"),
+        (lambda: pool_tokens(torch.zeros(1, 4, 2), prefix=-1), "prefix -1 is not a whole number, at least 0"),
+        (lambda: pool_tokens(torch.zeros(1, 4, 2), prefix=5), "prefix 5 is more than the 4 tokens"),
         (lambda: repeat_tokens(torch.zeros(1, 4, 2), 2, 9), "4 tokens, 2 times each, are not the 9"),
+        (lambda: repeat_tokens(torch.zeros(1, 4, 2), 2, 6, prefix=-1), "prefix -1 is not a whole number"),
+        (lambda: repeat_tokens(torch.zeros(1, 4, 2), 2, -1), "length -1 is not a whole number"),
+        (lambda: repeat_tokens(torch.zeros(1, 4, 2), 0, 0), "stride 0 is not a whole number, at least 1"),
+        (lambda: FunnelEncoder(DIM, 3, prefix=-1), "prefix -1 is not a whole number"),
+        (lambda: FunnelDecoder(DIM, 3, 2, prefix=-1), "prefix -1 is not a whole number"),
         (lambda: FunnelEncoder(DIM, 3, ()), r"blocks \(\) must say"),
         (lambda: FunnelEncoder(DIM, 3, (2, 0)), r"blocks \(2, 0\) must say"),
         (lambda: FunnelEncoder(DIM, 3, pool="median"), "pool 'median' is not one of mean, max, first"),
@@ -208,6 +216,13 @@ def test_every_parameter_learns():
 def test_what_cannot_be_is_refused_in_one_sentence(make, words: str):
     with pytest.raises(SoftlessError, match=words):
         make()
+
+
+@pytest.mark.parametrize("mask", [torch.ones(2, 5).bool(), torch.ones(1, 7).bool(), torch.ones(2, 7)], ids=str)
+@pytest.mark.parametrize("module", [pool_tokens, StridedFeedForward(DIM), FunnelEncoder(DIM, 3, (1, 1))])
+def test_a_mask_of_another_size_is_refused(module, mask: Tensor):
+    with same_shapes(), pytest.raises(SoftlessError, match=r"key_mask is .* must be torch.bool .* = \[2, 7\]"):
+        module(torch.randn(2, 7, DIM), mask)
 
 
 def test_half_precision_stays_half():

@@ -205,6 +205,48 @@ def test_the_graph_may_be_used_twice_but_not_differentiated_twice():
         again.sum().backward()
 
 
+class Shifted(nn.Module):
+    """Attention with tensors in every kind of argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.attend = Attention(DIM, 3)
+
+    def forward(self, x: Tensor, key_mask: Tensor, shift: Tensor, more: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
+        one, two = more["pair"]
+        return self.attend(x + shift + one * two, key_mask=key_mask)
+
+
+@pytest.mark.parametrize("name", ["key_mask", "shift", "more"])
+def test_an_argument_changed_in_place_before_the_backward_pass_is_named(name):
+    """The backward pass runs F again: with another mask its gradients would be those of another function."""
+    stack, x = Reversible((Shifted(), nn.Linear(DIM, DIM)) for _ in range(2)), torch.randn(2, 9, DIM)
+    given = {"key_mask": torch.ones(2, 9).bool(), "shift": torch.randn(DIM)}
+    given["more"] = {"pair": (torch.randn(DIM), torch.randn(DIM))}
+    out = stack(x, **given).sum()
+    changed = given[name]["pair"][1] if name == "more" else given[name]
+    changed[..., :4] = 0
+    with pytest.raises(SoftlessError, match=f"^{name} was changed in place between the forward and the backward pass"):
+        out.backward()
+
+
+def test_a_tensor_inside_an_argument_gets_its_gradient():
+    stack, x = Reversible((Shifted(), nn.Linear(DIM, DIM)) for _ in range(2)), torch.randn(2, 9, DIM)
+    one, two = torch.randn(2, DIM).unbind()
+    found = []
+    for run in (reversible, plain):
+        leaf = one.clone().requires_grad_()
+        given = {"key_mask": torch.ones(2, 9).bool(), "shift": torch.zeros(DIM), "more": {"pair": (leaf, two)}}
+        found.append(torch.autograd.grad(run(stack, x, **given).sin().sum(), leaf)[0])
+    torch.testing.assert_close(*found)
+
+
+def test_it_runs_in_inference_mode():
+    stack, x = Reversible([pair()]), torch.randn(2, 9, DIM)
+    with torch.inference_mode():
+        assert torch.equal(stack(x, key_mask=torch.ones(2, 9).bool()), stack(x))
+
+
 def test_padding_and_batch_mates_leave_no_trace():
     stack, x = Reversible(pair() for _ in range(3)).double(), torch.randn(2, 9, DIM, dtype=torch.float64)
     mask = torch.ones(2, 9, dtype=torch.bool)
