@@ -92,7 +92,8 @@ def load_weights(
     `_orig_mod.` before every name. A model that has a method `own_names` is asked for its own: Swin knows timm's. And
     Swin's `relative_position_index` and `attn_mask` follow from the model's sizes: either side may lack them, they are
     never loaded, and an index that differs from the model's is an error. Floating point is cast to the model's dtype;
-    other dtypes must be equal. NaN and infinity are loaded as they are, with a warning, and named in the report.
+    other dtypes must be equal. Names that share one parameter (tied weights) must hold the same numbers, or the error
+    names them. NaN and infinity are loaded as they are, with a warning, and named in the report.
     """
     path, state = _checked(model, path, key), model.state_dict()
     own = {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
@@ -104,7 +105,7 @@ def load_weights(
         given = given if fit is None else fit(given)
     except FileError as error:
         raise FileError(f"{path}: {error}") from error.__cause__
-    problems = _problems(given, own, dict(model.named_modules()))
+    problems = _problems(given, own, dict(model.named_modules())) + _untied(given, own, model)
     if problems:
         where = "" if checkpoint.key is None else f" under {checkpoint.key!r}"
         raise FileError(f"{path}: the weights{where} do not fit {type(model).__name__}: {'; '.join(problems)}")
@@ -209,3 +210,25 @@ def _problems(given: dict[str, Tensor], own: dict[str, Tensor], modules: dict[st
     kinds = {"missing": missing, "unexpected": unexpected, "mis-shaped": shapes, "mistyped": dtypes}
     kinds["not the model's own index"] = indices
     return [f"{kind} {', '.join(names)}" for kind, names in kinds.items() if names]
+
+
+def _untied(given: dict[str, Tensor], own: dict[str, Tensor], model: nn.Module) -> list[str]:
+    """Names of one parameter to which the file gives different numbers: only the last of them would be loaded."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in (
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ):
+        if name in own and name in given and given[name].shape == own[name].shape:
+            names.setdefault(id(tensor), []).append(name)
+    differ = []
+    for first, *others in names.values():
+        cast = given[first].to(own[first].dtype)
+        if unequal := [name for name in others if not _same(cast, given[name].to(own[name].dtype))]:
+            differ.append(f"{first} and {' and '.join(unequal)}")
+    return [f"different numbers for what the model shares, {', '.join(differ)}"] if differ else []
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """The same numbers, NaN among them."""
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())

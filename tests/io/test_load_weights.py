@@ -311,3 +311,45 @@ def test_a_report_is_a_frozen_value(source, tmp_path):
     assert isinstance(report, softless.WeightsReport)
     with pytest.raises(dataclasses.FrozenInstanceError):
         report.tensors = 3
+
+
+class Tied(nn.Module):
+    """A language model's two ends: one matrix, two names; and a buffer that two parts share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head, self.norm = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False), nn.BatchNorm1d(4)
+        self.head.weight = self.embed.weight
+        self.other = nn.BatchNorm1d(4)
+        self.other.running_mean = self.norm.running_mean
+
+
+@pytest.mark.parametrize("form", ["torch", "safetensors"])
+@pytest.mark.parametrize(
+    ("first", "second"), [("embed.weight", "head.weight"), ("norm.running_mean", "other.running_mean")]
+)
+def test_tied_weights_that_differ_in_the_file_are_named_and_nothing_is_loaded(tmp_path, form, first, second):
+    """Only the last one would be loaded, whichever that is."""
+    model = Tied()
+    before, content = copy.deepcopy(model.state_dict()), {k: x.clone() for k, x in Tied().state_dict().items()}
+    content[second] = content[first].clone()
+    content[second].view(-1)[3] += 1
+    path = tmp_path / "weights"
+    if form == "safetensors":
+        save_file(content, path)
+    else:
+        path.write_bytes(saved({"model": content}))
+    with pytest.raises(FileError, match=f"different numbers for what the model shares, {first} and {second}"):
+        softless.load_weights(model, path)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore:.*NaN or infinity is loaded")
+@pytest.mark.parametrize("value", [1.5, float("nan")])
+def test_tied_weights_that_are_equal_load(tmp_path, value):
+    source, model = Tied(), Tied().half()
+    source.embed.weight.data[2, 3] = value
+    path = write(tmp_path, saved({name: x.clone() for name, x in source.state_dict().items()}))
+    softless.load_weights(model, path)
+    assert torch.equal(model.embed.weight.nan_to_num(), source.embed.weight.half().nan_to_num())
+    assert model.head.weight is model.embed.weight
