@@ -21,7 +21,7 @@ from softless.algebra.neighbors import local_residual
 from softless.algebra.state import State, keep
 from softless.errors import ArgumentError, BackendError
 from softless.mechanisms import Call, Mechanism, resolve
-from softless.mechanisms.base import repeat_heads
+from softless.mechanisms.base import check_signed, repeat_heads, sign
 
 
 def attention(
@@ -141,9 +141,9 @@ def attention_with_state(
     >>> torch.allclose(torch.cat([prompt, token], 2), whole, atol=1e-5), state.n.item()
     (True, 100)
 
-    The state has a fixed size, is float32 (float64 for float64 input), carries gradients, and
-    survives `State(**state._asdict())` through any tensor file. `key_mask` [B, M] covers this call's
-    tokens: padding is never absorbed. Scored mechanisms have no such state and raise.
+    The state has a fixed size, is float32 (float64 for float64 input), carries gradients, and `state._asdict()` goes
+    through any tensor file. `key_mask` [B, M] covers this call's tokens: padding is never absorbed. Scored mechanisms
+    have no state and raise. Another mechanism's state is refused; one from a tensor file is checked by its shapes.
     """
     if packed.among(q, k, v):
         given: dict[str, Any] = {"key_mask": key_mask, "scale": scale, "inputs": inputs, "grid": grid}
@@ -151,17 +151,18 @@ def attention_with_state(
     q, k, v = autocast(q, k, v)
     made, call = prepare(q, k, v, mechanism, True, key_mask, None, scale, inputs, grid, backend)
     validation.check_state(state, k)
+    check_signed(state, made)
     if backend == "reference":
         raise BackendError("backend 'reference' forms all weights at once and has no state: use 'auto' or 'torch'")
     if q.shape[2] > k.shape[2]:
         raise ArgumentError(f"{q.shape[2]} queries and {k.shape[2]} keys: every query needs its own token's key")
     recipe = backends.fused(made, call, q, k, v, backend)
     if recipe is not None:
-        return backends.run_with_state(q, k, v, state, recipe, call)
+        return sign(*backends.run_with_state(q, k, v, state, recipe, call), made)
     k, v = hide(k, key_mask), hide(v, key_mask)
     with full_precision(q):
-        out, state = made.attend_with_state(widen(q), widen(k), widen(v), state, call)
-        return out.to(q.dtype), state
+        out, after = made.attend_with_state(widen(q), widen(k), widen(v), state, call)
+    return sign(out.to(q.dtype), after, made)
 
 
 def attention_with_residual(

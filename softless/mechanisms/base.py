@@ -7,7 +7,7 @@ beyond q, k, v travels in `inputs`. Tensors arrive validated, wide (float32 or f
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 from softless.algebra.masks import visible
 from softless.algebra.recipe import Recipe
 from softless.algebra.state import State
-from softless.errors import UnsupportedError
+from softless.errors import ArgumentError, UnsupportedError
 
 
 class Call(NamedTuple):
@@ -135,3 +135,38 @@ class Mechanism:
 def repeat_heads(x: Tensor, heads: int) -> Tensor:
     """[B, G, M, d] -> [B, H, M, d]: each key head serves H / G query heads."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def readable(x: Tensor) -> bool:
+    """Whether a check may look at the numbers of x: eager, on a CPU, outside vmap. Elsewhere it would cost a wait."""
+    plain = type(x) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return plain and x.is_cpu and not torch.compiler.is_compiling() and not torch.jit.is_tracing()
+
+
+def sign(out: Tensor, state: State, mechanism: Mechanism) -> tuple[Tensor, State]:
+    """An output and its state, which is marked with the mechanism that made it.
+
+    A state is tensors alone, and those of two mechanisms may have one shape and mean different things. The mark is a
+    string on the co-moment: it stays as long as the tensor does, and is gone after a file, a copy to another device or
+    a compiled call. A state without a mark is judged by its shapes.
+    """
+    if not torch.compiler.is_compiling():
+        state.comoment.softless_mechanism = _signature(mechanism)  # type: ignore[attr-defined]
+    return out, state
+
+
+def check_signed(state: State | None, mechanism: Mechanism) -> None:
+    """Refuse the state of another mechanism, or of the same with other options."""
+    if state is None or torch.compiler.is_compiling():
+        return
+    maker, asked = getattr(state.comoment, "softless_mechanism", None), _signature(mechanism)
+    if maker is not None and maker != asked:
+        raise ArgumentError(f"the state was made by {maker}, and {asked} cannot go on from it: it needs one of its own")
+
+
+def _signature(mechanism: Mechanism) -> str:
+    """Name and options. Functions are told by their names, which are the same in every process."""
+    options = [(each.name, getattr(mechanism, each.name)) for each in fields(mechanism)]
+    numbers = [(name, float(value) if type(value) is int else value) for name, value in options]
+    given = ", ".join(f"{name}={getattr(value, '__qualname__', repr(value))}" for name, value in numbers)
+    return f"'{mechanism.name}'" + (f" ({given})" if given else "")

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from softless.algebra.state import State
 from softless.errors import ArgumentError
-from softless.mechanisms.base import Call
+from softless.mechanisms.base import Call, readable
 from softless.mechanisms.kernelized import Kernelized
 
 
@@ -80,7 +80,7 @@ class Cosformer(Kernelized):
         if state is not None:
             before = state.n.flatten(1)[:, :1]  # [B, 1]
             at_q, at_k = at_q + before, at_k + before
-            if at_k.numel() and at_k.is_cpu and not torch.compiler.is_compiling():
+            if at_k.numel() and readable(at_k):
                 self._check_fits(int(at_k.max()))
         return _turned(q, at_q, length), _turned(k, at_k, length)
 

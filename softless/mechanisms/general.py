@@ -3,7 +3,9 @@
     o_i = sum_j sim(q_i, k_j) v_j / sum_j sim(q_i, k_j),      sim >= 0
 
 `sim` maps q [B, H, N, d] and k [B, H, M, d] to [B, H, N, M]. exp(q.k) makes it softmax, phi(q).phi(k)
-linear attention, 1 + q^.k^ Taylor attention. A row whose similarities are all zero reads the mean.
+linear attention, 1 + q^.k^ Taylor attention. A row whose similarities are all zero reads the mean. A similarity below
+zero at a visible key, by more than rounding, raises; this is checked on a CPU outside torch.compile and vmap, where
+looking at the numbers costs no wait.
 `sim` sees ones in place of hidden keys: k / |k| has no value at zero, and a gradient of nan there would reach q.
 """
 
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from softless.errors import ArgumentError
-from softless.mechanisms.base import Call, Mechanism, repeat_heads
+from softless.mechanisms.base import Call, Mechanism, readable, repeat_heads
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class General(Mechanism):
         if call.key_mask is not None:
             k = torch.where(call.key_mask[:, None, :, None], k, 1.0)
         sim = torch.where(visible, _checked(self.sim(q, k), q, k), 0.0)
+        _check_signs(sim)
         mass = sim.sum(-1, keepdim=True)
         even = visible / visible.sum(-1, keepdim=True).clamp(min=1).to(sim.dtype)
         return torch.where(mass != 0, sim / torch.where(mass != 0, mass, 1.0), even)
@@ -53,3 +56,12 @@ def _checked(sim: object, q: Tensor, k: Tensor) -> Tensor:
         given = f"{sim.dtype} {list(sim.shape)}" if isinstance(sim, Tensor) else type(sim).__name__
         raise ArgumentError(f"sim returned {given} and must return a {q.dtype} tensor of shape {list(needed)}")
     return sim
+
+
+def _check_signs(sim: Tensor) -> None:
+    """Refuse similarities below zero, but for a 1 + q^.k^ that rounds to a little less."""
+    if not sim.numel() or not readable(sim):
+        return
+    least, largest = (x.item() for x in sim.detach().aminmax())
+    if least < -64 * torch.finfo(sim.dtype).eps * max(-least, largest):
+        raise ArgumentError(f"sim returned {least:.4g} for a visible key, and similarities must be at least 0")

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from softless import Mechanism, attention, attention_weights, mechanism
 from softless.algebra.feature_maps import unit
+from softless.errors import ArgumentError
 from tests.laws.cases import CASES, WHOLE, Case, ask
 
 N = 24
@@ -216,3 +217,43 @@ def test_a_matrix_of_all_pairs_would_be_noticed():
 def test_every_case_says_whether_it_is_causal():
     for case in CASES:
         assert forms(case.made) == case.forms
+
+
+def dot(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k.mT
+
+
+def one_and_cosine(q: Tensor, k: Tensor) -> Tensor:
+    return 1 + unit(q) @ unit(k).mT
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_general_similarity_below_zero_is_refused(backend: str, is_causal: bool):
+    q, k, v = qkv()
+    with pytest.raises(
+        ArgumentError, match=r"sim returned -\d.* for a visible key, and similarities must be at least 0"
+    ):
+        attention(q, k, v, mechanism("general", sim=dot), is_causal=is_causal, backend=backend)
+
+
+def test_a_general_similarity_may_be_anything_at_hidden_keys():
+    q, k, v = (x.abs() for x in qkv())
+    mask, made = torch.arange(N) < N - 3, mechanism("general", sim=dot)
+    shown = attention(q, k, v, made, key_mask=mask.expand(2, N))
+    k[:, :, N - 3 :] *= -1
+    assert torch.equal(attention(q, k, v, made, key_mask=mask.expand(2, N)), shown)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_a_general_similarity_may_round_below_zero(dtype: torch.dtype):
+    """1 + cos is zero for opposite vectors, and rounds to -1e-7 for some of them."""
+    q, _, v = (x.to(dtype) for x in qkv(200))
+    assert attention(q, -q, v, mechanism("general", sim=one_and_cosine)).isfinite().all()
+
+
+def test_the_signs_of_a_general_similarity_are_not_looked_at_under_vmap():
+    q, k, v = qkv()
+    made = mechanism("general", sim=dot)
+    out = torch.func.vmap(lambda *one: attention(*(x[None] for x in one), made)[0])(q, k, v)
+    assert out.shape == v.shape

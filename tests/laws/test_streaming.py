@@ -4,6 +4,7 @@ The state is float32 (float64 for float64 input), its size does not depend on th
 trip through a file keeps every bit.
 """
 
+import copy
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from softless import State, attention, attention_with_state
+from softless import Mechanism, State, attention, attention_with_state, mechanism
+from softless.errors import ArgumentError
 from tests.laws.cases import STATEFUL, Case, ask, asks, assert_answers, streamed, true_answer
 
 
@@ -136,3 +138,35 @@ def test_gradients_flow_through_the_state(case: Case, cut: int):
         grads.append(torch.autograd.grad(loss, leaves))
     for name, split, whole in zip("qkv", *grads, strict=True):
         assert (split - whole).abs().max() <= 1e-10 * (1 + whole.abs().max()), f"d{name}"
+
+
+@pytest.mark.parametrize("case", STATEFUL, ids=str)
+def test_the_state_of_another_mechanism_is_refused_and_both_are_named(case: Case):
+    """Shapes do not tell: the memory of `delta` is as large as the co-moment of `linear`."""
+    at = ask(case, 6)
+    _, state = attention_with_state(*at[:3], case.made, **at.extra)
+    for other in STATEFUL:
+        if other.made == case.made:
+            continue
+        asked, both = ask(other, 6), f"^the state was made by '{case.name}'.* and '{other.name}'.* cannot go on"
+        with pytest.raises(ArgumentError, match=both):
+            attention_with_state(*asked[:3], other.made, state, **asked.extra)
+
+
+@pytest.mark.parametrize(
+    "again", [mechanism("linear", phi="exp", t=2), mechanism("linear", phi="exp", t=2.0)], ids=repr
+)
+def test_an_equal_mechanism_goes_on_from_a_state(again: Mechanism):
+    q, k, v = torch.randn(3, 1, 2, 5, 4).unbind()
+    _, state = attention_with_state(q, k, v, mechanism("linear", phi="exp", t=2.0))
+    for copied in (state, State(*state), state.rows(torch.tensor([0])), copy.deepcopy(state)):
+        attention_with_state(q, k, v, again, copied)
+
+
+def test_a_state_of_tensors_alone_is_judged_by_its_shapes():
+    q, k, v = torch.randn(3, 1, 2, 5, 4).unbind()
+    _, state = attention_with_state(q, k, v, "linear")
+    bare = State(*(x.clone() for x in state))
+    attention_with_state(q, k, v, "inline", bare)
+    with pytest.raises(ArgumentError, match="the state's comoment is"):
+        attention_with_state(q, k, v, "taylor", bare)
