@@ -71,16 +71,12 @@ def attention(
     k, v = hide(k, key_mask), hide(v, key_mask)
     if q.shape[2] == 0 or k.shape[2] == 0:
         return (q @ repeat_heads(k, q.shape[1]).mT) @ repeat_heads(v, q.shape[1])
-    fast = backend != "reference"
     with full_precision(q):
-        if fast and made.fused_on_gpu and not q.is_cpu:
+        if backend == "reference":
+            return made.combine(made.weights(widen(q), widen(k), call), widen(v), call).to(q.dtype)
+        if made.fused_on_gpu and not q.is_cpu:
             return made.attend(q, k, v, call)
-        wide_q, wide_k, wide_v = widen(q), widen(k), widen(v)
-        if fast:
-            out = made.attend(wide_q, wide_k, wide_v, call)
-        else:
-            out = made.combine(made.weights(wide_q, wide_k, call), wide_v, call)
-        return out.to(q.dtype)
+        return made.attend(widen(q), widen(k), widen(v), call).to(q.dtype)
 
 
 def attention_weights(
@@ -194,8 +190,11 @@ def attention_with_residual(
     recipe = backends.fused(made, call, q, k, v, backend)
     if recipe is not None:
         return backends.run((q, k, v), recipe, call, taps, (prefix, *grid))
-    out = attention(q, k, v, made, key_mask=key_mask, scale=scale, inputs=inputs, grid=own, backend=backend)
-    return out + local_residual(hide(v, key_mask), taps, (grid[0], grid[1]), prefix).to(out.dtype)
+    wide = (q, k, v) if made.fused_on_gpu and not q.is_cpu else (widen(q), widen(k), widen(v))
+    with full_precision(q):  # one rounding, of the sum
+        out = attention(*wide, made, key_mask=key_mask, scale=scale, inputs=inputs, grid=own, backend=backend)
+        out = out + local_residual(hide(widen(wide[2]), key_mask), widen(taps), (grid[0], grid[1]), prefix)
+    return out.to(q.dtype)
 
 
 def attention_qkv(

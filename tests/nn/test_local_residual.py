@@ -7,7 +7,9 @@ from torch import Tensor
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
-from softless import attention
+from softless import attention, mechanism
+from softless.algebra.neighbors import local_residual
+from softless.functional import attention_with_residual
 from softless.nn import LocalResidual
 from tests.golden.fill import load
 
@@ -93,6 +95,39 @@ def test_half_precision_runs(dtype):
     out = residual(torch.randn(2, 6).to(dtype), torch.randn(2, 3, 6, 2).to(dtype), (3, 2))
     assert out.dtype == dtype
     assert out.isfinite().all()
+
+
+def ulps(actual: Tensor, exact: Tensor) -> float:
+    """The largest distance, in steps of the largest number: rounding once costs half of one."""
+    step = torch.finfo(actual.dtype).eps * exact.abs().max()
+    return ((actual.double() - exact).abs().max() / step).item()
+
+
+def assert_rounded_once(function, leaves: list[Tensor]) -> None:
+    """Output and gradients in half precision, against float64 on the same numbers."""
+    found, upstream = [], None
+    for kind in (torch.float64, leaves[0].dtype):
+        given = [x.to(kind).requires_grad_() for x in leaves]
+        out = function(*given)
+        upstream = torch.randn(out.shape).to(leaves[0].dtype) if upstream is None else upstream
+        found.append([out, *torch.autograd.grad(out, given, upstream.to(kind))])
+    worst = [ulps(mine, exact) for exact, mine in zip(*found, strict=True)]
+    assert max(worst) <= 0.51, f"output and gradients are off by {worst} ulp"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mean", [0.0, 3.0])
+def test_half_precision_is_rounded_once(dtype, mean):
+    v, taps = torch.randn(2, 3, 1 + 9 * 14, 16) + mean, torch.randn(2, 3, 9, 16)
+    assert_rounded_once(lambda v, taps: local_residual(v, taps, (9, 14), 1), [v.to(dtype), taps.to(dtype)])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("made", ["inline", "softmax", mechanism("linear", phi="relu")], ids=str)
+def test_attention_and_residual_are_rounded_together(dtype, made):
+    q, k, v = torch.randn(3, 2, 3, 1 + 9 * 14, 16).unbind()
+    leaves = [x.to(dtype) for x in (q, k, v, torch.randn(2, 3, 9, 16))]
+    assert_rounded_once(lambda *x: attention_with_residual(*x, made, grid=(9, 14), prefix=1, backend="torch"), leaves)
 
 
 @pytest.mark.parametrize("case", ["cswin_n49", "cswin_n196"])
