@@ -20,6 +20,7 @@ from softless.algebra.chunks import before, first_kept, fold, incoming, relative
 from softless.algebra.readers import answer, level
 from softless.algebra.state import Log, State, keep
 
+CENTERED = ("subtract", "contrast")  # readers that take a mean off the keys
 GROUP = 64  # chunks whose pairwise decays are held at once
 
 
@@ -37,14 +38,14 @@ def chunked(
     floor = torch.finfo(v.dtype).min / 4  # below every logarithm, and finite: floor - floor is 0
     logs = keep(phi_k.value, mask, floor)
     v_ref, v = relative(v, mask, state)
-    origin = _origin(logs, mask, state) if reader == "subtract" else torch.full_like(logs[..., :1, :], floor)
+    origin = _origin(logs, mask, state) if reader in CENTERED else torch.full_like(logs[..., :1, :], floor)
     value, exponent, log_gain = _query(phi_q, logs, origin, reader, state, chunk)
     logs_c, v_c, origin = fold(logs, chunk, floor), fold(v, chunk), origin[..., None, :, :]  # origin: [*b, 1, 1, d]
     value_c, exponent_c = fold(value, chunk), fold(exponent, chunk, floor)
 
     units = torch.maximum(logs_c.detach().amax(-2), origin.squeeze(-2))  # [*b, c, d]
     blocks = _features(logs_c, origin, units[..., None, :]).mT @ v_c  # [*b, c, d, e + 1]
-    first = None if state is None else incoming(state, centered=reader == "subtract")
+    first = None if state is None else incoming(state, centered=reader in CENTERED)
     units, past = running_sum(*_with_incoming(units, blocks, state, first, floor))
     sums = (value_c * (exponent_c + units[..., None, :]).exp()) @ past
     own = (exponent_c + logs_c).exp() - (exponent_c + origin).exp()

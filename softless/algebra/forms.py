@@ -49,6 +49,8 @@ def weights(
         return torch.where(mass != 0, quotient(score, mass), even)
     if reader == "subtract":
         return even + grow(torch.where(visible, scale * (score - mass * even) / n.clamp(min=1), 0.0), log_gain)
+    if reader == "contrast":
+        return even + grow(torch.where(visible, scale * (score - mass * even), 0.0), log_gain)
     return grow(scale * score, log_gain)
 
 

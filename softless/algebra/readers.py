@@ -3,7 +3,8 @@
     o = v_mean + g(q) * phi(q)^T comoment
 
     divide    g = 1 / (n phi(q).k_mean)      classical linear attention
-    subtract  g = s / n                      InLine (eq. 4, with the authors' factor s / n)
+    subtract  g = s / n                      InLine as the authors' code has it
+    contrast  g = s                          InLine's eq. 4 as printed: a sum over keys in place of their mean
     channel   o = v_mean + (rho(q) / (n k_mean))^T comoment     Efficient Attention, sum rho(q) = 1
     none      o = s phi(q)^T (comoment + n k_mean v_mean^T)
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from softless.algebra.state import Log, State
 
-READERS = ("divide", "subtract", "channel", "none")
+READERS = ("divide", "subtract", "contrast", "channel", "none")
 
 
 class View(NamedTuple):
@@ -68,6 +69,8 @@ def answer(view: View, reader: str, scale: float) -> Float[Tensor, "*b n m"]:
         return v_mean + quotient(correlation, mass)
     if reader == "subtract":
         return v_mean + grow(scale * correlation / n.clamp(min=1), log_gain)
+    if reader == "contrast":
+        return v_mean + grow(scale * correlation, log_gain)
     if reader == "channel":
         return v_mean + correlation
     return grow(scale * (correlation + mass * v_mean), log_gain)

@@ -1,12 +1,14 @@
 """Linear attention and InLine: the same feature maps, two ways to normalize.
 
-    linear   o_i = sum_j phi(q_i).phi(k_j) v_j / sum_j phi(q_i).phi(k_j)          Katharopoulos et al. 2020, eq. 4
-    inline   w_ij = (s/n) phi(q_i).(phi(k_j) - mean phi(k)) + 1/n                  Han et al. 2024, eq. 4, s = d^-1/2
+    linear   o_i = sum_j phi(q_i).phi(k_j) v_j / sum_j phi(q_i).phi(k_j)      Katharopoulos et al. 2020, eq. 4
+    inline   w_ij = (s/n) phi(q_i).(phi(k_j) - mean phi(k)) + 1/n              Han et al. 2024, their code: s = d^-1/2
+             w_ij = s phi(q_i).(phi(k_j) - mean phi(k)) + 1/n                  eq. 4 as printed: gain="sum", s = 1
 
-The factor s/n is the authors' code's, not eq. 4's: it makes the sum over keys a mean. In the causal
-form n, the means and the sums run over the tokens seen so far. `linear` with phi identity or
-leaky_relu divides by a sum that changes sign: allowed, because they are the failing rows of
-InLine's Table 3 (0.2 % and 1.5 % top-1), and not recommended.
+The factor s/n is in the authors' code and not in their eq. 4. It makes the sum over keys a mean, so that an output does
+not grow with the number of tokens. In the causal form n, the means and the sums run over the tokens seen so far.
+
+`linear` with phi identity or leaky_relu divides by a sum that changes sign: allowed, because they are the failing rows
+of InLine's Table 3 (0.2 % and 1.5 % top-1), and not recommended.
 """
 
 from dataclasses import dataclass
@@ -87,7 +89,21 @@ class InLine(FeatureMapped):
     formula: ClassVar[str] = "sum_j [(s/n) phi(q).(phi(k_j) - mean phi(k)) + 1/n] v_j"
     cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Han et al. 2024, arXiv 2412.06590"
-    reader: ClassVar[str] = "subtract"
+
+    gain: str = "mean"  # mean: s/n, as the authors' code | sum: s, eq. 4 as printed
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gain not in ("mean", "sum"):
+            raise ArgumentError(f"gain {self.gain!r} is not 'mean' or 'sum'")
+
+    @property
+    def reader(self) -> str:  # type: ignore[override]
+        return "subtract" if self.gain == "mean" else "contrast"
+
+    def recipe(self, scale: float) -> Recipe | None:
+        """The kernels divide by the tokens seen: they have no other gain."""
+        return super().recipe(scale) if self.gain == "mean" else None
 
     def default_scale(self, head_dim: int) -> float:
-        return head_dim**-0.5
+        return head_dim**-0.5 if self.gain == "mean" else 1.0

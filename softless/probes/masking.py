@@ -125,7 +125,7 @@ def without(
     mass, count = kept.sum(-1, keepdim=True), rest.sum(-1, keepdim=True).clamp(min=1)
     if not mechanism.rows_sum_to_one:
         normal = kept
-    elif getattr(mechanism, "reader", None) == "subtract":
+    elif getattr(mechanism, "reader", None) in ("subtract", "contrast"):
         normal = torch.where(rest, kept + (1 - mass) / count, 0.0)
     else:
         even = rest / count if mechanism.family == "kernelized" else torch.zeros_like(kept)  # a bias may hide the rest

@@ -77,6 +77,8 @@ CASES = [
     case("inline", phi="elu"),
     case("inline", phi="exp", t=0.2, largest=30),
     case("inline", phi="softmax"),
+    case("inline", gain="sum"),
+    case("inline", phi="exp", t=0.2, gain="sum", largest=30),
     case("inline", phi="affine_relu"),
     case("inline", phi=square_plus_one),
     case("inline", phi="identity", phi_k="exp", largest=10),

@@ -59,6 +59,12 @@ def subtract(score: Tensor, size: Tensor, seen: Tensor, scale: float) -> Rows:
     return Rows(weights, 1 + abs(scale) * (share * size).sum(-1), torch.ones_like(seen[..., 0]))
 
 
+def contrast(score: Tensor, size: Tensor, seen: Tensor, scale: float) -> Rows:
+    score, size, share = torch.where(seen, score, 0.0), torch.where(seen, size, 0.0), even(seen)
+    weights = torch.where(seen, scale * (score - (share * score).sum(-1, keepdim=True)) + share, 0.0)
+    return Rows(weights, 1 + abs(scale) * size.sum(-1), torch.ones_like(seen[..., 0]))
+
+
 def plain(score: Tensor, size: Tensor, seen: Tensor, scale: float) -> Rows:
     weights = torch.where(seen, scale * score, 0.0)
     return Rows(weights, abs(scale) * torch.where(seen, size, 0.0).sum(-1), torch.ones_like(seen[..., 0]))
@@ -165,10 +171,12 @@ def linear(q, k, seen, limits, inputs, phi="elu", phi_k=None, t=1.0, normalize="
     return rows._replace(safe=rows.safe & (nothing | ~tiny))
 
 
-def inline(q, k, seen, limits, inputs, phi="identity", phi_k=None, t=1.0, scale=None):
+def inline(q, k, seen, limits, inputs, phi="identity", phi_k=None, t=1.0, gain="mean", scale=None):
     phi_k = phi if phi_k is None else phi_k
     score, size = products(features(phi, q, t, inputs), features(phi_k, k, t, inputs))
     size = size * (1 + exponents(q, k, t, phi, phi_k))
+    if gain == "sum":
+        return contrast(score, size, seen, 1.0 if scale is None else scale)
     return subtract(score, size, seen, q.shape[-1] ** -0.5 if scale is None else scale)
 
 

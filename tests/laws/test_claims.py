@@ -81,6 +81,27 @@ def test_subtract_confuses_no_two_queries(draws: int):
         assert (apart < (1 - 1e-9) * least).sum() == 0
 
 
+@pytest.mark.parametrize("scale", [None, 0.3, -2.0])
+def test_inline_with_a_sum_is_equation_4_as_printed(scale: float | None):
+    """phi(q).phi(k_j) - mean_s phi(q).phi(k_s) + 1/N, without the factor s/N of the authors' code."""
+    q, k = torch.randn(2, 2, 3, 40, 5, dtype=torch.float64).unbind()
+    scores = (1.0 if scale is None else scale) * (q @ k.mT)
+    printed = scores - scores.mean(-1, keepdim=True) + 1 / 40
+    given = attention_weights(q, k, mechanism("inline", gain="sum"), scale=scale)
+    torch.testing.assert_close(given, printed, rtol=1e-12, atol=1e-12)
+    s = 5**-0.5 if scale is None else scale
+    code = attention_weights(q, k, "inline", scale=scale)
+    torch.testing.assert_close(attention_weights(q, k, mechanism("inline", gain="sum"), scale=s / 40), code)
+
+
+def test_inline_has_no_other_gain_and_its_printed_form_no_kernel():
+    with pytest.raises(softless.errors.ArgumentError, match="gain 'max' is not 'mean' or 'sum'"):
+        mechanism("inline", gain="max")
+    q, k, v = torch.randn(3, 1, 1, 4, 4).unbind()
+    with pytest.raises(softless.errors.BackendError, match="no kernel computes mechanism 'inline' with these options"):
+        attention(q, k, v, mechanism("inline", gain="sum"), backend="triton")
+
+
 def test_subtract_with_relu_still_confuses_queries_without_features():
     """A phi that is not injective loses what it loses: relu(q) = 0 reads the mean."""
     q, k = queries_and_keys(DRAWS)

@@ -118,6 +118,7 @@ def true_reading(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, reader: str) -> 
     rows = {
         "divide": lambda: oracle.divide(score, score, seen, *limits),
         "subtract": lambda: oracle.subtract(score, score, seen, 0.7),
+        "contrast": lambda: oracle.contrast(score, score, seen, 0.7),
         "none": lambda: oracle.plain(score, score, seen, 0.7),
     }[reader]()
     return rows.weights @ v, rows.size

@@ -38,6 +38,8 @@ CASES: dict[str, Mechanism] = {
     "inline-elu-exp": mechanism("inline", phi="elu", phi_k="exp"),
     "inline-softmax": mechanism("inline", phi="softmax"),
     "inline-affine_relu": mechanism("inline", phi="affine_relu"),
+    "inline-sum": mechanism("inline", gain="sum"),
+    "inline-sum-exp": mechanism("inline", phi="exp", t=0.2, gain="sum"),
     "efficient": mechanism("efficient"),
     "taylor": mechanism("taylor"),
     "taylor-2": mechanism("taylor", order=2),

@@ -78,6 +78,17 @@ def inline(phi: str, phi_k: str | None = None, t: float = 1.0) -> Formula:
     return lambda q, k, v, seen, inputs: subtracted(on_q(q, inputs) @ on_k(k, inputs).mT, v, seen, q.shape[-1] ** -0.5)
 
 
+def printed(phi: str, t: float = 1.0) -> Formula:
+    """InLine's eq. 4: as `inline`, with a sum over keys for their mean."""
+    on = feature_map(phi, t)
+
+    def formula(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        score, n = on(q, inputs) @ on(k, inputs).mT * seen, seen.sum(-1, keepdim=True)
+        return ((score - score.sum(-1, keepdim=True) / n + 1 / n) * seen) @ v
+
+    return formula
+
+
 def softmax(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
     score = q @ k.mT * q.shape[-1] ** -0.5
     return score.masked_fill(seen == 0, -torch.inf).softmax(-1) @ v
@@ -264,6 +275,8 @@ FORMULAS: dict[str, Formula] = {
     "inline-elu-exp": inline("elu", "exp"),
     "inline-softmax": inline("softmax"),
     "inline-affine_relu": inline("affine_relu"),
+    "inline-sum": printed("identity"),
+    "inline-sum-exp": printed("exp", t=0.2),
     "efficient": efficient,
     "taylor": taylor,
     "taylor-2": second_taylor,
