@@ -187,7 +187,7 @@ def test_every_parameter_learns():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: StridedFeedForward(DIM, stride=0), "width 0 must be at least the stride, 0, and that at least 1"),
+        (lambda: StridedFeedForward(DIM, stride=0), "stride 0 is not a whole number, at least 1"),
         (lambda: StridedFeedForward(DIM, stride=4, width=2), "width 2 must be at least the stride, 4"),
         (lambda: pool_tokens(torch.zeros(1, 4, 2), stride=0), "stride 0 and width 0 must be at least 1"),
         (lambda: pool_tokens(torch.zeros(1, 4, 2), stride=3, width=2), "stride 3 and width 2"),
