@@ -3,6 +3,17 @@
 The text repeats what was given and what was needed, in one sentence.
 """
 
+LONGEST = 80
+
+
+def shown(value: object) -> str:
+    """A value as an error quotes it: its repr on one line, cut short where it is long."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # noqa: BLE001  an int of 4300 digits has no repr, and a user's class may have a broken one
+        return f"a {type(value).__name__} that cannot be printed"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}... ({len(text)} characters)"
+
 
 class SoftlessError(Exception):
     """Base of every error this library raises on purpose."""

@@ -215,20 +215,21 @@ def attention_qkv(
     >>> attention_qkv(torch.randn(2, 100, 3, 4, 16)).shape              # [B, H, N, d]
     torch.Size([2, 4, 100, 16])
 
-    The kernels read it in place and write its gradient as one tensor.
+    The kernels read it in place and write its gradient as one tensor. `prefix` is read with taps, and `grid` with
+    taps or by a mechanism that reads pictures: given without, they raise.
     """
     qkv = autocast(qkv)[0]
-    if not isinstance(qkv, Tensor) or qkv.ndim != 5 or qkv.shape[2] != 3:
-        given = list(qkv.shape) if isinstance(qkv, Tensor) else type(qkv).__name__
-        raise ArgumentError(f"qkv is {given} and must be a tensor [batch, tokens, 3, heads, dim]")
+    validation.check_packed(qkv)
     q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))  # split first: their gradients meet in one dense tensor
-    own = _own_grid(mechanism, grid)
+    own = grid if taps is None else _own_grid(mechanism, grid)
     made, call = prepare(q, k, v, mechanism, False, key_mask, None, None, inputs, own, backend)
     picture = (0, 0, 0)
     if taps is not None:
         validation.check_taps(taps, grid, prefix, q, k, v)
         assert grid is not None
         picture = (prefix, *grid)
+    elif prefix != 0:
+        raise ArgumentError(f"prefix {prefix!r} is only read with taps, and none were given")
     recipe = backends.fused(made, call, q, k, v, backend)
     if recipe is not None:
         return backends.run((qkv,), recipe, call, taps, picture)

@@ -29,6 +29,7 @@ except ModuleNotFoundError as missing:
 
 from softless.models.blocks import resample
 from softless.models.settings import settings
+from softless.models.shape import reshaped
 
 default_cfgs = generate_default_cfgs({f"{name}.untrained": settings(name, config) for name, config in CONFIGS.items()})
 
@@ -61,10 +62,11 @@ def _side(key: str, places: int) -> int:
 
 def _entry(name: str, family: str) -> Callable[..., Any]:
     """The function that timm calls for a name."""
-    features = {"feature_cls": "getter", "out_indices": 3 if family == "deit" else (0, 1, 2, 3)}
 
     def entry(pretrained: bool = False, **options: Any) -> Any:
-        features_of = features | options.pop("feature_cfg", {})
+        depths = reshaped(CONFIGS[name], **{size: options.get(size) for size in ("dims", "depths", "heads")}).depths
+        stages = min(3, depths[0]) if family == "deit" else tuple(range(len(depths)))
+        features_of = {"feature_cls": "getter", "out_indices": stages} | options.pop("feature_cfg", {})
         make = partial(create_model, name)
         return build_model_with_cfg(
             make, name, pretrained, feature_cfg=features_of, pretrained_filter_fn=fit_tables, **options

@@ -1,5 +1,10 @@
-"""What a call must satisfy. Each failure is one sentence: what was given, and what was needed."""
+"""What a call must satisfy. Each failure is one sentence: what was given, and what was needed.
 
+Nothing here reads a tensor's numbers: on a GPU that would make every call wait.
+"""
+
+import numbers
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,23 +12,19 @@ import torch
 from torch import Tensor
 
 from softless.algebra.state import State
-from softless.errors import ArgumentError, UnsupportedError
+from softless.errors import ArgumentError, UnsupportedError, shown
 from softless.mechanisms import MECHANISMS, Mechanism
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BACKENDS = ("auto", "reference", "torch", "triton")
+LARGEST = sys.float_info.max
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     """q [B, H, N, d], k [B, G, M, d], v [B, G, M, e], one dtype, one device, H a multiple of G."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise ArgumentError(f"{name} is a {type(x).__name__} and must be a tensor [batch, heads, tokens, dim]")
-        if x.is_nested:
-            raise ArgumentError(
-                f"{name} is a nested tensor, and only attention and attention_with_state take packed sequences: give "
-                f"this call one sequence at a time, of {name}.unbind()"
-            )
+        if not isinstance(x, Tensor) or x.is_nested or x.layout is not torch.strided:
+            raise _not_dense(name, x)
         if x.ndim != 4:
             raise ArgumentError(f"{name} has shape {list(x.shape)} and must be [batch, heads, tokens, dim]")
         if x.dtype not in DTYPES:
@@ -43,12 +44,30 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ArgumentError(f"{shapes}: {q.shape[1]} query heads are not a multiple of {k.shape[1]} key heads")
 
 
+def check_tokens(x: Any, dim: int, *, packed: bool = False) -> None:
+    """What a module takes: tokens x [B, N, C], or packed sequences of them where it can."""
+    if not isinstance(x, Tensor):
+        raise ArgumentError(f"x is a {type(x).__name__} and must be a tensor [batch, tokens, {dim}]")
+    if not (packed and x.is_nested and x.layout is torch.jagged):
+        check_dense("x", x)
+    if x.dtype not in DTYPES:
+        raise ArgumentError(f"x is {x.dtype} and must be float16, bfloat16, float32 or float64")
+    if x.ndim != 3 or x.shape[-1] != dim:
+        raise ArgumentError(f"x has shape {list(x.shape)} and must be [batch, tokens, {dim}]")
+
+
+def check_token_mask(key_mask: Tensor | None, x: Tensor) -> None:
+    """A mask of the tokens x [B, N, C]."""
+    check_key_mask(key_mask, x[:, None])
+
+
 def check_key_mask(key_mask: Tensor | None, k: Tensor) -> None:
     if key_mask is None:
         return
     if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
         given = key_mask.dtype if isinstance(key_mask, Tensor) else type(key_mask).__name__
         raise ArgumentError(f"key_mask is {given} and must be a bool tensor, True for a real token")
+    check_dense("key_mask", key_mask)
     if key_mask.shape != (k.shape[0], k.shape[2]):
         raise ArgumentError(
             f"key_mask has shape {list(key_mask.shape)} and must be [batch, keys] = {[k.shape[0], k.shape[2]]}"
@@ -68,6 +87,7 @@ def check_bias(bias: Tensor | None, mechanism: Mechanism, q: Tensor, k: Tensor) 
     if not isinstance(bias, Tensor) or not bias.is_floating_point():
         given = bias.dtype if isinstance(bias, Tensor) else type(bias).__name__
         raise ArgumentError(f"bias is {given} and must be a float tensor (key_mask takes the bool ones)")
+    check_dense("bias", bias)
     fits = bias.ndim <= 4 and all(b in (1, n) for b, n in zip(bias.shape[::-1], needed[::-1], strict=False))
     if not fits:
         raise ArgumentError(f"bias has shape {list(bias.shape)} and must broadcast to [B, H, N, M] = {list(needed)}")
@@ -77,7 +97,13 @@ def check_bias(bias: Tensor | None, mechanism: Mechanism, q: Tensor, k: Tensor) 
 def check_inputs(inputs: Mapping[str, Tensor] | None, mechanism: Mechanism, q: Tensor, k: Tensor) -> None:
     if inputs is not None and not isinstance(inputs, Mapping):
         raise ArgumentError(f"inputs is a {type(inputs).__name__} and must map names to tensors")
-    needed, given = mechanism.needed(q, k), dict(inputs or {})
+    needed, given = mechanism.needed(q, k), inputs or {}
+    if not needed and not given:
+        return
+    if strange := [name for name in given if not isinstance(name, str)]:
+        raise ArgumentError(
+            f"inputs has the key {shown(strange[0])}, and must map names, which are strings, to tensors"
+        )
     if missing := [name for name in needed if name not in given]:
         raise ArgumentError(
             f"mechanism '{mechanism.name}' needs inputs {', '.join(missing)} and got "
@@ -87,12 +113,32 @@ def check_inputs(inputs: Mapping[str, Tensor] | None, mechanism: Mechanism, q: T
         takes = ", ".join(needed) or "none"
         raise ArgumentError(f"mechanism '{mechanism.name}' takes inputs {takes} and got {', '.join(extra)}")
     for name, shape in needed.items():
-        if not isinstance(given[name], Tensor) or given[name].shape != shape:
-            was = list(given[name].shape) if isinstance(given[name], Tensor) else type(given[name]).__name__
-            raise ArgumentError(f"input '{name}' is {was} and must be a tensor of shape {list(shape)}")
-        if not given[name].is_floating_point():
-            raise ArgumentError(f"input '{name}' is {given[name].dtype} and must be floating-point numbers")
-        check_device(f"input '{name}'", given[name], q)
+        x = given[name]
+        if not isinstance(x, Tensor):
+            raise ArgumentError(f"input '{name}' is {type(x).__name__} and must be a tensor of shape {list(shape)}")
+        check_dense(f"input '{name}'", x)
+        if x.shape != shape:
+            raise ArgumentError(f"input '{name}' is {list(x.shape)} and must be a tensor of shape {list(shape)}")
+        if not x.is_floating_point():
+            raise ArgumentError(f"input '{name}' is {x.dtype} and must be floating-point numbers")
+        check_device(f"input '{name}'", x, q)
+
+
+def check_dense(name: str, x: Tensor) -> None:
+    """Refuse sparse, MKL-DNN and nested tensors, before anything asks for their shape."""
+    if x.layout is not torch.strided or x.is_nested:
+        raise _not_dense(name, x)
+
+
+def _not_dense(name: str, x: object) -> ArgumentError:
+    if not isinstance(x, Tensor):
+        return ArgumentError(f"{name} is a {type(x).__name__} and must be a tensor")
+    if not x.is_nested:
+        return ArgumentError(f"{name} is a tensor of layout {x.layout} and must be a dense one: {name}.to_dense()")
+    return ArgumentError(
+        f"{name} is a nested tensor, and only q, k and v of attention and attention_with_state are packed sequences: "
+        f"pad them, or give one at a time, of {name}.unbind()"
+    )
 
 
 def check_device(name: str, x: Tensor, like: Tensor) -> None:
@@ -102,7 +148,7 @@ def check_device(name: str, x: Tensor, like: Tensor) -> None:
 
 def check_is_causal(is_causal: object, mechanism: Mechanism) -> None:
     if not isinstance(is_causal, bool):
-        raise ArgumentError(f"is_causal is {is_causal!r} and must be True or False")
+        raise ArgumentError(f"is_causal is {shown(is_causal)} and must be True or False")
     if reason := mechanism.lacks(is_causal):
         raise UnsupportedError(f"is_causal is {is_causal}, and mechanism '{mechanism.name}' {reason}")
 
@@ -112,33 +158,43 @@ def resolve_scale(scale: float | None, mechanism: Mechanism, head_dim: int) -> f
     if scale is None:
         return 1.0 if default is None else default
     if default is None:
-        raise UnsupportedError(f"scale {scale} would have no effect: mechanism '{mechanism.name}' cancels it")
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) < float("inf"):
-        raise ArgumentError(f"scale {scale!r} is not a finite number")
+        raise UnsupportedError(f"scale {shown(scale)} would have no effect: mechanism '{mechanism.name}' cancels it")
+    number = type(scale) in (float, int) or (isinstance(scale, numbers.Real) and not isinstance(scale, bool))
+    if not number or not abs(scale if type(scale) is int else float(scale)) <= LARGEST:
+        raise ArgumentError(f"scale {shown(scale)} is not a finite number")
     return float(scale)
 
 
 def check_grid(grid: Any, mechanism: Mechanism, q: Tensor, k: Tensor) -> None:
     if not mechanism.reads_grid and grid is not None:
-        raise UnsupportedError(f"grid {grid!r} was given and mechanism '{mechanism.name}' does not read one")
+        raise UnsupportedError(f"grid {shown(grid)} was given and mechanism '{mechanism.name}' does not read one")
     if not (mechanism.needs_grid or grid is not None) or 0 in (q.shape[2], k.shape[2]):
         return
     inside = grid[0] * grid[1] if _are_sides(grid, 0) else 0
     if mechanism.needs_grid and not inside == q.shape[2] == k.shape[2]:
         raise ArgumentError(
             f"mechanism '{mechanism.name}' needs grid=(height, width) of the picture that its tokens are, and got "
-            f"{grid!r} with {q.shape[2]} queries and {k.shape[2]} keys"
+            f"{shown(grid)} with {q.shape[2]} queries and {k.shape[2]} keys"
         )
     if not 0 < inside <= q.shape[2] == k.shape[2]:
         raise ArgumentError(
-            f"grid {grid!r} must be (height, width) of a picture, all of the tokens or the last of them, and there "
-            f"are {q.shape[2]} queries and {k.shape[2]} keys"
+            f"grid {shown(grid)} must be (height, width) of a picture, all of the tokens or the last of them, and "
+            f"there are {q.shape[2]} queries and {k.shape[2]} keys"
         )
 
 
 def check_backend(backend: str) -> None:
-    if backend not in BACKENDS:
-        raise ArgumentError(f"backend {backend!r} is not one of {', '.join(BACKENDS)}")
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        raise ArgumentError(f"backend {shown(backend)} is not one of {', '.join(BACKENDS)}")
+
+
+def check_packed(qkv: Any) -> None:
+    """q, k and v of self-attention in one tensor [B, N, 3, H, d]."""
+    if not isinstance(qkv, Tensor):
+        raise ArgumentError(f"qkv is {type(qkv).__name__} and must be a tensor [batch, tokens, 3, heads, dim]")
+    check_dense("qkv", qkv)
+    if qkv.ndim != 5 or qkv.shape[2] != 3:
+        raise ArgumentError(f"qkv is {list(qkv.shape)} and must be a tensor [batch, tokens, 3, heads, dim]")
 
 
 def check_taps(taps: object, grid: Any, prefix: Any, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -146,10 +202,12 @@ def check_taps(taps: object, grid: Any, prefix: Any, q: Tensor, k: Tensor, v: Te
     check_picture(grid, prefix)
     if not prefix + grid[0] * grid[1] == q.shape[2] == k.shape[2]:
         raise ArgumentError(
-            f"a grid of {grid[0]} x {grid[1]} after {prefix} other tokens needs {prefix + grid[0] * grid[1]} queries "
-            f"and keys, got {q.shape[2]} and {k.shape[2]}"
+            f"a grid of {grid[0]} x {grid[1]} with prefix {prefix} needs {prefix + grid[0] * grid[1]} queries and "
+            f"keys, got {q.shape[2]} and {k.shape[2]}"
         )
     needed = (q.shape[0], q.shape[1], 9, v.shape[3])
+    if isinstance(taps, Tensor):
+        check_dense("taps", taps)
     if not isinstance(taps, Tensor) or taps.shape != needed or k.shape[1] != q.shape[1]:
         given = list(taps.shape) if isinstance(taps, Tensor) else type(taps).__name__
         raise ArgumentError(
@@ -164,15 +222,31 @@ def check_picture(grid: Any, prefix: Any) -> None:
     """A picture of height x width tokens after `prefix` others."""
     if not _are_sides(grid, prefix):
         raise ArgumentError(
-            f"grid is {grid!r} with prefix {prefix!r}, and must be (height, width) of the tokens' picture, at least "
-            f"1 x 1, after a whole number of other tokens"
+            f"grid is {shown(grid)} with prefix {shown(prefix)}, and must be (height, width) of the tokens' picture, "
+            f"at least 1 x 1, after a whole number of other tokens"
         )
+
+
+def check_fits(grid: Any, tokens: int, *, all_of_them: bool = False) -> None:
+    """A picture that some of the tokens are, the last ones: or all of them."""
+    inside = grid[0] * grid[1] if _are_sides(grid, 0) else 0
+    if not 0 < inside <= tokens or (all_of_them and inside != tokens):
+        given = f"a {grid.dtype} tensor {list(grid.shape)}" if isinstance(grid, Tensor) else shown(grid)
+        which = f"all {tokens} tokens" if all_of_them else f"all {tokens} tokens, or the last of them"
+        hint = ": a mask is given as key_mask=" if isinstance(grid, Tensor) else ""
+        sides = f", and has {inside}" if inside else ""
+        raise ArgumentError(f"grid is {given} and must be (height, width) of a picture of {which}{sides}{hint}")
 
 
 def _are_sides(grid: Any, prefix: Any) -> bool:
     if not isinstance(grid, tuple | list) or len(grid) != 2:
         return False
-    return all(isinstance(side, int) and side >= least for side, least in zip((*grid, prefix), (1, 1, 0), strict=True))
+    return _is_side(grid[0], 1) and _is_side(grid[1], 1) and _is_side(prefix, 0)
+
+
+def _is_side(side: object, least: int) -> bool:
+    """A bool is not a number; the sides of a picture of any size are SymInts where a graph is exported."""
+    return isinstance(side, int | torch.SymInt) and not isinstance(side, bool) and side >= least
 
 
 def check_state(state: object, k: Tensor) -> None:
@@ -182,5 +256,6 @@ def check_state(state: object, k: Tensor) -> None:
         raise ArgumentError(f"state is a {type(state).__name__} and must be None or the State of an earlier call")
     for name, part in state._asdict().items():
         if not isinstance(part, Tensor):
-            raise ArgumentError(f"the state's {name} is {part!r} and must be a tensor")
+            raise ArgumentError(f"the state's {name} is {shown(part)} and must be a tensor")
+        check_dense(f"the state's {name}", part)
         check_device(f"the state's {name}", part, k)

@@ -78,10 +78,12 @@ def apply(phi: str | FeatureMap, x: Tensor, *, t: float = 1.0, inputs: Mapping[s
 
 def _checked(features: object, x: Tensor) -> Tensor:
     """What a user's map returned, if it mapped each token's last dimension."""
-    if not isinstance(features, Tensor) or features.shape[:-1] != x.shape[:-1] or features.dtype != x.dtype:
-        given = f"{features.dtype} {list(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
-        needed = [*x.shape[:-1], "D"]
+    if not isinstance(features, Tensor):
+        raise ArgumentError(f"phi returned a {type(features).__name__} and must return a tensor")
+    fits = features.ndim == x.ndim and features.shape[:-1] == x.shape[:-1] and features.shape[-1] > 0
+    if not fits or features.dtype != x.dtype:
         raise ArgumentError(
-            f"phi returned {given} and must map {list(x.shape)} to a {x.dtype} tensor of shape {needed}"
+            f"phi returned {features.dtype} {list(features.shape)} and must map {list(x.shape)} to a {x.dtype} tensor "
+            f"of shape {[*x.shape[:-1], 'D']}, D at least 1"
         )
     return features

@@ -38,6 +38,10 @@ DTYPES = {
     "torch.ComplexFloatStorage": torch.complex64,
     "torch.ComplexDoubleStorage": torch.complex128,
 }
+FLOAT8 = {dtype for name, dtype in vars(torch).items() if name.startswith("float8_")}
+READ = {*DTYPES.values(), *FLOAT8, torch.uint16, torch.uint32, torch.uint64}
+"""What a safetensors file may hold: torch cannot convert the dtypes of less than a byte."""
+
 UNDERSTOOD = {TENSOR, PARAMETER, "collections.OrderedDict", *DTYPES}
 MOST_DIMENSIONS = 64
 
@@ -108,7 +112,7 @@ def _tensor(name: str, note: Call, archive: Archive, storages: dict[str, bytearr
 
 def _check_layout(name: str, count: int, offset: int, size: tuple[Any, ...], stride: tuple[Any, ...]) -> None:
     numbers = (offset, *size, *stride)
-    if len(size) != len(stride) or len(size) > MOST_DIMENSIONS or not all(isinstance(n, int) for n in numbers):
+    if len(size) != len(stride) or len(size) > MOST_DIMENSIONS or not all(type(n) is int for n in numbers):
         raise FileError(f"{name!a} has no layout that a tensor can have")
     if min(numbers) < 0 or max(numbers) >= 2**63 or math.prod(n for n in size if n) >= 2**63:
         raise FileError(f"{name!a} has a negative or impossible size, stride or offset")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from softless.errors import ArgumentError, FileError
-from softless.io.foreign import Checkpoint, read_torch
+from softless.io.foreign import READ, Checkpoint, read_torch
 
 DERIVED = ("relative_position_index", "attn_mask")
 """What Swin's files keep beside the weights and a model works out by itself."""
@@ -167,9 +167,12 @@ def _read_safetensors(path: Path, key: str | None) -> Checkpoint:
     if key is not None:
         raise FileError(f"key={key!r} was asked for, and a safetensors file has one dictionary and no key")
     try:
-        return Checkpoint(None, load_file(path), ())
+        tensors = load_file(path)
     except (SafetensorError, OSError, ValueError, TypeError, LookupError, RuntimeError) as error:
         raise FileError(f"it is no intact safetensors file ({error})") from error
+    if strange := [f"{name!a} ({tensor.dtype})" for name, tensor in tensors.items() if tensor.dtype not in READ]:
+        raise FileError(f"it holds numbers that torch cannot convert: {', '.join(strange)}")
+    return Checkpoint(None, tensors, ())
 
 
 def _prefix(given: dict[str, Tensor], own: dict[str, Tensor]) -> str:

@@ -1,8 +1,9 @@
 """Every mechanism by name, in one hand-written table."""
 
+import numbers
 from dataclasses import fields
 
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, shown
 from softless.mechanisms.agent import Agent
 from softless.mechanisms.angular import Angular
 from softless.mechanisms.asymmetric_nonlocal import AsymmetricNonLocal
@@ -24,6 +25,7 @@ from softless.mechanisms.non_local import NonLocal
 from softless.mechanisms.nystrom import Nystrom
 from softless.mechanisms.performer import Performer
 from softless.mechanisms.reformer import Reformer
+from softless.mechanisms.scored import MOST
 from softless.mechanisms.soft import Soft
 from softless.mechanisms.softmax import Softmax
 from softless.mechanisms.sparse import Sparse
@@ -58,19 +60,13 @@ def mechanism(name: str, **options: object) -> Mechanism:
     An unknown name or option raises and lists the known ones.
     """
     if not isinstance(name, str) or name not in MECHANISMS:
-        raise ArgumentError(f"mechanism {name!r} is not one of {', '.join(MECHANISMS)}")
+        raise ArgumentError(f"mechanism {shown(name)} is not one of {', '.join(MECHANISMS)}")
     if not options and name in PLAIN:
         return PLAIN[name]
     if unknown := [option for option in options if option not in OPTIONS[name]]:
         takes = f"takes {', '.join(OPTIONS[name])}" if OPTIONS[name] else "takes no options"
         raise ArgumentError(f"mechanism '{name}' has no option {', '.join(map(repr, unknown))}: it {takes}")
-    for option, value in options.items():
-        _check_type(name, option, OPTIONS[name][option], value)
-    try:
-        return MECHANISMS[name](**options)
-    except TypeError as error:
-        given = ", ".join(f"{option}={value!r}" for option, value in options.items())
-        raise ArgumentError(f"mechanism '{name}' cannot take {given}: {error}") from None
+    return MECHANISMS[name](**{option: _plain(name, option, value) for option, value in options.items()})
 
 
 def resolve(mechanism_or_name: object) -> Mechanism:
@@ -83,12 +79,24 @@ def resolve(mechanism_or_name: object) -> Mechanism:
     return mechanism(mechanism_or_name)
 
 
-def _check_type(name: str, option: str, default: object, value: object) -> None:
-    """A switch takes a bool, a number takes a number; a bool is not a number."""
+def _plain(name: str, option: str, value: object) -> object:
+    """An option's value as a plain one, which its class then judges: a switch takes a bool, a number takes a number.
+
+    A number of NumPy becomes one of Python. A bool is not a number.
+    """
+    default = OPTIONS[name][option]
+    if isinstance(value, numbers.Real) and type(value) not in (bool, int, float):
+        value = int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(default, bool) and not isinstance(value, bool):
-        raise ArgumentError(f"mechanism '{name}' takes {option}=True or False, got {value!r}")
+        raise ArgumentError(f"mechanism '{name}' takes {option}=True or False, got {shown(value)}")
     if type(default) in (int, float) and type(value) not in (int, float):
-        raise ArgumentError(f"mechanism '{name}' takes a number for {option}, got {value!r}")
+        raise ArgumentError(f"mechanism '{name}' takes a number for {option}, got {shown(value)}")
+    if not (value is None or isinstance(value, str | int | float | tuple) or callable(value)):
+        kind = type(value).__name__
+        raise ArgumentError(f"mechanism '{name}' takes a plain value for {option}, got a {kind}: {shown(value)}")
+    if isinstance(value, int) and abs(value) > MOST:
+        raise ArgumentError(f"mechanism '{name}' takes no number as large as {option}={shown(value)}")
+    return value
 
 
 def list_mechanisms() -> list[str]:

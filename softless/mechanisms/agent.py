@@ -15,7 +15,7 @@ from torch import Tensor
 
 from softless.mechanisms.base import Call
 from softless.mechanisms.low_rank import LowRank, check_cells, pooled, real_queries
-from softless.mechanisms.scored import check_count, softmax
+from softless.mechanisms.scored import MOST_STAND_INS, check_count, softmax
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Agent(LowRank):
     agents: int = 49
 
     def __post_init__(self) -> None:
-        check_count("agents", self.agents)
+        check_count("agents", self.agents, most=MOST_STAND_INS)
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
         check_cells("agents", self.agents, call.grid)

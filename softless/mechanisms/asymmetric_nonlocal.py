@@ -18,7 +18,7 @@ from torch import Tensor
 from softless.errors import ArgumentError
 from softless.mechanisms.base import Call
 from softless.mechanisms.low_rank import LowRank, check_cells, pooled
-from softless.mechanisms.scored import check_count, softmax
+from softless.mechanisms.scored import MOST_STAND_INS, check_count, softmax
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class AsymmetricNonLocal(LowRank):
         if not isinstance(self.pyramid, tuple) or not self.pyramid:
             raise ArgumentError(f"pyramid {self.pyramid!r} is not a tuple of whole numbers such as (1, 9, 36, 64)")
         for level in self.pyramid:
-            check_count("pyramid", level)
+            check_count("pyramid", level, most=MOST_STAND_INS)
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
         for level in self.pyramid:

@@ -21,6 +21,8 @@ from softless.errors import ArgumentError
 from softless.mechanisms.base import Call, repeat_heads
 from softless.mechanisms.recurrent import Recurrent
 
+MOST_FACTOR = 1_000_000  # long before that a token forgets all but itself; far beyond, slopes overflow
+
 
 @dataclass(frozen=True)
 class Decay(Recurrent):
@@ -35,8 +37,8 @@ class Decay(Recurrent):
     def __post_init__(self) -> None:
         if self.slopes not in ("lightning", "retention"):
             raise ArgumentError(f"slopes {self.slopes!r} is not 'lightning' or 'retention'")
-        if not 0 <= self.factor < float("inf"):
-            raise ArgumentError(f"factor {self.factor} is not a number from 0 on")
+        if not 0 <= self.factor <= MOST_FACTOR:
+            raise ArgumentError(f"factor {self.factor} is not a number from 0 to {MOST_FACTOR:,}")
 
     def memory_heads(self, q: Tensor, k: Tensor) -> tuple[int, ...]:
         return tuple(q.shape[:2])

@@ -89,10 +89,11 @@ class Diagonal(Scored):
     def _blocks(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, call: Call) -> Tensor:
         """Attention within blocks of consecutive tokens; real [b, N] says which keys there are."""
         k, v, tokens = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1]), k.shape[2]
-        q, k, v = (fold(x, self.block) for x in (q, k, v))  # [B, H, blocks, l, .]
-        seen = fold(real[:, None, :, None].to(q.dtype), self.block).mT > 0  # [b, 1, blocks, 1, l]
+        block = min(self.block, tokens)
+        q, k, v = (fold(x, block) for x in (q, k, v))  # [B, H, blocks, l, .]
+        seen = fold(real[:, None, :, None].to(q.dtype), block).mT > 0  # [b, 1, blocks, 1, l]
         if call.is_causal:
-            seen = seen & torch.ones(self.block, self.block, dtype=torch.bool, device=q.device).tril()
+            seen = seen & torch.ones(block, block, dtype=torch.bool, device=q.device).tril()
         return unfold(self.rule(self._scores(q, k, call), seen) @ v, tokens)
 
 

@@ -21,7 +21,7 @@ from torch import Generator, Tensor
 from softless.algebra.feature_maps import unit
 from softless.mechanisms.base import Call
 from softless.mechanisms.low_rank import LowRank
-from softless.mechanisms.scored import check_count
+from softless.mechanisms.scored import MOST_STAND_INS, MOST_STEPS, check_count
 
 MOMENTUM = 0.9
 
@@ -40,8 +40,8 @@ class EMANet(LowRank):
     detach: bool = True
 
     def __post_init__(self) -> None:
-        check_count("bases", self.bases)
-        check_count("rounds", self.rounds)
+        check_count("bases", self.bases, most=MOST_STAND_INS)
+        check_count("rounds", self.rounds, most=MOST_STEPS)
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
         return {"bases": (heads, self.bases, head_dim)}

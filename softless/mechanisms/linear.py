@@ -40,7 +40,9 @@ class FeatureMapped(Kernelized):
         if not self.t > 0 or self.t == float("inf"):
             raise ArgumentError(f"t {self.t} is not a positive number")
         if self.t != 1 and "exp" not in (self.phi, self.phi_k):
-            raise ArgumentError(f"t {self.t} is only read by phi 'exp', and phi is {self.phi!r}")
+            raise ArgumentError(
+                f"t {self.t} is only read by phi 'exp', and phi is {self.phi!r} with phi_k {self.phi_k!r}"
+            )
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
         if "affine_relu" not in (self.phi, self.phi_k):

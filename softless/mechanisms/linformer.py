@@ -21,7 +21,7 @@ from torch import Tensor
 from softless.errors import ArgumentError
 from softless.mechanisms.base import Call
 from softless.mechanisms.low_rank import LowRank
-from softless.mechanisms.scored import check_count
+from softless.mechanisms.scored import MOST_STAND_INS, check_count
 
 SHARED = ("none", "heads", "kv")
 
@@ -38,8 +38,8 @@ class Linformer(LowRank):
     share: str = "kv"
 
     def __post_init__(self) -> None:
-        check_count("rank", self.rank)
-        check_count("length", self.length)
+        check_count("rank", self.rank, most=MOST_STAND_INS)
+        check_count("length", self.length, most=2**24)
         if self.share not in SHARED:
             raise ArgumentError(f"share {self.share!r} is not one of {', '.join(SHARED)}")
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from softless.mechanisms.base import Call
 from softless.mechanisms.low_rank import LowRank, real_queries, segments
-from softless.mechanisms.scored import check_count, softmax
+from softless.mechanisms.scored import MOST_STAND_INS, MOST_STEPS, check_count, softmax
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Nystrom(LowRank):
     steps: int = 6
 
     def __post_init__(self) -> None:
-        check_count("landmarks", self.landmarks)
-        check_count("steps", self.steps)
+        check_count("landmarks", self.landmarks, most=MOST_STAND_INS)
+        check_count("steps", self.steps, most=MOST_STEPS)
 
     @property
     def rows_sum_to_one(self) -> bool:

@@ -23,6 +23,7 @@ from softless.algebra.state import Log
 from softless.errors import ArgumentError
 from softless.mechanisms.base import Call
 from softless.mechanisms.kernelized import Kernelized
+from softless.mechanisms.scored import MOST_STAND_INS, check_count
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Performer(Kernelized):
             raise ArgumentError(f"kind {self.kind!r} is not 'positive' or 'hyperbolic'")
         if self.features is not None and (type(self.features) is not int or self.features < 1):
             raise ArgumentError(f"features {self.features!r} is not a number of random features, at least 1, or None")
+        check_count("features", self.features or 1, most=MOST_STAND_INS)
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
         return {"projection": (self.features or max(head_dim, int(head_dim * log(head_dim))), head_dim)}

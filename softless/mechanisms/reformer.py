@@ -23,7 +23,7 @@ from softless.algebra.feature_maps import unit
 from softless.errors import ArgumentError
 from softless.mechanisms.base import Call, repeat_heads
 from softless.mechanisms.pieces import Blocks, Piece, join, read
-from softless.mechanisms.scored import Scored, biased, check_count, check_square, softmax
+from softless.mechanisms.scored import MOST_STAND_INS, MOST_STEPS, Scored, biased, check_count, check_square, softmax
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,9 @@ class Reformer(Scored):
     window: int = 64
 
     def __post_init__(self) -> None:
-        for option in ("buckets", "rounds", "window"):
-            check_count(option, getattr(self, option))
+        check_count("buckets", self.buckets, most=MOST_STAND_INS)
+        check_count("rounds", self.rounds, most=MOST_STEPS)
+        check_count("window", self.window)
         if self.buckets % 2:
             raise ArgumentError(f"buckets {self.buckets} is odd, and each direction makes two, one at either end")
 
@@ -93,7 +94,8 @@ class Reformer(Scored):
 
     def _lot(self, q: Tensor, k: Tensor, v: Tensor, r: int, rounds: Sequence["Round"], is_causal: bool) -> Piece:
         """The pairs that round r is the first to find, as a window along its order."""
-        here, cut = rounds[r], Blocks(k.shape[2], self.window, 0 if is_causal else self.window)
+        near = min(self.window, k.shape[2])
+        here, cut = rounds[r], Blocks(k.shape[2], near, 0 if is_causal else near)
 
         def pairs(x: Tensor) -> tuple[Tensor, Tensor]:
             """A number of each token [B, H, M], for queries [..., size, 1] and for their keys [..., 1, W]."""

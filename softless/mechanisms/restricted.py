@@ -54,7 +54,8 @@ class Restricted(Scored):
 
 
 def band(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, before: int, after: int) -> Piece:
-    """Each of the last N of M positions with the keys from `before` it to `after` it."""
+    """Each of the last N of M positions with the keys from `before` it to `after` it, at most M."""
+    before, after = (min(reach, k.shape[2]) for reach in (before, after))
     past = min(before, k.shape[2] - q.shape[2])
     q, start = F.pad(q, (0, 0, past, 0)), k.shape[2] - q.shape[2] - past
     k, v, seen = k[:, :, start:], v[:, :, start:], seen[:, start:]

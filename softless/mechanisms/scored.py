@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from softless.errors import ArgumentError, UnsupportedError
+from softless.errors import ArgumentError, UnsupportedError, shown
 from softless.mechanisms.base import Call, Mechanism, repeat_heads
 
 
@@ -53,10 +53,17 @@ class Scored(Mechanism):
         return self.rule(*biased(scores, call.visible(q, k), call.bias))
 
 
-def check_count(option: str, value: object, least: int = 1) -> None:
-    """Refuse what is not a whole number."""
+MOST = 2**63 - 1  # what torch can count to
+MOST_STAND_INS = 2**16  # tokens, bases or features that a mechanism forms, however few tokens there are
+MOST_STEPS = 1000
+
+
+def check_count(option: str, value: object, least: int = 1, most: int = MOST) -> None:
+    """Refuse what is not a whole number between these."""
     if type(value) is not int or value < least:
-        raise ArgumentError(f"{option} {value!r} is not a whole number, at least {least}")
+        raise ArgumentError(f"{option} {shown(value)} is not a whole number, at least {least}")
+    if value > most:
+        raise ArgumentError(f"{option} {shown(value)} is more than the {most:,} that there can be")
 
 
 def check_square(name: str, q: Tensor, k: Tensor, call: Call) -> None:

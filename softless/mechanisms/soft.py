@@ -19,7 +19,7 @@ from torch import Tensor
 from softless.errors import ArgumentError
 from softless.mechanisms.base import Call
 from softless.mechanisms.low_rank import LowRank, check_cells, pooled
-from softless.mechanisms.scored import check_count
+from softless.mechanisms.scored import MOST_STAND_INS, check_count
 
 RIDGE = 0.01
 
@@ -36,7 +36,7 @@ class Soft(LowRank):
     landmarks: int = 49
 
     def __post_init__(self) -> None:
-        check_count("landmarks", self.landmarks)
+        check_count("landmarks", self.landmarks, most=MOST_STAND_INS)
 
     @property
     def rows_sum_to_one(self) -> bool:

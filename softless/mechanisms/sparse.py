@@ -47,7 +47,13 @@ class Sparse(Restricted):
         check_count("stride", self.stride)
         check_count("summary", self.summary)
         if self.pattern == "fixed" and self.summary > self.stride:
-            raise ArgumentError(f"summary {self.summary} is more than the {self.stride} keys of a group, the stride")
+            raise ArgumentError(
+                f"summary {self.summary} is more than the {self.stride} keys of a group of pattern 'fixed', the stride"
+            )
+        if self.pattern != "fixed" and self.summary != type(self).summary:
+            raise ArgumentError(
+                f"summary {self.summary} is only read by pattern 'fixed', and pattern is {self.pattern!r}"
+            )
 
     def gives(self, i: Tensor, j: Tensor) -> Tensor:
         if self.pattern == "fixed":
@@ -58,7 +64,7 @@ class Sparse(Restricted):
     def lots(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, is_causal: bool) -> Sequence[Piece]:
         if self.pattern == "fixed":
             return self._fixed(q, k, v, seen, is_causal)
-        reach, lots = self.stride - 1, []
+        reach, lots = min(self.stride, k.shape[2]) - 1, []
         if "local" in self.pattern:
             lots.append(band(q, k, v, seen, reach, 0 if is_causal else reach))
         if "strided" in self.pattern:
@@ -67,10 +73,11 @@ class Sparse(Restricted):
 
     def _columns(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, is_causal: bool, itself: bool) -> Piece:
         """Tokens in rows of l that end with the last token; a query sees its column, with or without `itself`."""
+        stride = min(self.stride, k.shape[2])
 
         def table(x: Tensor) -> Tensor:
             """[..., N, d] -> [..., l, rows, d]"""
-            return F.pad(x, (0, 0, -x.shape[-2] % self.stride, 0)).unflatten(-2, (-1, self.stride)).transpose(-3, -2)
+            return F.pad(x, (0, 0, -x.shape[-2] % stride, 0)).unflatten(-2, (-1, stride)).transpose(-3, -2)
 
         queries, keys, real = table(q), table(k), table(seen[..., None]).mT[:, None]
         i = torch.arange(queries.shape[3], device=q.device)[:, None] + keys.shape[3] - queries.shape[3]
@@ -85,23 +92,25 @@ class Sparse(Restricted):
 
     def _fixed(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, is_causal: bool) -> Sequence[Piece]:
         """Each group with its own keys, and with the last c keys of the other groups."""
+        stride = min(self.stride, k.shape[2])
+        summary = min(self.summary, stride)
         past = k.shape[2] - q.shape[2]
-        first, lead = past // self.stride, past % self.stride  # the first query's group, and its place there
+        first, lead = past // stride, past % stride  # the first query's group, and its place there
 
         def groups(x: Tensor, lead: int = 0) -> Tensor:
             """[..., N, d] -> [..., groups, l, d]"""
-            return F.pad(x, (0, 0, lead, -k.shape[2] % self.stride)).unflatten(-2, (-1, self.stride))
+            return F.pad(x, (0, 0, lead, -k.shape[2] % stride)).unflatten(-2, (-1, stride))
 
         queries, (keys, values, real) = groups(q, lead), (groups(x) for x in (k, v, seen[..., None]))
-        pairs = torch.ones(self.stride, self.stride, dtype=torch.bool, device=q.device)
+        pairs = torch.ones(stride, stride, dtype=torch.bool, device=q.device)
         pairs = pairs.tril() if is_causal else pairs
         own = read_in_runs(
             queries, keys[:, :, first:], values[:, :, first:], real[:, None, first:].mT, pairs.__getitem__
         )
 
-        keys, values, real = (x[..., -self.summary :, :].flatten(-3, -2) for x in (keys, values, real))
-        group = torch.arange(keys.shape[2], device=q.device) // self.summary
-        here = torch.arange(past, past + q.shape[2], device=q.device)[:, None] // self.stride
+        keys, values, real = (x[..., -summary:, :].flatten(-3, -2) for x in (keys, values, real))
+        group = torch.arange(keys.shape[2], device=q.device) // summary
+        here = torch.arange(past, past + q.shape[2], device=q.device)[:, None] // stride
 
         def other(rows: slice) -> Tensor:
             return group < here[rows] if is_causal else group != here[rows]

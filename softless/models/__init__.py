@@ -5,7 +5,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from softless.errors import ArgumentError, MissingExtraError, UnsupportedError
+from softless.errors import ArgumentError, MissingExtraError, UnsupportedError, shown
 from softless.mechanisms import Mechanism, resolve
 from softless.models.settings import settings
 from softless.models.shape import reshaped
@@ -68,7 +68,8 @@ def create_model(
     local        whether they add the local residual
     window       they see windows this wide (stripes, in CSwin) in place of the whole picture; one a stage, or one
     pattern      which blocks those are, a letter a stage: I all, S none, or how many of the first: "IIIS", "II2S"
-    img_size     (height, width) the position tables are made for; other sizes are resampled
+    img_size     (height, width) the position tables are made for; other sizes are resampled. Swin and CSwin have no
+                 such tables: there it is only what `pretrained_cfg` says about images
     patch_size, dims, depths, heads   other sizes than the name stands for, one a stage and as many of each, down to
                  one; patch_size is the first stage's
     options      in_chans, global_pool, drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate; position_std and
@@ -92,6 +93,8 @@ def create_model(
         ) from None
     if unknown := [option for option in options if option not in OPTIONS]:
         raise ArgumentError(f"model '{name}' has no option {', '.join(unknown)}: it takes {', '.join(OPTIONS)}")
+    if not (dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)):
+        raise ArgumentError(f"dtype is {shown(dtype)} and must be a floating-point torch.dtype")
     with torch.device(torch.get_default_device() if device is None else device):
         model = make(config, num_classes=num_classes, **options)
     model.pretrained_cfg = {**settings(name, config), "architecture": name, "num_classes": num_classes}
@@ -109,7 +112,9 @@ def customize(
 ) -> Config:
     """The named configuration with these changes; what would have no effect raises."""
     if not isinstance(name, str) or name not in CONFIGS:
-        raise ArgumentError(f"model {name!r} is not one of {', '.join(CONFIGS)}")
+        raise ArgumentError(f"model {shown(name)} is not one of {', '.join(CONFIGS)}")
+    if not (local is None or isinstance(local, bool)):
+        raise ArgumentError(f"local is {shown(local)} and must be True, False or None")
     config = reshaped(CONFIGS[name], **sizes)
     mixed = config.mixed if pattern is None else _mixed(pattern, config.depths)
     given = [
@@ -125,7 +130,7 @@ def customize(
         mixed=mixed,
         mechanism=resolve(config.mechanism if mechanism is None else mechanism),
         local=config.local if local is None else local,
-        windows=() if window is None else _windows(window, config),
+        windows=() if window is None else _windows(window, config, mixed),
         img_size=config.img_size if img_size is None else _sides(img_size),
     )
 
@@ -144,17 +149,25 @@ def _mixed(pattern: object, depths: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _windows(window: Any, config: Config) -> tuple[int | None, ...]:
+def _windows(window: Any, config: Config, mixed: tuple[int, ...]) -> tuple[int | None, ...]:
     if config.family == "deit":
         raise UnsupportedError(f"window {window!r} cuts a picture, and DeiT has a class token beside it")
     sides = tuple(window) if isinstance(window, list | tuple) else (window,) * len(config.depths)
     if len(sides) != len(config.depths) or not all(side is None or (type(side) is int and side > 0) for side in sides):
-        raise ArgumentError(f"window {window!r} must be a positive number, or {len(config.depths)} of them or None")
+        raise ArgumentError(
+            f"window {shown(window)} must be a positive number, or {len(config.depths)} of them or None"
+        )
+    idle = [stage for stage, (side, blocks) in enumerate(zip(sides, mixed, strict=True)) if side and not blocks]
+    if idle and isinstance(window, list | tuple):
+        raise ArgumentError(
+            f"window {window!r} would change no block of stage {idle[0] + 1}, whose attention is the family's own: "
+            f"give None there"
+        )
     return sides
 
 
 def _sides(img_size: object) -> tuple[int, int]:
     sides = tuple(img_size) if isinstance(img_size, list | tuple) else (img_size, img_size)
     if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
-        raise ArgumentError(f"img_size {img_size!r} must be a positive number, or (height, width)")
+        raise ArgumentError(f"img_size {shown(img_size)} must be a positive number, or (height, width)")
     return sides[0], sides[1]

@@ -13,7 +13,9 @@ from timm.layers import calculate_drop_path_rates, trunc_normal_
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, UnsupportedError, shown
+from softless.mechanisms import resolve
+from softless.mechanisms.scored import check_count
 from softless.models.blocks import Checked, Plan, Stage
 from softless.models.graphs import CallsBack, call_back
 from softless.models.table import Config
@@ -55,8 +57,17 @@ class Backbone(CallsBack):
         for name, rate in {"drop_rate": drop_rate, **rates}.items():
             check_rate(name, rate)
         for name, number, least in (("num_classes", num_classes, 0), ("in_chans", in_chans, 1)):
-            if type(number) is not int or number < least:
-                raise ArgumentError(f"{name} {number!r} must be a whole number, at least {least}")
+            check_count(name, number, least, most=2**31)
+        if drop_path_rate and sum(config.depths) == 1:
+            raise ArgumentError(
+                f"drop_path_rate {drop_path_rate} would change nothing: it grows from 0 at the first block to "
+                f"this rate at the last, and there is only one block"
+            )
+        mixer = resolve(config.mechanism)
+        if attn_drop_rate and any(config.mixed) and mixer.family != "scored":
+            raise UnsupportedError(
+                f"attn_drop_rate {attn_drop_rate} needs explicit weights, and '{mixer.name}' has none"
+            )
         self.config, self.num_classes, self.in_chans = config, num_classes, in_chans
         self.num_features = self.head_hidden_size = self.embed_dim = config.dims[-1]
         self.rates = rates
@@ -131,6 +142,7 @@ class Backbone(CallsBack):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Another number of classes, 0 for none; the new head is where the old one was."""
+        check_count("num_classes", num_classes, 0, most=2**31)
         like = next(self.parameters())
         self.global_pool = self.global_pool if global_pool is None else self._pool(global_pool)
         self.num_classes = num_classes
@@ -193,7 +205,10 @@ class Pyramid(Backbone):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """The picture after each stage of `indices`, and unless `intermediates_only` the features too."""
+        """The picture after each stage of `indices`, and unless `intermediates_only` the features too.
+
+        `norm` is the last stage's: the stages before it have none, and PVT has none at all.
+        """
         check_format(output_fmt, FORMATS)
         x, stages, pictures = self.checked(x), self.stages(), []
         take, last = feature_take_indices(len(stages), indices)
@@ -207,7 +222,7 @@ class Pyramid(Backbone):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the stages after the last of `indices`."""
+        """Drop the stages after the last of `indices`; `prune_norm` has nothing to drop in PVT."""
         take, last = feature_take_indices(len(self.stages()), indices)
         self.keep_stages(last + 1)
         if prune_norm:
@@ -229,8 +244,8 @@ def deviation(name: str, given: float | None) -> float:
     """Of what is drawn at the start; the authors' where none is given."""
     if given is None:
         return 0.02
-    if not 0 < given <= 1:
-        raise ArgumentError(f"{name} {given} is not a deviation above 0, of at most 1")
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= 1:
+        raise ArgumentError(f"{name} {shown(given)} is not a deviation above 0, of at most 1")
     return given
 
 

@@ -38,6 +38,11 @@ class Plan:
     proj_drop: float
     attn_drop: float
 
+    @property
+    def shifted(self) -> bool:
+        """Whether a mixed block's windows start half a window earlier: those of one token cannot."""
+        return self.odd and self.window is not None and self.window > 1
+
 
 class Block(nn.Module):
     """Pre-norm attention and MLP. `attn` takes tokens and their grid."""

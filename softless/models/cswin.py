@@ -21,6 +21,7 @@ from jaxtyping import Float
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
+from softless.errors import ArgumentError
 from softless.models.backbone import Pyramid
 from softless.models.blocks import Plan, Stage
 from softless.models.graphs import Whole
@@ -53,6 +54,10 @@ class CSwinBlock(nn.Module):
         width = plan.window if plan.mechanism is not None else None if plan.last_stage else plan.reach
         sides: list[Sides] = [(None, None)] if width is None else [(None, width), (width, None)]
         parts = len(sides)
+        if plan.heads % parts:
+            raise ArgumentError(
+                f"heads {plan.heads} is odd, and CSwin's upright and level stripes have half of them each"
+            )
         self.norm1 = nn.LayerNorm(dim)
         self.qkv = nn.Linear(dim, 3 * dim)
         self.attns = nn.ModuleList(Branch(plan, dim // parts, plan.heads // parts, side) for side in sides)

@@ -102,6 +102,7 @@ class DeiT(Backbone):
         return {"pos_embed", "cls_token"}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """timm's groups of parameters. `coarse` is part of timm's contract, and unused: DeiT has no stages."""
         return {
             "stem": r"^cls_token|pos_embed|patch_embed",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],

@@ -36,7 +36,7 @@ class ReducedAttention(Mixing):
             "softmax" if plan.mechanism is None else plan.mechanism,
             plan.local,
             window=None if plan.window is None else (plan.window, plan.window),
-            shifted=plan.odd,
+            shifted=plan.shifted,
             attn_drop=plan.attn_drop,
         )
         self.q = nn.Linear(plan.dim, plan.dim)

@@ -162,7 +162,7 @@ def attention(plan: Plan) -> Attention:
         plan.mechanism,
         plan.local,
         window=plan.window,
-        shifted=plan.odd,
+        shifted=plan.shifted,
         attn_drop=plan.attn_drop,
         proj_drop=plan.proj_drop,
     )

@@ -15,13 +15,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from softless.algebra.state import State
-from softless.errors import ArgumentError, UnsupportedError
+from softless.errors import ArgumentError, UnsupportedError, shown
 from softless.functional import attention_with_state
 from softless.mechanisms import Mechanism
 from softless.mechanisms.scored import check_count
-from softless.nn.mixing import Heads, Mixing, check_rate
+from softless.nn.mixing import Heads, Mixing, check_heads, check_rate, check_switch
 from softless.packed import nested
-from softless.validation import check_key_mask
+from softless.validation import check_fits, check_token_mask, check_tokens
 
 
 class Attention(Mixing):
@@ -35,11 +35,19 @@ class Attention(Mixing):
     kv_heads   fewer key and value heads than query heads (grouped queries)
     local      add `LocalResidual`, its context the mean of the tokens that enter; needs `grid`
     window     tokens see those of their own window of the picture, at most this many rows and columns; needs `grid`
-    shifted    the windows start half a window earlier
+    shifted    the windows start half a window earlier, along each side that has more than one window
     attn_drop  dropout on explicit weights, for scored mechanisms only
 
-    x may be packed sequences, a jagged nested tensor [B, j, C]: without local, window and attn_drop. timm's blocks pass
-    `attn_mask`, which must be None.
+    A call takes
+
+    x          tokens [B, N, C], or packed sequences, a jagged nested tensor [B, j, C]: without local, window, attn_drop
+    grid       (height, width) of the picture that all tokens are, or the last of them after class tokens. It is read by
+               local, by window and by mechanisms that read pictures. Elsewhere it is unused, but must fit the tokens,
+               so that a stack of different layers can be called alike
+    key_mask   bool [B, N], True for a real token
+    is_causal  token i sees tokens up to itself
+    bias       added to the scores [B, heads, N, N], for scored mechanisms only; with windows [heads, n, n] of n tokens
+    attn_mask  always None: timm's blocks pass it. Other values raise
     """
 
     def __init__(
@@ -56,14 +64,18 @@ class Attention(Mixing):
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
     ):
+        check_heads(dim, heads)
+        key_heads = heads if kv_heads is None else kv_heads
+        check_count("kv_heads", key_heads)
+        if heads % key_heads:
+            raise ArgumentError(f"heads {heads} is not a multiple of kv_heads {kv_heads}")
+        check_switch("qkv_bias", qkv_bias)
         if window is not None:
             check_count("window", window)
         sides = None if window is None else (window, window)
-        options: dict[str, Any] = {"window": sides, "shifted": shifted, "attn_drop": attn_drop, "kv_heads": kv_heads}
+        options: dict[str, Any] = {"window": sides, "shifted": shifted, "attn_drop": attn_drop, "kv_heads": key_heads}
         super().__init__(dim, heads, mechanism, local, **options)
-        self.kv_heads = heads if kv_heads is None else kv_heads
-        if self.kv_heads < 1 or heads % self.kv_heads:
-            raise ArgumentError(f"heads {heads} is not a multiple of kv_heads {self.kv_heads}")
+        self.kv_heads = key_heads
         if local and self.kv_heads != heads:
             raise ArgumentError(f"local needs a value head for each of {heads} heads, got kv_heads {self.kv_heads}")
         check_rate("proj_drop", proj_drop)
@@ -88,8 +100,9 @@ class Attention(Mixing):
         attn_mask: Tensor | None = None,
     ) -> Float[Tensor, "b n c"]:
         if attn_mask is not None:  # what timm's blocks hand on: None, unless a model masks
+            given = list(attn_mask.shape) if isinstance(attn_mask, Tensor) else shown(attn_mask)
             raise UnsupportedError(
-                f"attn_mask {list(attn_mask.shape)} is not taken: give key_mask [batch, tokens], is_causal, or a bias"
+                f"attn_mask {given} is not taken: give key_mask [batch, tokens], is_causal, or a bias"
             )
         out = self.mixed(x, grid, key_mask=key_mask, is_causal=is_causal, bias=bias)
         return self.proj_drop(self.proj(out))
@@ -104,12 +117,15 @@ class Attention(Mixing):
         bias: Tensor | None = None,
     ) -> Float[Tensor, "b n c"]:
         """The heads side by side, before the last projection."""
-        if x.is_nested and (self.residual is not None or self.window is not None):
-            raise UnsupportedError("local=True and window need the tokens of one picture, and x is packed sequences")
+        check_tokens(x, self.heads * self.head_dim, packed=True)
+        if x.is_nested:  # they take no mask, and attention says so
+            self._check_packed(grid)
+        else:
+            check_token_mask(key_mask, x)
+            if grid is not None:
+                check_fits(grid, x.shape[1])
         apart = x.is_nested or self.kv_heads != self.heads
         qkv = self._project(x) if apart else self._packed(x)
-        if not x.is_nested:  # packed sequences take no mask
-            check_key_mask(key_mask, x[:, None])
         return self.mix(qkv, grid, source=x, key_mask=key_mask, is_causal=is_causal, bias=bias)
 
     def with_state(
@@ -152,21 +168,22 @@ class Attention(Mixing):
         out = self.combined(weights, asked)
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2))), weights
 
-    def _qkv(self, x: Tensor) -> Tensor:
-        dim = self.heads * self.head_dim
-        if x.ndim != 3 or x.shape[-1] != dim:
-            raise ArgumentError(f"x has shape {list(x.shape)} and must be [batch, tokens, {dim}]")
-        return self.qkv(x)
+    def _check_packed(self, grid: object) -> None:
+        if self.residual is not None or self.window is not None:
+            raise UnsupportedError("local=True and window need the tokens of one picture, and x is packed sequences")
+        if grid is not None and not self.mechanism.reads_grid:
+            raise UnsupportedError(f"grid {shown(grid)} was given, and nothing reads it: x is packed sequences")
 
     def _packed(self, x: Tensor) -> Float[Tensor, "b n 3 heads d"]:
-        parts = self._qkv(x).unflatten(-1, (-1, self.heads, self.head_dim))
+        parts = self.qkv(x).unflatten(-1, (-1, self.heads, self.head_dim))
         if not self.mechanism.shares_keys:
             return parts
         q, v = parts.unbind(2)
         return torch.stack([q, q, v], 2)
 
     def _project(self, x: Tensor) -> Heads:
-        return self._heads(self._qkv(x))
+        check_tokens(x, self.heads * self.head_dim, packed=True)
+        return self._heads(self.qkv(x))
 
     def _heads(self, qkv: Tensor) -> Heads:
         if qkv.is_nested:  # by its values: a backward pass through the split of a nested tensor ends the process

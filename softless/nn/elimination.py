@@ -23,7 +23,10 @@ from torch import Tensor, nn
 from softless.algebra.state import keep
 from softless.errors import ArgumentError
 from softless.mechanisms import Mechanism
+from softless.mechanisms.scored import check_count
 from softless.nn.attention import Attention
+from softless.nn.mixing import MOST_CHANNELS, MOST_LAYERS
+from softless.validation import check_key_mask, check_token_mask, check_tokens
 
 
 class Survivors(NamedTuple):
@@ -53,6 +56,10 @@ def significance(
     >>> significance(weights[None, None])                               # [B, heads, N, N] -> [B, N]
     tensor([[0.3000, 1.2000, 0.1000]])
     """
+    if not isinstance(weights, Tensor) or weights.ndim != 4 or weights.shape[2] != weights.shape[3]:
+        given = list(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+        raise ArgumentError(f"weights are {given} and must be a tensor [batch, heads, tokens, tokens]")
+    check_key_mask(key_mask, weights)
     own = torch.eye(weights.shape[-1], dtype=torch.bool, device=weights.device)
     asked = ~own if key_mask is None else ~own & key_mask[:, None, :, None]
     return torch.where(asked, weights, 0.0).sum(-2).mean(1)
@@ -73,7 +80,7 @@ class EliminationEncoder(nn.Module):
     >>> encoder(x).x.shape
     torch.Size([5, 10, 64])
 
-    length      the longest sequence that a search can rank
+    length      the longest sequence that a search can rank; unused before and after it
     mechanism   its explicit weights are formed
     """
 
@@ -81,14 +88,18 @@ class EliminationEncoder(nn.Module):
         self, dim: int, heads: int, depth: int, length: int, *, mechanism: str | Mechanism = "softmax", ratio: int = 4
     ):
         super().__init__()
-        if depth < 1 or length < 1:
-            raise ArgumentError(f"depth {depth} and length {length} must be at least 1")
+        check_count("depth", depth, most=MOST_LAYERS)
+        check_count("length", length, most=2**31)
+        check_count("ratio", ratio, most=MOST_CHANNELS)
+        self.dim = dim
         self.layers = nn.ModuleList(EliminationLayer(dim, heads, mechanism, ratio * dim) for _ in range(depth))
         self.retention = nn.Parameter(torch.ones(depth, length))
         self.kept: tuple[int, ...] | None = None
         self.searching = False
 
     def forward(self, x: Float[Tensor, "b n c"], key_mask: Bool[Tensor, "b n"] | None = None) -> Survivors:
+        check_tokens(x, self.dim)
+        check_token_mask(key_mask, x)
         batch, tokens = x.shape[:2]
         if self.searching and tokens > self.retention.shape[1]:
             raise ArgumentError(f"a search of length {self.retention.shape[1]} cannot rank {tokens} tokens")
@@ -109,8 +120,9 @@ class EliminationEncoder(nn.Module):
 
     def eliminate(self, kept: Sequence[int]) -> None:
         """Phase 3: so many tokens stay in each layer."""
-        counts = list(kept)
-        if len(counts) != len(self.layers) or min(counts) < 1 or counts != sorted(counts, reverse=True):
+        counts = list(kept) if isinstance(kept, Sequence) else [kept]
+        whole = all(type(count) is int and count >= 1 for count in counts)
+        if len(counts) != len(self.layers) or not whole or counts != sorted(counts, reverse=True):
             raise ArgumentError(
                 f"kept {counts} must be a number of tokens for each of {len(self.layers)} layers, at least 1 and "
                 f"never more than in the layer before"

@@ -21,11 +21,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from softless.algebra.state import keep
-from softless.errors import ArgumentError, UnsupportedError
+from softless.errors import ArgumentError, UnsupportedError, shown
 from softless.mechanisms import Mechanism, resolve
 from softless.mechanisms.cosformer import Cosformer
-from softless.nn.mixing import Mixing
-from softless.nn.pooling import MODES, Tokens, check_prefix, check_tokens_mask, pool_tokens, repeat_tokens
+from softless.mechanisms.scored import check_count
+from softless.nn.mixing import MOST_LAYERS, Mixing
+from softless.nn.pooling import MODES, Tokens, pool_tokens, repeat_tokens
+from softless.validation import check_token_mask, check_tokens
 
 
 class Funneled(NamedTuple):
@@ -52,8 +54,8 @@ class FunnelEncoder(nn.Module):
     (torch.Size([5, 26, 64]), torch.Size([5, 101, 64]))
 
     blocks     layers in each block
-    pool       mean | max | first
-    prefix     class tokens, which stay apart
+    pool       mean | max | first: how a block after the first shortens the tokens; a single block does not
+    prefix     class tokens, which stay apart where tokens are pooled
     mechanism  any that lets queries and keys differ in number
     """
 
@@ -69,22 +71,23 @@ class FunnelEncoder(nn.Module):
         hidden: int | None = None,
     ):
         super().__init__()
-        if not blocks or any(count < 1 for count in blocks):
-            raise ArgumentError(f"blocks {blocks} must say how many layers each block has, at least 1")
+        if not isinstance(blocks, tuple | list) or not blocks or any(type(n) is not int or n < 1 for n in blocks):
+            raise ArgumentError(f"blocks {shown(blocks)} must say how many layers each block has, at least 1")
+        check_count("prefix", prefix, least=0)
         if pool not in MODES:
-            raise ArgumentError(f"pool {pool!r} is not one of {', '.join(MODES)}")
-        check_prefix(prefix)
+            raise ArgumentError(f"pool {shown(pool)} is not one of {', '.join(MODES)}")
         made = resolve(mechanism)
         if made.mixes_queries and len(blocks) > 1:
             raise UnsupportedError(f"'{made.name}' mixes the queries, and cannot tell which pooled ones are padding")
         if isinstance(made, Cosformer) and made.length is None and len(blocks) > 1:
             raise UnsupportedError("'cosformer' would count padding among pooled queries: give it a length=")
-        self.pool, self.prefix = pool, prefix
+        self.dim, self.pool, self.prefix = dim, pool, prefix
         self.ends = tuple(accumulate(blocks))  # a block starts where the one before it ends
         self.layers = nn.ModuleList(FunnelLayer(dim, heads, mechanism, hidden) for _ in range(self.ends[-1]))
 
     def forward(self, x: Float[Tensor, "b n c"], key_mask: Bool[Tensor, "b n"] | None = None) -> Funneled:
-        check_tokens_mask(key_mask, x)
+        check_tokens(x, self.dim)
+        check_token_mask(key_mask, x)
         real = x.new_ones(x.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
         now = full = Tokens(keep(x, real), real)
         for number, layer in enumerate(self.layers):
@@ -103,7 +106,8 @@ class FunnelDecoder(nn.Module):
     >>> decoder(encoder(torch.randn(5, 101, 64))).shape                 # [B, N, C]
     torch.Size([5, 101, 64])
 
-    blocks   how many the encoder has; prefix as there
+    blocks   how many the encoder has
+    prefix   as there; unused after a single block, which pooled nothing
     """
 
     def __init__(
@@ -118,14 +122,20 @@ class FunnelDecoder(nn.Module):
         hidden: int | None = None,
     ):
         super().__init__()
-        if blocks < 1:
-            raise ArgumentError(f"blocks {blocks} must be how many blocks the encoder has, at least 1")
-        check_prefix(prefix)
-        self.stride, self.prefix = 2 ** (blocks - 1), prefix
+        if type(blocks) is not int or not 1 <= blocks <= 62:
+            raise ArgumentError(f"blocks {shown(blocks)} must be how many blocks the encoder has, 1 to 62")
+        check_count("layers", layers, least=0, most=MOST_LAYERS)
+        check_count("prefix", prefix, least=0)
+        self.dim, self.stride, self.prefix = dim, 2 ** (blocks - 1), prefix
         self.layers = nn.ModuleList(FunnelLayer(dim, heads, mechanism, hidden) for _ in range(layers))
 
     def forward(self, found: Funneled) -> Float[Tensor, "b n c"]:
+        if not isinstance(found, Funneled):
+            raise ArgumentError(f"found is a {type(found).__name__} and must be what a FunnelEncoder returns")
         (x, real), short = found.full, found.short.x
+        check_tokens(x, self.dim)
+        check_token_mask(real, x)
+        check_tokens(short, self.dim)
         x = x + repeat_tokens(short, self.stride, x.shape[1], self.prefix)
         for layer in self.layers:
             x = layer(x, x, real)
@@ -138,6 +148,7 @@ class FunnelLayer(Mixing):
     def __init__(self, dim: int, heads: int, mechanism: str | Mechanism = "softmax", hidden: int | None = None):
         super().__init__(dim, heads, mechanism)
         hidden = 4 * dim if hidden is None else hidden
+        check_count("hidden", hidden)
         self.q, self.kv, self.proj = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.feed = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))

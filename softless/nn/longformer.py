@@ -31,7 +31,7 @@ class LongformerAttention(Attention):
     >>> layer(torch.randn(5, 100, 64)).shape                            # [B, N, C]
     torch.Size([5, 100, 64])
 
-    window         keys on each side
+    window         keys on each side; one of N or more sees all
     global_tokens  how many of the first tokens see all others, and are seen by them
 
     `qkv_global` starts as a copy of `qkv`, as when a trained model is made longer.

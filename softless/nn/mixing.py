@@ -9,6 +9,7 @@ window has its own means, context and 3x3, and padding takes part in none of the
 Shapes: B batch, N tokens, C channels, d = C / heads.
 """
 
+import numbers
 from typing import Any, NamedTuple
 
 import torch
@@ -17,13 +18,17 @@ from torch import Tensor, nn
 
 from softless.algebra.neighbors import local_residual
 from softless.algebra.state import keep
-from softless.errors import ArgumentError, UnsupportedError
+from softless.errors import ArgumentError, UnsupportedError, shown
 from softless.functional import attention, attention_qkv, attention_weights, hide
 from softless.mechanisms import Call, Mechanism, resolve
+from softless.mechanisms.scored import check_count
 from softless.nn.inputs import Inputs
 from softless.nn.local_residual import LocalResidual
 from softless.nn.windows import Windows, windows
+from softless.validation import check_fits
 
+MOST_CHANNELS = 2**20  # the square of which is a matrix of 4 TB
+MOST_LAYERS = 10_000
 Heads = tuple[Tensor, Tensor, Tensor]  # q [B, heads, N, d], k and v [B, kv_heads, M, d]
 Grid = tuple[int, int]
 Sides = tuple[int | None, int | None]  # height and width of a window; None for the whole side
@@ -56,9 +61,12 @@ class Mixing(nn.Module):
         kv_heads: int | None = None,
     ):
         super().__init__()
-        if heads < 1 or dim % heads:
-            raise ArgumentError(f"dim {dim} is not a multiple of heads {heads}")
+        check_heads(dim, heads)
         check_rate("attn_drop", attn_drop)
+        check_switch("local", local)
+        check_switch("shifted", shifted)
+        if shifted and (window is None or 1 in window):
+            raise ArgumentError(f"shifted=True needs windows of 2 tokens or more on a side, got window {window}")
         self.heads, self.head_dim, self.window, self.shifted = heads, dim // heads, window, shifted
         self.mechanism = resolve(mechanism)
         if attn_drop and self.mechanism.family != "scored":
@@ -110,8 +118,9 @@ class Mixing(nn.Module):
     def windows(self, grid: Grid | None, tokens: int) -> Windows:
         """How this module cuts a picture."""
         assert self.window is not None
-        if not isinstance(grid, tuple | list) or len(grid) != 2 or grid[0] * grid[1] != tokens:
-            raise ArgumentError(f"window {self.window} needs grid=(height, width) of all {tokens} tokens, got {grid}")
+        if grid is None:
+            raise ArgumentError(f"window {self.window} needs grid=(height, width) of all {tokens} tokens, got None")
+        check_fits(grid, tokens, all_of_them=True)
         height, width = (side if most is None else most for side, most in zip(grid, self.window, strict=True))
         rolled = self.mechanism.takes_bias and self.residual is None  # a 3x3 and its context cannot skip neighbors
         return windows((grid[0], grid[1]), (height, width), shifted=self.shifted, rolled=rolled)
@@ -121,7 +130,8 @@ class Mixing(nn.Module):
         taps, prefix = self.taps(source, grid, key_mask, is_causal)
         dropped = self.training and self.attn_drop.p > 0
         if isinstance(qkv, Tensor) and not (dropped or is_causal or bias is not None):
-            picture: dict[str, Any] = {"taps": taps, "grid": grid, "prefix": prefix}
+            place = grid if taps is not None or self.mechanism.reads_grid else None
+            picture: dict[str, Any] = {"taps": taps, "grid": place, "prefix": prefix}
             out = attention_qkv(qkv, self.mechanism, **picture, key_mask=key_mask, inputs=self.inputs(source))
             return out.transpose(1, 2).flatten(2)
         q, k, v = as_heads(qkv)
@@ -163,13 +173,14 @@ class Mixing(nn.Module):
         if is_causal:
             raise UnsupportedError("local=True sees a token's 3x3 neighbors, later ones among them: it is not causal")
         tokens = source.shape[1]
-        if not isinstance(grid, tuple | list) or len(grid) != 2:
-            raise ArgumentError(f"local=True needs grid=(height, width) to place the {tokens} tokens, got {grid}")
+        if grid is None:
+            raise ArgumentError(f"local=True needs grid=(height, width) to place the {tokens} tokens, got None")
+        check_fits(grid, tokens)
         if key_mask is None:
             context = source.mean(1)
         else:
             context = keep(source, key_mask).sum(1) / key_mask.sum(1, keepdim=True).clamp(min=1)
-        return self.residual.taps(context.to(source.dtype)), max(tokens - grid[0] * grid[1], 0)
+        return self.residual.taps(context.to(source.dtype)), tokens - grid[0] * grid[1]
 
 
 def as_heads(qkv: Tensor | Heads) -> Heads:
@@ -188,6 +199,20 @@ def rolled_bias(bias: Tensor | None, pairs: Tensor | None, like: Tensor) -> Tens
     return (apart if bias is None else apart + bias).repeat(like.shape[0], 1, 1, 1)
 
 
-def check_rate(name: str, rate: float) -> None:
-    if not 0 <= rate < 1:
-        raise ArgumentError(f"{name} {rate} is not a rate between 0 and 1")
+def check_rate(name: str, rate: object) -> None:
+    """A number from 0 to less than 1."""
+    if isinstance(rate, bool) or not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
+        raise ArgumentError(f"{name} {shown(rate)} is not a rate between 0 and 1")
+
+
+def check_switch(name: str, value: object) -> None:
+    """True or False, and not a word that says so."""
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name} is {shown(value)} and must be True or False")
+
+
+def check_heads(dim: object, heads: object) -> None:
+    """Whole numbers, and as many channels for each head."""
+    check_count("dim", dim, most=MOST_CHANNELS)
+    if type(heads) is not int or heads < 1 or dim % heads:  # type: ignore[operator]
+        raise ArgumentError(f"dim {dim} is not a multiple of heads {shown(heads)}")

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from softless.algebra.state import keep
 from softless.errors import ArgumentError
+from softless.mechanisms.scored import check_count
+from softless.validation import check_token_mask
 
 MODES = ("mean", "max", "first")
 
@@ -55,8 +57,8 @@ def pool_tokens(
     """
     if mode not in MODES:
         raise ArgumentError(f"mode {mode!r} is not one of {', '.join(MODES)}")
-    check_prefix(prefix, x.shape[1])
-    check_tokens_mask(key_mask, x)
+    _check_prefix(prefix, x)
+    check_token_mask(key_mask, x)
     real = x.new_ones(x.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
     pieces, valid = (windows(each[:, prefix:], stride, width) for each in (x, real[..., None]))  # [B, n, r, .]
     if mode == "mean":
@@ -79,32 +81,13 @@ def repeat_tokens(x: Float[Tensor, "b n c"], stride: int, length: int, prefix: i
     >>> repeat_tokens(x, stride=2, length=4, prefix=1)[0, :, 0]
     tensor([0., 1., 1., 2.])
     """
-    check_prefix(prefix, x.shape[1])
-    if type(stride) is not int or stride < 1:
-        raise ArgumentError(f"stride {stride!r} is not a whole number, at least 1")
-    if type(length) is not int or length < 0:
-        raise ArgumentError(f"length {length!r} is not a whole number, at least 0")
+    _check_prefix(prefix, x)
+    check_count("stride", stride)
+    check_count("length", length, least=0)
     out = torch.cat([x[:, :prefix], x[:, prefix:].repeat_interleave(stride, 1)], 1)
     if out.shape[1] < length:
         raise ArgumentError(f"{x.shape[1]} tokens, {stride} times each, are not the {length} asked for")
     return out[:, :length]
-
-
-def check_prefix(prefix: object, tokens: int | None = None) -> None:
-    """Refuse a prefix that is not a number of tokens, or of more than there are."""
-    if type(prefix) is not int or prefix < 0:
-        raise ArgumentError(f"prefix {prefix!r} is not a whole number, at least 0")
-    if tokens is not None and prefix > tokens:
-        raise ArgumentError(f"prefix {prefix} is more than the {tokens} tokens of x")
-
-
-def check_tokens_mask(key_mask: object, x: Tensor) -> None:
-    """Refuse a mask that does not say of each token of x [B, N, C] whether it is real."""
-    if key_mask is None:
-        return
-    if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool or key_mask.shape != x.shape[:2]:
-        given = f"{key_mask.dtype} {list(key_mask.shape)}" if isinstance(key_mask, Tensor) else type(key_mask).__name__
-        raise ArgumentError(f"key_mask is {given} and must be torch.bool [batch, tokens] = {list(x.shape[:2])}")
 
 
 def windows(x: Tensor, stride: int, width: int | None = None) -> Tensor:
@@ -117,3 +100,9 @@ def windows(x: Tensor, stride: int, width: int | None = None) -> Tensor:
         return x.new_zeros(x.shape[0], 0, width, x.shape[2])
     beyond = (count - 1) * stride + width - x.shape[1]
     return F.pad(x, (0, 0, 0, beyond)).unfold(1, width, stride).mT
+
+
+def _check_prefix(prefix: object, x: Tensor) -> None:
+    check_count("prefix", prefix, least=0)
+    if prefix > x.shape[1]:
+        raise ArgumentError(f"prefix {prefix} is more than the {x.shape[1]} tokens of x")

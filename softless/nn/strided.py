@@ -18,7 +18,10 @@ from torch import Tensor, nn
 
 from softless.algebra.state import keep
 from softless.errors import ArgumentError
-from softless.nn.pooling import Tokens, check_tokens_mask, windows
+from softless.mechanisms.scored import check_count
+from softless.nn.mixing import MOST_CHANNELS, check_switch
+from softless.nn.pooling import Tokens, windows
+from softless.validation import check_token_mask, check_tokens
 
 
 class StridedFeedForward(nn.Module):
@@ -33,6 +36,7 @@ class StridedFeedForward(nn.Module):
 
     hidden       width of the hidden layer, 4 C if not given
     width        tokens in a window, the stride if not given; more, and windows overlap
+    renormalize  changes windows that have padding, or that reach beyond the end: others are full
     """
 
     def __init__(
@@ -46,15 +50,22 @@ class StridedFeedForward(nn.Module):
     ):
         super().__init__()
         self.stride, self.width, self.renormalize = stride, stride if width is None else width, renormalize
-        if self.stride < 1 or self.width < self.stride:
-            raise ArgumentError(f"width {self.width} must be at least the stride, {stride}, and that at least 1")
+        check_count("dim", dim, most=MOST_CHANNELS)
+        check_count("stride", stride)
+        check_count("width", self.width)
+        if self.width < self.stride:
+            raise ArgumentError(f"width {self.width} must be at least the stride, {stride}")
+        check_switch("renormalize", renormalize)
         hidden = 4 * dim if hidden is None else hidden
+        check_count("hidden", hidden)
+        self.dim = dim
         self.fc1 = nn.Linear(self.width * dim, hidden)  # the tokens of a window, side by side
         self.act = nn.GELU()
         self.fc2 = nn.Linear(hidden, dim)
 
     def forward(self, x: Float[Tensor, "b n c"], key_mask: Bool[Tensor, "b n"] | None = None) -> Tokens:
-        check_tokens_mask(key_mask, x)
+        check_tokens(x, self.dim)
+        check_token_mask(key_mask, x)
         real = x.new_ones(x.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
         pieces, valid = (windows(each, self.stride, self.width) for each in (keep(x, key_mask), real[..., None]))
         pieces = pieces.flatten(2)  # [B, n, width C]

@@ -67,5 +67,6 @@ def _plain(layer: Mixing, asked: Asked, taps: Tensor | None, prefix: int) -> Ten
 def _on(backend: str, layer: Mixing, asked: Asked, taps: Tensor | None, prefix: int) -> Tensor:
     assert isinstance(asked.qkv, Tensor)
     inputs = layer.inputs(asked.source)
-    picture: dict[str, Any] = {"taps": taps, "grid": asked.grid, "prefix": prefix}
+    grid = asked.grid if taps is not None or layer.mechanism.reads_grid else None
+    picture: dict[str, Any] = {"taps": taps, "grid": grid, "prefix": prefix}
     return attention_qkv(asked.qkv, layer.mechanism, **picture, key_mask=asked.key_mask, inputs=inputs, backend=backend)

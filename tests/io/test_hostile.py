@@ -2,11 +2,13 @@
 
 import importlib
 import io
+import json
 import os
 import pathlib
 import pickle
 import runpy
 import shutil
+import struct
 import subprocess
 import sys
 import tracemalloc
@@ -218,6 +220,10 @@ def test_an_honest_note_is_believed(tmp_path):
         ({"offset": 10**5000}, "negative or impossible"),
         ({"size": (2, 3, 1)}, "no layout that a tensor can have"),
         ({"size": (2.0, 3)}, "no layout that a tensor can have"),
+        ({"size": (True, 6), "stride": (6, 1)}, "no layout that a tensor can have"),
+        ({"size": (False, 6), "stride": (6, 1)}, "no layout that a tensor can have"),
+        ({"size": (6,), "stride": (True,)}, "no layout that a tensor can have"),
+        ({"size": (5,), "stride": (1,), "offset": True}, "no layout that a tensor can have"),
         ({"size": (1,) * 65, "stride": (1,) * 65}, "no layout that a tensor can have"),
         ({"size": 6}, "'weight' is not a plain tensor"),
         ({"offset": None}, "'weight' is not a plain tensor"),
@@ -306,6 +312,29 @@ def test_a_directory_that_disagrees_with_itself_is_refused(tmp_path, change):
 def test_another_file_is_refused_for_what_it_is(tmp_path, data, says):
     with pytest.raises(FileError, match=says):
         load_forged(tmp_path, data())
+
+
+def tensor_file(dtype: object, shape: object = (2, 4), count: int = 4) -> bytes:
+    """A safetensors file of one tensor, whose header says what it likes."""
+    header = json.dumps({"weight": {"dtype": dtype, "shape": shape, "data_offsets": [0, count]}}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(count)
+
+
+@pytest.mark.parametrize("dtype", ["F4", "F6_E2M3", "F6_E3M2", "F8_E4M3", "F8_E8M0", "U16", "C64", "F2", "", 4, None])
+@pytest.mark.parametrize("shape", [(2, 4), (2, 2), (True, 4), (2.0, 4), (-1, 4), (1 << 70,), "24"])
+def test_a_safetensors_header_is_answered_or_refused_whatever_it_says(tmp_path, dtype, shape):
+    for count in (1, 4, 6, 8, 16, 64):
+        for wanted in ((2, 4), (2, 2)):
+            try:
+                load_forged(tmp_path, tensor_file(dtype, shape, count), shape=wanted)
+            except FileError as error:
+                text = str(error)
+                assert "\n" not in text.replace(str(tmp_path), ""), text
+
+
+def test_numbers_of_half_a_byte_are_refused(tmp_path):
+    with pytest.raises(FileError, match=r"it holds numbers that torch cannot convert: 'weight' \(torch.float4"):
+        load_forged(tmp_path, tensor_file("F4"), shape=(2, 2))
 
 
 def test_reading_a_pickle_takes_memory_in_proportion_to_the_file(tmp_path):

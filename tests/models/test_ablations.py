@@ -6,6 +6,7 @@ import torch
 import softless
 from softless.errors import ArgumentError, UnsupportedError
 from softless.models.swin import WindowAttention
+from softless.models.table import CONFIGS
 from tests.models.cases import FAMILIES, images, loud, mixings, small
 from tests.numerics.cases import CASES, FORMS
 
@@ -94,7 +95,7 @@ def test_a_window_knows_only_itself(mechanism, local, shifted):
 
 @pytest.mark.parametrize("name", ["inline_swin_tiny", "inline_pvt_tiny", "inline_cswin_tiny"])
 def test_windows_are_given_for_all_stages_or_each(name):
-    one, each = small(name, window=2), small(name, window=[2, 2, 2, 2])
+    one, each = small(name, window=2), small(name, window=[2 if some else None for some in CONFIGS[name].mixed])
     each.load_state_dict(one.state_dict())
     x = images(1, 3, 64, 64, dtype=torch.float32)
     assert torch.equal(one(x), each(x))
@@ -133,15 +134,20 @@ WRONG = [
     ({"pattern": ["I", "I", 7, "S"]}, r"of \[2, 2, 6, 2\] blocks"),
     ({"window": 0}, "window 0 must be a positive number, or 4 of them"),
     ({"window": [7, 7]}, r"window \[7, 7\] must be"),
+    ({"window": [7, 7, 7, 7]}, r"window \[7, 7, 7, 7\] would change no block of stage 4"),
+    ({"local": "no"}, "local is 'no' and must be True, False or None"),
+    ({"dtype": torch.int8}, "dtype is torch.int8 and must be a floating-point torch.dtype"),
+    ({"dims": 96, "depths": 1, "heads": 3, "drop_path_rate": 0.1}, "drop_path_rate 0.1 would change nothing"),
+    ({"name": "cswin_tiny", "dims": 96, "depths": 1, "heads": 3, "pattern": "I", "window": 2}, "heads 3 is odd"),
     ({"img_size": -1}, "img_size -1 must be a positive number"),
     ({"global_pool": "max"}, "global_pool 'max' is not one of 'avg', ''"),
     ({"depth": 3}, "has no option depth: it takes in_chans"),
     ({"name": "swin_tiny", "mechanism": "inline"}, "mechanism would change no block of model 'swin_tiny'"),
     ({"name": "pvt_tiny", "local": True, "window": 7}, "local and window would change no block"),
-    ({"attn_drop_rate": 0.1}, "attn_drop 0.1 needs explicit weights, and 'inline' has none"),
+    ({"attn_drop_rate": 0.1}, "attn_drop_rate 0.1 needs explicit weights, and 'inline' has none"),
     ({"proj_drop_rate": 1.5}, "proj_drop_rate 1.5 is not a rate between 0 and 1"),
-    ({"num_classes": -1}, "num_classes -1 must be a whole number, at least 0"),
-    ({"in_chans": 0}, "in_chans 0 must be a whole number, at least 1"),
+    ({"num_classes": -1}, "num_classes -1 is not a whole number, at least 0"),
+    ({"in_chans": 0}, "in_chans 0 is not a whole number, at least 1"),
     ({"position_std": 0.1}, "position_std 0.1 would change nothing: Swin has no positions"),
     ({"name": "inline_pvt_tiny", "position_std": -1}, "position_std -1 is not a deviation above 0, of at most 1"),
     ({"weight_std": 1.5}, "weight_std 1.5 is not a deviation above 0, of at most 1"),

@@ -199,7 +199,7 @@ def test_weights_come_with_the_output_they_make(made):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: EliminationEncoder(DIM, 3, 0, N), "depth 0 and length 9 must be at least 1"),
+        (lambda: EliminationEncoder(DIM, 3, 0, N), "depth 0 is not a whole number, at least 1"),
         (lambda: EliminationEncoder(DIM, 5, 1, N), "dim 12 is not a multiple of heads 5"),
         (lambda: EliminationEncoder(DIM, 3, 2, N).eliminate([4]), r"kept \[4\] must be .* each of 2 layers"),
         (lambda: EliminationEncoder(DIM, 3, 2, N).eliminate([4, 5]), r"kept \[4, 5\] .* never more than"),
