@@ -5,7 +5,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from softless.errors import ArgumentError, MissingExtraError, UnsupportedError
+from softless.errors import ArgumentError, MissingExtraError, UnsupportedError, did_you_mean, no_such
 from softless.mechanisms import Mechanism, resolve
 from softless.models.settings import settings
 from softless.models.shape import reshaped
@@ -91,7 +91,8 @@ def create_model(
             f"model '{name}' is built with timm, and {package} is not installed: pip install 'softless[models]'"
         ) from None
     if unknown := [option for option in options if option not in OPTIONS]:
-        raise ArgumentError(f"model '{name}' has no option {', '.join(unknown)}: it takes {', '.join(OPTIONS)}")
+        hint = did_you_mean(unknown[0], OPTIONS) or f"it takes {', '.join(OPTIONS)}"
+        raise ArgumentError(f"model '{name}' has no option {', '.join(unknown)}: {hint}")
     with torch.device(torch.get_default_device() if device is None else device):
         model = make(config, num_classes=num_classes, **options)
     model.pretrained_cfg = {**settings(name, config), "architecture": name, "num_classes": num_classes}
@@ -109,7 +110,7 @@ def customize(
 ) -> Config:
     """The named configuration with these changes; what would have no effect raises."""
     if not isinstance(name, str) or name not in CONFIGS:
-        raise ArgumentError(f"model {name!r} is not one of {', '.join(CONFIGS)}")
+        raise ArgumentError(no_such("model", name, CONFIGS))
     config = reshaped(CONFIGS[name], **sizes)
     mixed = config.mixed if pattern is None else _mixed(pattern, config.depths)
     given = [

@@ -72,6 +72,33 @@ BAD_INPUT = [
     (["study", "--quick", "--full"], "--full: --quick asks for less than the whole"),
 ]
 
+MISSPELLED = [
+    (["explain", "inlne"], 3, "'inline'"),
+    (["explain", "swin_tinny"], 3, "'swin_tiny'"),
+    (["explain", "inline", "--option", "ph=relu"], 3, "'phi'"),
+    (["explain", "inline_swin_tiny", "--option", "windo=7"], 3, "'window'"),
+    (["bench", "softmx"], 3, "'softmax'"),
+    (["bench", "--model", "inline_swin_tny"], 3, "'inline_swin_tiny'"),
+    (["train", "inline_deit_tny"], 3, "'inline_deit_tiny'"),
+    (["train", "--recipe", "cifar"], 3, "'cifar10'"),
+    (["train", "--set", "epoch=3"], 3, "'epochs'"),
+    (["train", "--set", "model.mechanism=taylr"], 3, "'taylor'"),
+    (["evaluate", "deit_tny"], 3, "'deit_tiny'"),
+    (["study", "--twins", "softmax,inline-locl"], 3, "'inline-local'"),
+    (["study", "--mechanisms", "linear-elu"], 3, "'linear elu'"),
+    (["study", "--recipe", "twin-digits"], 3, "'twins-digits'"),
+    (["study", "--quik"], 2, "'--quick'"),
+    (["data", "check", "--worker", "1"], 2, "'--workers'"),
+    (["lst"], 2, "'list'"),
+]
+
+
+@pytest.mark.parametrize(("words", "status", "meant"), MISSPELLED)
+def test_a_misspelled_name_is_answered_with_the_right_one(softless, words, status, meant):
+    result = softless(*words)
+    assert result.exit_code == status
+    assert f"did you mean {meant}?" in result.stderr.lower()
+
 
 @pytest.mark.parametrize("words", GOOD, ids=" ".join)
 def test_what_works_exits_0_and_says_nothing_on_stderr(softless, words):
