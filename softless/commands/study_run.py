@@ -94,6 +94,7 @@ def study(asked: Asked, out: "Console | None") -> tuple[dict[str, Any], Path]:
     twins = twins_named(preset.twins, recipe) if preset.twins else twins_of(preset.tables, side=side_of(recipe))
     must_build(recipe, twins)
     cases_named(preset.plan.mechanisms)
+    study_measure.check_memory(preset.plan, device)
     cut = windows_of(recipe, name, preset)
     runs = preset.seeds * (len(twins) + (len(cut[1]) if cut else 0))
     with progress(runs + EXAMINING * len(twins) + TIMING, out is not None) as advance, goes_on():

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from softless.data import open_splits
+from softless.data.changes import summary, what_changed
 from softless.data.damage import Damage, OnBadImage
 from softless.data.device_loading import DeviceLoader
 from softless.data.images import Images
@@ -123,6 +124,7 @@ def describe(
         "data": data,
         "images": {"train": len(images), "test": len(test)},
         "fingerprint": {"train": images.fingerprint, "test": test.fingerprint},
+        "set": summary(data, images, test),
         "classes": list(images.classes),
         "seed": seed,
         "teacher": None if teacher is None else str(teacher),
@@ -157,13 +159,12 @@ def agree(before: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
     try:
         old, new = (matters(about) for about in (before, now))
         changed = [part for part, known in now["fingerprint"].items() if before["fingerprint"][part] != known]
+        why = what_changed(before["set"], now["set"]) if "set" in before else None  # older runs have none
     except (LookupError, AttributeError, TypeError) as error:
         raise FileError(f"{what}: its run.json lacks {error}") from None
     if changed:
-        raise ArgumentError(
-            f"{what} was begun with other images to {' and '.join(changed)} on: names, sizes or labels have changed "
-            "since; give it those images, or begin another run with --out"
-        )
+        why = why or f"names, sizes or labels of those to {' and '.join(changed)} on have changed"
+        raise ArgumentError(f"{what} was begun with other images: {why}; give it those, or another folder with --out")
     if before.get("teacher_weights") != now["teacher_weights"]:
         raise ArgumentError(
             f"{what} was begun with teacher {before.get('teacher')}, and the best weights of {now['teacher']} are not "

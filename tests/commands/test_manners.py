@@ -15,8 +15,10 @@ import pytest
 import typer
 
 from softless.cli import app
-from softless.commands import manners
+from softless.commands import manners, study_measure
 from softless.errors import ArgumentError
+from tests.commands.conftest import RECIPE
+from tests.data.pictures import encoded, folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -122,6 +124,30 @@ def test_bad_input_exits_3_with_one_line_that_repeats_it(softless, words, says):
     assert result.stderr.count("\n") == 1
     assert says in result.stderr
     assert result.stdout == ""
+
+
+REFUSED = [
+    ["study", "--twins", "softmax,nobody"],
+    ["study", "--data", "nowhere"],
+    ["study", "--data", "damaged", "--recipe", RECIPE],
+    ["study", "--tokens", "1048576"],
+    ["train", "--recipe", "nonsense"],
+    ["train", "--data", "nowhere"],
+    ["train", "--data", "damaged", "--recipe", RECIPE],
+    ["train", "nonsense"],
+    ["probe", "nonsense"],
+    ["probe", "inline_deit_tiny", "--data", "nowhere"],
+]
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+def test_a_start_that_is_refused_leaves_no_folder(softless, tmp_path, monkeypatch, words):
+    monkeypatch.setattr(study_measure, "free_bytes", lambda _: 10**8)
+    bad = folder(tmp_path / "damaged", {"train": {"a": 40, "b": 40}, "val": {"a": 2, "b": 2}}) / "train/a/0.png"
+    bad.write_bytes(encoded(1)[:-30])
+    result = softless(*words, "--out", "deep/out")
+    assert result.exit_code == 3, result.output
+    assert not (tmp_path / "deep").exists()
 
 
 def verbs(command: Any, *words: str) -> Iterator[tuple[str, ...]]:
