@@ -27,13 +27,13 @@ PLAIN: dict[str, Any] = {
 class Command(TyperCommand):
     """A verb that answers an option it does not have with the nearest one it has."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            if not hasattr(error, "possibilities"):
+            name = getattr(error, "option_name", None)
+            if name is None or not hasattr(error, "possibilities"):
                 raise
-            name = error.option_name
             close = did_you_mean(name, [option for parameter in self.params for option in parameter.opts])
             ctx.fail(f"there is no option {name!r}{f': {close}' if close else ''}")
 

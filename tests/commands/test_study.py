@@ -159,7 +159,7 @@ def test_a_rerun_goes_on_where_it_was_and_says_so(softless, report, monkeypatch)
     assert {key: again[key] for key in again if key != "date"} | {"machine": 0} == {
         key: report[0][key] for key in again if key != "date"
     } | {"machine": 0}
-    assert "going on: 3 of 3 runs were trained before" in softless("study").stdout
+    assert "going on: 3 of 3 runs trained before" in softless("study").stdout
 
 
 def test_another_twin_is_added_to_a_study(softless, report, monkeypatch):
