@@ -6,10 +6,12 @@ Exit status of every verb: 0 ok, 1 a check failed, 2 usage, 3 bad input, 130 int
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from softless.commands import bench, data_check, evaluate, explain, probe, report, study, train
 from softless.commands import list as list_
 from softless.commands.manners import INTERRUPTED, installed_version
+from softless.errors import did_you_mean
 
 # Plain help: rich would double the time `--help` takes.
 PLAIN: dict[str, Any] = {
@@ -20,22 +22,38 @@ PLAIN: dict[str, Any] = {
     "no_args_is_help": True,
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
+
+
+class Command(TyperCommand):
+    """A verb that answers an option it does not have with the nearest one it has."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            name = getattr(error, "option_name", None)
+            if name is None or not hasattr(error, "possibilities"):
+                raise
+            close = did_you_mean(name, [option for parameter in self.params for option in parameter.opts])
+            ctx.fail(f"there is no option {name!r}{f': {close}' if close else ''}")
+
+
 app = typer.Typer(
     name="softless",
     help="Attention without the softmax: what each mechanism is, what it costs, and when it is safe.",
     **PLAIN,
 )
-app.command("list", help=list_.HELP, short_help=list_.SUMMARY)(list_.run)
-app.command("explain", help=explain.HELP, short_help=explain.SUMMARY)(explain.run)
-app.command("bench", help=bench.HELP, short_help=bench.SUMMARY)(bench.run)
-app.command("train", help=train.HELP, short_help=train.SUMMARY)(train.run)
-app.command("evaluate", help=evaluate.HELP, short_help=evaluate.SUMMARY)(evaluate.run)
-app.command("probe", help=probe.HELP, short_help=probe.SUMMARY)(probe.run)
-app.command("study", help=study.HELP, short_help=study.SUMMARY)(study.run)
-app.command("report", help=report.HELP, short_help=report.SUMMARY)(report.run)
+app.command("list", cls=Command, help=list_.HELP, short_help=list_.SUMMARY)(list_.run)
+app.command("explain", cls=Command, help=explain.HELP, short_help=explain.SUMMARY)(explain.run)
+app.command("bench", cls=Command, help=bench.HELP, short_help=bench.SUMMARY)(bench.run)
+app.command("train", cls=Command, help=train.HELP, short_help=train.SUMMARY)(train.run)
+app.command("evaluate", cls=Command, help=evaluate.HELP, short_help=evaluate.SUMMARY)(evaluate.run)
+app.command("probe", cls=Command, help=probe.HELP, short_help=probe.SUMMARY)(probe.run)
+app.command("study", cls=Command, help=study.HELP, short_help=study.SUMMARY)(study.run)
+app.command("report", cls=Command, help=report.HELP, short_help=report.SUMMARY)(report.run)
 
 data = typer.Typer(help="Sets of images: folders, parquet files and the embedded digits.", **PLAIN)
-data.command("check", help=data_check.HELP, short_help=data_check.SUMMARY)(data_check.run)
+data.command("check", cls=Command, help=data_check.HELP, short_help=data_check.SUMMARY)(data_check.run)
 app.add_typer(data, name="data")
 
 

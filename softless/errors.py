@@ -3,6 +3,9 @@
 The text repeats what was given and what was needed, in one sentence.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 LONGEST = 80
 
 
@@ -41,3 +44,24 @@ class MissingExtraError(SoftlessError, ImportError):
 
 class NonFiniteError(SoftlessError, ArithmeticError):
     """A loss or a gradient is NaN or infinite, and the update was not made."""
+
+
+def no_such(kind: str, name: object, known: Iterable[str]) -> str:
+    """The sentence for a name that does not exist: the nearest one that does, or else all of them.
+
+    >>> from softless.errors import no_such
+    >>> no_such("mechanism", "linnear", ["softmax", "linear"])
+    "mechanism 'linnear' does not exist: did you mean 'linear'?"
+    >>> no_such("mechanism", "magic", ["softmax", "linear"])
+    "mechanism 'magic' is not one of softmax, linear"
+    """
+    names = list(known)
+    if close := did_you_mean(name, names):
+        return f"{kind} {shown(name)} does not exist: {close}"
+    return f"{kind} {shown(name)} is not one of {', '.join(names)}"
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """The question, with the name nearest to this one; empty where none is near."""
+    close = get_close_matches(name, list(known), n=1) if isinstance(name, str) else []
+    return f"did you mean {close[0]!r}?" if close else ""

@@ -25,7 +25,7 @@ from softless.commands.bench_measure import PASSES, times
 from softless.commands.model import model_options, settled
 from softless.commands.progress import progress
 from softless.commands.study_measure import circumstances, pick_device
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, no_such
 from softless.models.table import CONFIGS
 from softless.probes.model_contest import (
     ModelResult,
@@ -71,7 +71,7 @@ def plan(
 ) -> ModelPlan:
     """Refuse what cannot be measured; settle the rest."""
     if name not in CONFIGS:
-        raise ArgumentError(f"--model {name!r} is not one of {', '.join(CONFIGS)}")
+        raise ArgumentError(no_such("--model", name, CONFIGS))
     options, place = model_options(name, words), pick_device(device)
     if windows and "window" in options:
         raise ArgumentError(f"--option window={words['window']} and --window are the same: give one of them")

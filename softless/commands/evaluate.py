@@ -33,7 +33,7 @@ from softless.commands.manners import (
     whole_number,
 )
 from softless.commands.words import OnBad, Where, processes
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn
@@ -129,7 +129,8 @@ def _loaded(target: str, weights: Path | None, data: str | None) -> "tuple[nn.Mo
         return model, recipe, images, data or "digits", None
     refuse({"--weights": weights}, f"{target} is a run, which has its own")
     if not Path(target).is_dir():
-        raise ArgumentError(f"{target!r} is neither the folder of a run nor one of {', '.join(CONFIGS)}")
+        hint = did_you_mean(target, CONFIGS) or "softless list --models names the models"
+        raise ArgumentError(f"{target!r} is neither the folder of a run nor a model: {hint}")
     model, about = trained(Path(target))
     source = about["data"] if data is None else data
     images = open_images(source, "test")

@@ -31,7 +31,7 @@ import typer
 
 from softless.commands.manners import emit_json, polite, refuse, whole_number
 from softless.commands.words import four_numbers, image_size, key_value
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, did_you_mean
 
 
 class Dtype(StrEnum):
@@ -125,8 +125,11 @@ def run(
 def _mechanism(name: str, options: dict[str, str]) -> Any:
     from softless.commands.mechanism import make
     from softless.mechanisms import list_mechanisms
+    from softless.models.table import CONFIGS
 
     if name not in list_mechanisms():
+        if close := did_you_mean(name, [*list_mechanisms(), *CONFIGS]):
+            raise ArgumentError(f"{name!r} is neither a mechanism nor a model: {close}")
         known = ", ".join(list_mechanisms())
         raise ArgumentError(f"{name!r} is not one of {known}, nor a model of `softless list --models`")
     return make(name, options)

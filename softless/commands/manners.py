@@ -106,18 +106,30 @@ def to_json(document: dict[str, Any]) -> str:
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make the folder and be sure that a file can be written in it, before any work is done."""
+    """Be sure that files can be written there, before any work; it is not made yet, so a refused start leaves none."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        there = folder.absolute()
+        while not _exists(there):
+            there = there.parent
+        with tempfile.TemporaryFile(dir=there):
             pass
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ArgumentError(f"cannot write in the folder {str(folder)!r}: {reason}") from None
 
 
+def _exists(path: Path) -> bool:
+    """Unlike `Path.exists`, a path through a file or a name that no disk can hold raises."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def write_atomically(path: Path, text: str) -> None:
-    """The file is there whole or not at all: written beside its place, synced, then renamed."""
+    """The file is there whole or not at all: written beside its place, synced, then renamed; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

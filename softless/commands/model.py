@@ -3,7 +3,7 @@
 from typing import Any
 
 from softless.commands.manners import LONGEST_NUMBER
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, did_you_mean
 from softless.models import customize
 from softless.models.table import CONFIGS, Config
 
@@ -29,7 +29,8 @@ def settled(name: str, options: dict[str, Any]) -> Config:
 
 def _value(name: str, option: str, text: str) -> object:
     if option not in OPTIONS:
-        raise ArgumentError(f"model '{name}' has no option {option!r} here: it takes {', '.join(OPTIONS)}")
+        hint = did_you_mean(option, OPTIONS) or f"it takes {', '.join(OPTIONS)}"
+        raise ArgumentError(f"model '{name}' has no option {option!r} here: {hint}")
     if option == "local":
         if text.lower() not in SWITCH:
             raise ArgumentError(f"option local is {text!r} and must be true or false")

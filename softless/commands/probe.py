@@ -155,7 +155,7 @@ def look(
             nonlocal done
             done += images
             left = (time.monotonic() - start) / done * (shown.count - done)
-            advance(f"{done:,} of {shown.count:,} {shown.what}, about {duration(left)} left", images)
+            advance(f"{done:,} of {shown.count:,} {shown.what}", images)
             if done == images and left and not quiet:
                 typer.echo(f"{shown.count:,} {shown.what}: this will take about {duration(left)}", err=True)
 

@@ -1,27 +1,59 @@
-"""A progress bar on stderr that leaves no trace."""
+"""A progress bar on stderr that leaves no trace: how far it is, how long it has taken, how long it will take."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from softless.commands import units
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 Advance = Callable[[str, float], None]
 
 
+class Bar:
+    """Called with a label and an amount, it moves the bar; without a `Progress` it does nothing."""
+
+    def __init__(self, shown: "Progress | None" = None, total: float = 0.0):
+        self.shown, self.done, self.total = shown, 0.0, total
+        self.skipped = 0.0
+        if shown is not None:
+            self.task = shown.add_task("starting", total=total, left="")
+
+    def __call__(self, label: str, amount: float) -> None:
+        self.done += amount
+        if self.shown is not None:
+            took = self.shown.tasks[self.task].elapsed or 0.0
+            self.shown.update(self.task, completed=self.done, description=label, left=self.left(took))
+
+    def skip(self, amount: float) -> None:
+        """Move over what was done before: it says nothing about the time that is left."""
+        self.skipped += amount
+        self("starting", amount)
+
+    def left(self, took: float) -> str:
+        """By the pace so far; nothing until something is done."""
+        worked = self.done - self.skipped
+        return f"{units.duration(took / worked * max(self.total - self.done, 0.0))} left" if worked > 0 else ""
+
+
 @contextmanager
-def progress(total: float, wanted: bool) -> Iterator[Advance]:
+def progress(total: float, wanted: bool) -> Iterator[Bar]:
     """Gives a function that moves the bar by an amount; nothing is drawn where stderr is not a terminal."""
     if not (wanted and sys.stderr.isatty()):
-        yield lambda _label, _amount: None
+        yield Bar()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
-        BarColumn(),
+        BarColumn(bar_width=24),
         TextColumn("{task.percentage:3.0f}%"),
         TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as bar:
-        task = bar.add_task("starting", total=total)
-        yield lambda label, amount: bar.update(task, advance=amount, description=label)
+    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as shown:
+        yield Bar(shown, total)

@@ -56,7 +56,6 @@ def circumstances(device: str) -> dict[str, Any]:
 
 def timed(plan: Plan, seed: int, device: str, advance: Advance) -> dict[str, Any]:
     """Time and memory of calls against the number of tokens, beside SDPA; on one thread where the machine is busy."""
-    _check_memory(plan, device)
     with threads(speed.steady_threads()):
         return _speed(plan, seed, device, cases_named(plan.mechanisms), advance)
 
@@ -123,7 +122,8 @@ def _normal(seed: int, count: int, heads: int, tokens: int, dim: int, dtype: tor
     return torch.randn(count, 1, heads, tokens, dim, generator=generator, dtype=dtype)
 
 
-def _check_memory(plan: Plan, device: str) -> None:
+def check_memory(plan: Plan, device: str) -> None:
+    """Refuse lengths that do not fit, before anything is trained."""
     longest, free = max(plan.tokens), free_bytes(torch.device(device))
     needed = LINEAR_COPIES * plan.heads * longest * plan.head_dim * 4
     if free is not None and needed > 0.8 * free:

@@ -18,7 +18,7 @@ from softless.commands.progress import Advance, progress
 from softless.commands.study_examine import Exhibit, examined, png
 from softless.commands.study_parts import Parts
 from softless.commands.study_plan import Preset
-from softless.commands.study_show import Showing
+from softless.commands.study_show import DECODING, Showing
 from softless.commands.study_tables import groups, shared_spread
 from softless.commands.study_verdict import verdict
 from softless.data import open_splits
@@ -94,10 +94,12 @@ def study(asked: Asked, out: "Console | None") -> tuple[dict[str, Any], Path]:
     twins = twins_named(preset.twins, recipe) if preset.twins else twins_of(preset.tables, side=side_of(recipe))
     must_build(recipe, twins)
     cases_named(preset.plan.mechanisms)
+    study_measure.check_memory(preset.plan, device)
     cut = windows_of(recipe, name, preset)
     runs = preset.seeds * (len(twins) + (len(cut[1]) if cut else 0))
-    with progress(runs + EXAMINING * len(twins) + TIMING, out is not None) as advance, goes_on():
-        showing = Showing(out, advance)
+    images = sum(map(len, open_splits(asked.data)))
+    with progress(DECODING + runs + EXAMINING * len(twins) + TIMING, out is not None) as advance, goes_on():
+        showing = Showing(out, advance, images)
         ends = None if asked.minutes is None else time.monotonic() + 60 * asked.minutes
         ran = train_all(asked, asked.out / "twins", recipe, twins, device, showing, ends)
         beside = Showing(out, advance)  # both grids have an inline-0

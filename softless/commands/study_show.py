@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from softless.commands import units
 from softless.commands.layout import plain_table
-from softless.commands.progress import Advance
+from softless.commands.progress import Bar
 from softless.commands.study_tables import instead
 
 if TYPE_CHECKING:
@@ -13,12 +13,18 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-class Showing:
-    """A `GridWatcher` that prints a line for each run and moves the bar in between."""
+DECODING = 0.3  # of the length of a run, for the bar
 
-    def __init__(self, out: "Console | None", advance: Advance):
-        self.out, self.advance = out, advance
-        self.shares: dict[str, float] = {}
+
+class Showing:
+    """A `GridWatcher` that prints a line for each run and moves the bar in between.
+
+    images   that will be decoded; 0 where the bar has no room for that
+    """
+
+    def __init__(self, out: "Console | None", advance: Bar, images: int = 0):
+        self.out, self.advance, self.images = out, advance, images
+        self.decoded, self.shares = 0, dict[str, float]()
 
     def say(self, sentence: str) -> None:
         if self.out is not None:
@@ -26,13 +32,18 @@ class Showing:
 
     def begin(self, runs: int, finished: int) -> None:
         if finished:
-            self.say(f"going on: {finished} of {runs} runs were trained before")
-        self.advance("training", finished)
+            self.say(f"going on: {finished} of {units.counted(runs, 'run')} trained before")
+        self.advance.skip(finished)
 
     def decoding(self, images: int) -> None:
-        self.advance("decoding images", 0)
+        self.decoded += images
+        of, step = (f" of {self.images:,}", DECODING / self.images) if self.images else ("", 0.0)
+        self.advance(f"decoding images, {self.decoded:,}{of}", step * images)
 
     def tick(self, name: str, share: float) -> None:
+        if self.decoded < self.images:  # they were decoded before
+            self.advance.skip(DECODING * (1 - self.decoded / self.images))
+            self.decoded = self.images
         self.advance(f"training {name}", share - self.shares.get(name, 0.0))
         self.shares[name] = share
 

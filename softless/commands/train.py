@@ -5,7 +5,7 @@ checkpoints in last/, the best weights in best/, tensorboard/ and, at the end, r
 
 JSON (schema softless.train/1):
 
-    {"schema", "out", "model", "parameters", "steps", "best_step", "best_top1",
+    {"schema", "out", "recipe": its name, "model", "parameters", "steps", "best_step", "best_top1",
      "last": {"top1", "top5", "ece", "test_loss"}, "seconds", "skipped": images that could not be decoded}
 
 Exit status: 0 trained, 1 a loss or gradient was not finite, 2 usage, 3 bad input, 130 interrupted and saved.
@@ -13,6 +13,7 @@ Exit status: 0 trained, 1 a loss or gradient was not finite, 2 usage, 3 bad inpu
 
 import os
 import shlex
+import warnings
 from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
@@ -24,15 +25,17 @@ from softless.commands.manners import CHECK_FAILED, complain, emit_json, polite,
 from softless.commands.words import OnBad, Where, from_zero, key_value, processes
 
 if TYPE_CHECKING:
+    from softless.commands.train_show import Start
     from softless.train.assemble import Means
-    from softless.train.recipe import Recipe
 
 SCHEMA = "softless.train/1"
+MUCH = 4  # a recipe that makes images smaller by this much a side is warned of
 SUMMARY = "Train a backbone on images, resumable, on one device or many."
 HELP = """Train a backbone on images: from a recipe, with a log, checkpoints and TensorBoard.
 
 \b
 $ softless train                                   # the embedded digits
+$ softless train --data flowers/ --out runs/f      # a recipe that fits them
 $ softless train --recipe cifar10 --data cifar10-train.parquet --out runs/a
 $ softless train inline_swin_tiny --recipe imagenette --data imagenette/
 $ softless train --set model.mechanism=softmax --set model.local=false
@@ -51,13 +54,16 @@ class Share(StrEnum):
 @polite
 def run(
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="In place of the recipe's.", show_default=False)
+        str | None, typer.Argument(metavar="MODEL", help="Instead of the recipe's.", show_default=False)
     ] = None,
     data: Annotated[
         str | None, typer.Option(metavar="PATH", help="Folder or parquet file; digits if absent.", show_default=False)
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A recipe, or its file; default digits.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="NAME", help="A recipe, or its file; by default one that fits the images.", show_default=False
+        ),
     ] = None,
     changes: Annotated[
         list[Any] | None,
@@ -89,14 +95,16 @@ def run(
     from softless.train.stop import Interrupted
 
     asked = {"data": data, "seed": seed, "teacher": teacher, "init": init}
-    settled, asked = settle(out, recipe, model, list(changes or []), asked, resume)
+    start, asked = settle(out, recipe, model, list(changes or []), asked, resume, device.value)
     prepare_folder(out)
     means = Means(
         device=device.value, sharing=sharing.value, workers=int(workers), on_bad_image=on_bad_image.value, graph=graph
     )
-    with warnings_in_one_line(), Showing(wanted=not json) as showing:
+    with warnings_in_one_line(), Showing(not json, start) as showing:
+        warn_of_shrinking(start, recipe)
+        given = {"means": means, "resume": resume, "splits": start.parts, "tick": showing.decoding, **asked}
         try:
-            outcome = train(out, settled, watch=showing, means=means, resume=resume, **asked)
+            outcome = train(out, start.recipe, watch=showing, **given)
         except Interrupted as stopped:
             showing.say_how_to_resume(f"{stopped}; to go on: {how_to_go_on(out, means)}")
             leave()
@@ -109,8 +117,8 @@ def run(
     if json and showing.main:
         from dataclasses import asdict
 
-        facts = {"out": str(out), "model": settled.model.name, "parameters": showing.parameters}
-        emit_json({"schema": SCHEMA, **facts, **asdict(outcome)})
+        facts = {"out": str(out), "recipe": start.name, "model": start.recipe.model.name}
+        emit_json({"schema": SCHEMA, **facts, "parameters": showing.parameters, **asdict(outcome)})
     else:
         showing.conclude(outcome, out)
 
@@ -133,16 +141,45 @@ def settle(
     changes: list[tuple[str, str]],
     asked: dict[str, Any],
     resume: bool,
-) -> "tuple[Recipe, dict[str, Any]]":
-    """The recipe, and data, seed, teacher and init; what is not given is that of the run to go on with."""
-    from softless.train.recipe_file import DEFAULT, changed, document_of
+    device: str,
+) -> "tuple[Start, dict[str, Any]]":
+    """The recipe and the images; and data, seed, teacher and init. What is not given is that of the run to go on with.
+
+    Without a name the recipe is one that fits the images.
+    """
+    import torch
+
+    from softless.commands.train_show import Start
+    from softless.data import open_splits
+    from softless.train.choose import fitting, usual_size
+    from softless.train.recipe_file import changed, document_of
     from softless.train.run import Run
 
     before = Run(out).read() if resume else {}
-    document = before["recipe"] if resume and name is None else document_of(DEFAULT if name is None else name)
-    changes = [*changes, *([("model.name", f'"{model}"')] if model else [])]
     asked = {key: before.get(key) if value is None else value for key, value in asked.items()}
     asked["seed"] = asked["seed"] or 0
     for key in ("teacher", "init"):
         asked[key] = None if asked[key] is None else Path(asked[key])
-    return changed(document, changes), asked
+    changes = [*changes, *([("model.name", f'"{model}"')] if model else [])]
+    document, because = (None, "") if name is None else (document_of(name), "")
+    parts = open_splits(asked["data"])
+    size = usual_size(parts[0])
+    if document is None and resume:
+        name, document, because = "of the run", before["recipe"], f"as {out} was begun"
+    elif document is None:
+        choice = fitting(asked["data"], parts[0], size, device != "cpu" and torch.cuda.is_available())
+        name, document = choice.name, document_of(choice.name)
+        because, changes = f"chosen {choice.because}; --recipe NAME takes another", [*choice.changes, *changes]
+    return Start(str(name), because, changed(document, changes), parts, size), asked
+
+
+def warn_of_shrinking(start: "Start", recipe: str | None) -> None:
+    """A recipe for much smaller images throws most of these away: whoever asked for it is told."""
+    seen, size = start.recipe.image_size, start.size
+    if recipe is not None and size is not None and min(size.height, size.width) >= MUCH * seen:
+        warnings.warn(
+            f"recipe {recipe!r} shrinks these images from {size.height} x {size.width} to {seen} x {seen} pixels; "
+            "leave --recipe out to have one chosen that fits them",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -28,6 +28,11 @@ def count(value: float) -> str:
     return _with_unit(value, ("", "k", "M", "G", "T")).rstrip()
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """1 image, 1,410 images."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def percent(share: float) -> str:
     """1.2%, 34%."""
     return f"{100 * share:.2g}%" if abs(share) < 0.1 else f"{share:,.0%}"

@@ -30,6 +30,7 @@ class DigitImages:
         self.rows = np.sort(parts[split == "test"])
         self.pixels = (grays[self.rows] * (255 / 16)).round().astype(np.uint8).reshape(-1, 8, 8)
         self.labels = labels[self.rows].astype(np.int64)
+        self.sizes = np.full(len(self.rows), self.pixels[0].size, np.int64)
         self.fingerprint = fingerprint(b"digits", self.rows, self.labels)
 
     def names(self, index: int) -> str:

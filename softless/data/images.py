@@ -32,11 +32,13 @@ class Sample(NamedTuple):
 class Images(Protocol):
     """classes      their names, in the order of the labels
     labels       int64 [N]
+    sizes        int64 [N]: bytes of each image as it is encoded
     fingerprint  sha256 over names, sizes and labels: the same set has the same one
     """
 
     classes: tuple[str, ...]
     labels: np.ndarray
+    sizes: np.ndarray
     fingerprint: str
 
     def names(self, index: int) -> str:

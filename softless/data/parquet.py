@@ -43,8 +43,8 @@ class ParquetImages:
     def __init__(self, path: Path, images: pa.ChunkedArray, labels: np.ndarray, rows: np.ndarray) -> None:
         self.path, self.images, self.rows, self.labels = path, images, rows, labels[rows]
         self.classes: tuple[str, ...] = ()
-        sizes = pc.binary_length(images).fill_null(0).to_numpy()
-        self.fingerprint = fingerprint(path.name.encode(), sizes[rows], rows, self.labels)
+        self.sizes = pc.binary_length(images).fill_null(0).to_numpy()[rows]
+        self.fingerprint = fingerprint(path.name.encode(), self.sizes, rows, self.labels)
 
     def names(self, index: int) -> str:
         return f"{self.path}[row {self.rows[index]}]"

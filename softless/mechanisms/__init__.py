@@ -3,7 +3,7 @@
 import numbers
 from dataclasses import fields
 
-from softless.errors import ArgumentError, shown
+from softless.errors import ArgumentError, did_you_mean, no_such
 from softless.mechanisms.agent import Agent
 from softless.mechanisms.angular import Angular
 from softless.mechanisms.asymmetric_nonlocal import AsymmetricNonLocal
@@ -60,12 +60,13 @@ def mechanism(name: str, **options: object) -> Mechanism:
     An unknown name or option raises and lists the known ones.
     """
     if not isinstance(name, str) or name not in MECHANISMS:
-        raise ArgumentError(f"mechanism {shown(name)} is not one of {', '.join(MECHANISMS)}")
+        raise ArgumentError(no_such("mechanism", name, MECHANISMS))
     if not options and name in PLAIN:
         return PLAIN[name]
     if unknown := [option for option in options if option not in OPTIONS[name]]:
-        takes = f"takes {', '.join(OPTIONS[name])}" if OPTIONS[name] else "takes no options"
-        raise ArgumentError(f"mechanism '{name}' has no option {', '.join(map(repr, unknown))}: it {takes}")
+        takes = f"it takes {', '.join(OPTIONS[name])}" if OPTIONS[name] else "it takes no options"
+        hint = did_you_mean(unknown[0], OPTIONS[name]) or takes
+        raise ArgumentError(f"mechanism '{name}' has no option {', '.join(map(repr, unknown))}: {hint}")
     return MECHANISMS[name](**{option: _plain(name, option, value) for option, value in options.items()})
 
 

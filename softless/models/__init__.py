@@ -5,7 +5,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from softless.errors import ArgumentError, MissingExtraError, UnsupportedError, shown
+from softless.errors import ArgumentError, MissingExtraError, UnsupportedError, did_you_mean, no_such, shown
 from softless.mechanisms import Mechanism, resolve
 from softless.models.settings import settings
 from softless.models.shape import reshaped
@@ -92,7 +92,8 @@ def create_model(
             f"model '{name}' is built with timm, and {package} is not installed: pip install 'softless[models]'"
         ) from None
     if unknown := [option for option in options if option not in OPTIONS]:
-        raise ArgumentError(f"model '{name}' has no option {', '.join(unknown)}: it takes {', '.join(OPTIONS)}")
+        hint = did_you_mean(unknown[0], OPTIONS) or f"it takes {', '.join(OPTIONS)}"
+        raise ArgumentError(f"model '{name}' has no option {', '.join(unknown)}: {hint}")
     if not (dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)):
         raise ArgumentError(f"dtype is {shown(dtype)} and must be a floating-point torch.dtype")
     with torch.device(torch.get_default_device() if device is None else device):
@@ -112,7 +113,7 @@ def customize(
 ) -> Config:
     """The named configuration with these changes; what would have no effect raises."""
     if not isinstance(name, str) or name not in CONFIGS:
-        raise ArgumentError(f"model {shown(name)} is not one of {', '.join(CONFIGS)}")
+        raise ArgumentError(no_such("model", name, CONFIGS))
     if not (local is None or isinstance(local, bool)):
         raise ArgumentError(f"local is {shown(local)} and must be True, False or None")
     config = reshaped(CONFIGS[name], **sizes)

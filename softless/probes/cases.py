@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, did_you_mean
 from softless.mechanisms import Mechanism, list_mechanisms, mechanism
 
 
@@ -53,7 +53,8 @@ def cases_named(names: Iterable[str]) -> tuple[Case, ...]:
     if names == ["all"]:
         return every
     if unknown := [name for name in names if name not in known]:
-        raise ArgumentError(f"{', '.join(map(repr, unknown))} cannot be compared: there are {', '.join(known)}, or all")
+        hint = did_you_mean(unknown[0], known) or f"there are {', '.join(known)}, or all"
+        raise ArgumentError(f"{', '.join(map(repr, unknown))} cannot be compared: {hint}")
     return tuple(known[name] for name in names)
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from softless.data import open_splits
+from softless.data.changes import summary, what_changed
 from softless.data.damage import Damage, OnBadImage
 from softless.data.device_loading import DeviceLoader
 from softless.data.images import Images
@@ -56,11 +57,15 @@ def train(
     resume: bool = False,
     teacher: Path | None = None,
     init: Path | None = None,
+    splits: tuple[Images, Images] | None = None,
     decoded: tuple[Batch, Batch] | None = None,
+    tick: Callable[[int], None] = lambda _images: None,
 ) -> Outcome:
     """Train in this folder, from the beginning or, with `resume`, from where its run was.
 
-    decoded   the images to train and to test on as `cached` gives them, where that was done before
+    splits    the images of `data` to train and to test on, where they were opened before
+    decoded   the same as `cached` gives them, where that was done before
+    tick      told how many more images are decoded, where a recipe keeps them so
 
     The group of processes that several ranks form stays, for the next training: `devices.leave` ends it.
     """
@@ -70,7 +75,7 @@ def train(
         raise ArgumentError(f"recipe: batch {recipe.batch} is not a multiple of {parts}")
     if (recipe.mixup or recipe.cutmix) and (part := recipe.batch // (ranks * recipe.accumulate)) % 2:
         raise ArgumentError(f"recipe: mixup and cutmix mix pairs, and a rank of {ranks} has {part} images at a time")
-    images, test = open_splits(data)
+    images, test = splits or open_splits(data)
     knows = None if teacher is None else taught(teacher, recipe, images.classes)
     run, about = Run(folder), describe(recipe, data, images, test, seed, teacher, init, knows)
     if resume:
@@ -84,7 +89,7 @@ def train(
     if init is not None and not (resume and checkpoint.any_in(run.last)):
         start_from(model, init)
     feeds = [
-        feed(part, recipe, seed, devices, means, train=part is images, kept=kept)
+        feed(part, recipe, seed, devices, means, train=part is images, kept=kept, tick=tick)
         for part, kept in zip((images, test), decoded or (None, None), strict=True)
     ]
     if devices.main and not resume:
@@ -123,6 +128,7 @@ def describe(
         "data": data,
         "images": {"train": len(images), "test": len(test)},
         "fingerprint": {"train": images.fingerprint, "test": test.fingerprint},
+        "set": summary(data, images, test),
         "classes": list(images.classes),
         "seed": seed,
         "teacher": None if teacher is None else str(teacher),
@@ -157,13 +163,12 @@ def agree(before: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
     try:
         old, new = (matters(about) for about in (before, now))
         changed = [part for part, known in now["fingerprint"].items() if before["fingerprint"][part] != known]
+        why = what_changed(before["set"], now["set"]) if "set" in before else None  # older runs have none
     except (LookupError, AttributeError, TypeError) as error:
         raise FileError(f"{what}: its run.json lacks {error}") from None
     if changed:
-        raise ArgumentError(
-            f"{what} was begun with other images to {' and '.join(changed)} on: names, sizes or labels have changed "
-            "since; give it those images, or begin another run with --out"
-        )
+        why = why or f"names, sizes or labels of those to {' and '.join(changed)} on have changed"
+        raise ArgumentError(f"{what} was begun with other images: {why}; give it those, or another folder with --out")
     if before.get("teacher_weights") != now["teacher_weights"]:
         raise ArgumentError(
             f"{what} was begun with teacher {before.get('teacher')}, and the best weights of {now['teacher']} are not "
@@ -217,6 +222,7 @@ def feed(
     *,
     train: bool,
     kept: Batch | None = None,
+    tick: Callable[[int], None] = lambda _images: None,
 ) -> Feed:
     """One part of a set on its way to the devices; `kept` is the part decoded, if a recipe that caches has it."""
     size, batch = recipe.image_size, recipe.batch // devices.ranks
@@ -228,7 +234,7 @@ def feed(
     if recipe.cache:
         damage = Damage(means.on_bad_image, len(images))
         if kept is None:
-            kept = cached(images, size=size, workers=means.workers, damage=damage)
+            kept = cached(images, size=size, workers=means.workers, damage=damage, tick=tick)
         there = Batch(*(part.to(devices.device) for part in kept))
         sampler = ResumableSampler(len(there.ids), seed=seed, shuffle=train, **place)
         return Feed(

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 
 from softless.data import open_splits
+from softless.data.changes import summary, what_changed
 from softless.errors import ArgumentError, FileError
 from softless.train.assemble import Means, meaning
 from softless.train.decoded import decode
@@ -34,7 +35,7 @@ from softless.train.run import must_agree, write_json
 from softless.train.twin_run import Task, decoded_set, execute
 from softless.train.twins import Twin
 
-SCHEMA = "softless.grid/1"
+SCHEMA, NAME = "softless.grid/1", "grid.json"
 MARGIN = 1.15  # a run may take longer than those before it by this much
 
 Record = dict[str, Any]
@@ -94,7 +95,7 @@ def run_grid(
     if pack < 1 or not seeds or not twins:
         raise ArgumentError(f"a grid needs a twin, a seed and a pack of at least 1, got {len(twins)}, {seeds}, {pack}")
     parts = open_splits(data)
-    _agree(out, recipe, [part.fingerprint for part in parts])
+    about = _agree(out, recipe, summary(data, *parts))
     tasks = [
         Task(out=out, twin=twin, seed=seed, base=recipe, data=data, means=means, ends=ends)
         for seed in seeds
@@ -105,6 +106,8 @@ def run_grid(
     if waiting:
         if recipe.cache:
             decode(out / "images", parts, recipe.image_size, means, watch.decoding)
+        if not (out / NAME).exists():  # not before: images that cannot be decoded leave no folder
+            write_json(out / NAME, about)
         together = min(pack, len(waiting))
         before = [read_record(task.record) for task in tasks if task not in waiting]
         schedule = Schedule([replace(task, together=together) for task in waiting], before, ends)
@@ -201,16 +204,22 @@ def _supply(workers: Pack, schedule: Schedule) -> None:
         workers.start(task)
 
 
-def _agree(out: Path, recipe: Recipe, fingerprints: list[str]) -> None:
-    """A grid is of one recipe and one set of images."""
-    path = out / "grid.json"
-    about = {"schema": SCHEMA, "recipe": meaning(to_document(recipe)), "fingerprints": fingerprints}
+def _agree(out: Path, recipe: Recipe, images: dict[str, Any]) -> dict[str, Any]:
+    """What grid.json holds: a grid is of one recipe and one set of images, and another of either raises."""
+    path, what = out / NAME, f"the grid in {out}"
+    about = {"schema": SCHEMA, "recipe": meaning(to_document(recipe)), "set": images}
     if not path.exists():
-        write_json(path, about)
-        return
+        return about
     try:
         before = json.loads(path.read_bytes())
-        before["recipe"] = meaning(before["recipe"])
+        begun = {"schema": before["schema"], "recipe": meaning(before["recipe"])}
+        old = before.get("set")
+        same = before["fingerprints"] if old is None else [old[part]["fingerprint"] for part in ("train", "test")]
+        changed = None if old is None else what_changed(old, images)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise FileError(f"{path} cannot be read ({error})") from error
-    must_agree(before, about, f"the grid in {out}")
+    if same != [images[part]["fingerprint"] for part in ("train", "test")]:
+        why = changed or "names, sizes or labels have changed"
+        raise ArgumentError(f"{what} was begun with other images: {why}; give it those, or another folder with --out")
+    must_agree(begun, {key: about[key] for key in begun}, what)
+    return about

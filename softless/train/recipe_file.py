@@ -3,13 +3,12 @@
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
 import softless
 from softless.data.augment import Augment
-from softless.errors import ArgumentError, FileError
+from softless.errors import ArgumentError, FileError, did_you_mean
 from softless.train.recipe import Architecture, Recipe
 
 DEFAULT = "digits"
@@ -73,7 +72,9 @@ def document_of(name: str) -> dict[str, Any]:
         path = known[name]
     try:
         if not path.is_file():
-            raise FileError(f"recipe {name!r} is neither a file nor one of {', '.join(known)}")
+            hint = did_you_mean(name, known)
+            named = f"a recipe of softless: {hint}" if hint else f"one of {', '.join(known)}"
+            raise FileError(f"recipe {name!r} is neither a file nor {named}")
         if path.stat().st_size > LARGEST:
             raise FileError(f"{path}: it is larger than a recipe can be, {LARGEST} bytes")
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -97,9 +98,8 @@ def _made(cls: type[T], given: Any, what: str) -> T:
     known = [each.name for each in fields(cls)]  # type: ignore[arg-type]
     for key in given:
         if key not in known:
-            close = get_close_matches(key, known, 1)
-            hint = f"; did you mean {close[0]}?" if close else f": it has {', '.join(known)}"
-            raise ArgumentError(f"{key!r} is not a key of {what}{hint}")
+            hint = did_you_mean(key, known) or f"it has {', '.join(known)}"
+            raise ArgumentError(f"{key!r} is not a key of {what}: {hint}")
     values = {
         key: tuple(value) if isinstance(value, list) and cls is Augment else value for key, value in given.items()
     }

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, no_such
 from softless.models import customize
 from softless.models.table import Config
 from softless.train.recipe import Recipe
@@ -191,7 +191,7 @@ def twins_named(ids: Iterable[str], recipe: Recipe | None = None) -> tuple[Twin,
     """
     known = {twin.id: twin for twin in TWINS}
     if unknown := [each for each in ids if each not in known]:
-        raise ArgumentError(f"twin {', '.join(map(repr, unknown))} is not one of {', '.join(known)}")
+        raise ArgumentError(no_such("twin", unknown[0], known))
     chosen = tuple(known[each] for each in ids)
     if recipe is not None:
         _must_fit(chosen, recipe)

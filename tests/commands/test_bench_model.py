@@ -202,7 +202,7 @@ def test_a_size_that_does_not_fit_is_refused_before_the_first_is_measured(monkey
 
 
 BAD_INPUT = [
-    (["--model", "deit"], "--model 'deit' is not one of inline_deit_tiny"),
+    (["--model", "deit"], "--model 'deit' does not exist: did you mean 'deit_tiny'?"),
     ([*TINY, "inline"], "MECHANISM: --model inline_deit_tiny is a whole model"),
     ([*TINY, "--shape", "1,1,1,1", "--backward"], "--shape and --backward: --model inline_deit_tiny is a whole model"),
     ([*TINY, "--quick", "--compile"], "--compile: --quick compiles nothing"),

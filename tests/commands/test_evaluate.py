@@ -88,7 +88,7 @@ def test_a_run_is_evaluated_whatever_it_was_trained_with(softless, flowers, tmp_
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["nonsense"], "'nonsense' is neither the folder of a run nor one of"),
+        (["nonsense"], "'nonsense' is neither the folder of a run nor a model: softless list --models"),
         (["inline_deit_tiny"], "is a model without weights: give --weights FILE"),
         (["flowers"], "holds no trained model"),
         (["flowers", "--weights", "x"], "--weights: flowers is a run, which has its own"),

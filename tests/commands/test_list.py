@@ -17,6 +17,7 @@ from softless.commands.mechanism import make, word
 from softless.errors import SoftlessError, UnsupportedError
 from softless.mechanisms import MECHANISMS
 from softless.probes.cost import Shape, flops
+from softless.train.recipe_file import shipped
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,10 +90,56 @@ def test_the_cost_is_what_is_counted(name):
     assert twice / once == pytest.approx(4 if squared else 2, rel=0.1)
 
 
-@pytest.mark.parametrize("columns", ["80", "100", "120"])
-def test_the_table_fits_and_holds_every_name_formula_and_option(softless, monkeypatch, columns):
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_the_short_table_has_one_line_for_each_mechanism_under_its_family(softless, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
-    text = softless("list").stdout
+    lines = softless("list").stdout.splitlines()
+    assert max(map(len, lines)) <= int(columns)
+    family, seen = "", []
+    for line in lines[1 : lines.index("")]:
+        if not line.startswith(" "):
+            family = line.partition(":")[0]
+            continue
+        name = line.split()[0]
+        row = next(row for row in listed(softless)["mechanisms"] if row["name"] == name)
+        seen.append(name)
+        assert row["family"] == family
+        assert row["cost"] in line
+        assert name == "threshold" or line.endswith(re.search(r"\d{4}", row["paper"])[0])
+        can = [("-", "yes")[row[ability]] for ability in ("causal", "state", "bias", "grid")]
+        assert " ".join(can) in " ".join(line.split())
+    assert sorted(seen) == sorted(library.list_mechanisms())
+
+
+def test_every_recipe_is_listed(softless):
+    document = json.loads(softless("list", "--recipes", "--json").stdout)
+    assert document["schema"] == "softless.list-recipes/1"
+    assert [row["name"] for row in document["recipes"]] == list(shipped())
+    short, wide = (softless("list", "--recipes", *more).stdout for more in ((), ("--wide",)))
+    assert max(map(len, short.splitlines())) <= 80
+    for row in document["recipes"]:
+        assert list(row) == [
+            "name", "model", "image_size", "batch", "epochs", "precision", "expected", "cost", "command",
+        ]  # fmt: skip
+        assert f"{row['name']} {row['model']} {row['image_size']} x {row['image_size']} {row['batch']:,}" in " ".join(
+            short.split()
+        )
+        assert row["expected"] in wide
+        assert row["command"] in wide
+
+
+@pytest.mark.parametrize(
+    "words", [["--models", "--recipes"], ["--models", "--wide"], ["--wide", "--json"]], ids=" ".join
+)
+def test_words_that_contradict_each_other_are_refused(softless, words):
+    result = softless("list", *words)
+    assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
+
+
+@pytest.mark.parametrize("columns", ["80", "100", "120"])
+def test_the_wide_table_fits_and_holds_every_name_formula_and_option(softless, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    text = softless("list", "--wide").stdout
     assert max(map(len, text.splitlines())) <= int(columns)
     lines = text.splitlines()
     cuts = [lines[0].index(column) for column in ("family", "formula")]

@@ -15,8 +15,10 @@ import pytest
 import typer
 
 from softless.cli import app
-from softless.commands import manners
+from softless.commands import manners, study_measure
 from softless.errors import ArgumentError
+from tests.commands.conftest import RECIPE
+from tests.data.pictures import encoded, folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,6 +74,33 @@ BAD_INPUT = [
     (["study", "--quick", "--full"], "--full: --quick asks for less than the whole"),
 ]
 
+MISSPELLED = [
+    (["explain", "inlne"], 3, "'inline'"),
+    (["explain", "swin_tinny"], 3, "'swin_tiny'"),
+    (["explain", "inline", "--option", "ph=relu"], 3, "'phi'"),
+    (["explain", "inline_swin_tiny", "--option", "windo=7"], 3, "'window'"),
+    (["bench", "softmx"], 3, "'softmax'"),
+    (["bench", "--model", "inline_swin_tny"], 3, "'inline_swin_tiny'"),
+    (["train", "inline_deit_tny"], 3, "'inline_deit_tiny'"),
+    (["train", "--recipe", "cifar"], 3, "'cifar10'"),
+    (["train", "--set", "epoch=3"], 3, "'epochs'"),
+    (["train", "--set", "model.mechanism=taylr"], 3, "'taylor'"),
+    (["evaluate", "deit_tny"], 3, "'deit_tiny'"),
+    (["study", "--twins", "softmax,inline-locl"], 3, "'inline-local'"),
+    (["study", "--mechanisms", "linear-elu"], 3, "'linear elu'"),
+    (["study", "--recipe", "twin-digits"], 3, "'twins-digits'"),
+    (["study", "--quik"], 2, "'--quick'"),
+    (["data", "check", "--worker", "1"], 2, "'--workers'"),
+    (["lst"], 2, "'list'"),
+]
+
+
+@pytest.mark.parametrize(("words", "status", "meant"), MISSPELLED)
+def test_a_misspelled_name_is_answered_with_the_right_one(softless, words, status, meant):
+    result = softless(*words)
+    assert result.exit_code == status
+    assert f"did you mean {meant}?" in result.stderr.lower()
+
 
 @pytest.mark.parametrize("words", GOOD, ids=" ".join)
 def test_what_works_exits_0_and_says_nothing_on_stderr(softless, words):
@@ -95,6 +124,30 @@ def test_bad_input_exits_3_with_one_line_that_repeats_it(softless, words, says):
     assert result.stderr.count("\n") == 1
     assert says in result.stderr
     assert result.stdout == ""
+
+
+REFUSED = [
+    ["study", "--twins", "softmax,nobody"],
+    ["study", "--data", "nowhere"],
+    ["study", "--data", "damaged", "--recipe", RECIPE],
+    ["study", "--tokens", "1048576"],
+    ["train", "--recipe", "nonsense"],
+    ["train", "--data", "nowhere"],
+    ["train", "--data", "damaged", "--recipe", RECIPE],
+    ["train", "nonsense"],
+    ["probe", "nonsense"],
+    ["probe", "inline_deit_tiny", "--data", "nowhere"],
+]
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+def test_a_start_that_is_refused_leaves_no_folder(softless, tmp_path, monkeypatch, words):
+    monkeypatch.setattr(study_measure, "free_bytes", lambda _: 10**8)
+    bad = folder(tmp_path / "damaged", {"train": {"a": 40, "b": 40}, "val": {"a": 2, "b": 2}}) / "train/a/0.png"
+    bad.write_bytes(encoded(1)[:-30])
+    result = softless(*words, "--out", "deep/out")
+    assert result.exit_code == 3, result.output
+    assert not (tmp_path / "deep").exists()
 
 
 def verbs(command: Any, *words: str) -> Iterator[tuple[str, ...]]:

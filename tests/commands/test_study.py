@@ -22,6 +22,7 @@ from softless.train import grid
 from softless.train.recipe_file import read_recipe
 from softless.train.twins import side_of
 from tests.commands.conftest import MECHANISMS, RECIPE, TINY, small_studies
+from tests.data.pictures import folder
 
 EST = {"mean", "low", "high", "n"}
 KEYS = {
@@ -158,7 +159,7 @@ def test_a_rerun_goes_on_where_it_was_and_says_so(softless, report, monkeypatch)
     assert {key: again[key] for key in again if key != "date"} | {"machine": 0} == {
         key: report[0][key] for key in again if key != "date"
     } | {"machine": 0}
-    assert "going on: 3 of 3 runs were trained before" in softless("study").stdout
+    assert "going on: 3 of 3 runs trained before" in softless("study").stdout
 
 
 def test_another_twin_is_added_to_a_study(softless, report, monkeypatch):
@@ -173,6 +174,16 @@ def test_another_recipe_needs_another_folder(softless, report, tmp_path):
     result = softless("study", "--recipe", "other.toml")
     assert result.exit_code == 3
     assert "the grid in report/twins was begun with recipe.epochs 1, and it is 2 now" in result.stderr
+
+
+def test_other_images_need_another_folder_and_the_difference_is_said_in_words(softless, report, tmp_path):
+    folder(tmp_path / "shades", {"train": {"a": 8, "b": 8}, "val": {"a": 2, "b": 2}})
+    result = softless("study", "--data", "shades")
+    assert result.exit_code == 3
+    assert result.stderr == (
+        "error: the grid in report/twins was begun with other images: digits has 1,437 images in 10 classes to train "
+        "on, and shades has 16 images in 2 classes to train on; give it those, or another folder with --out\n"
+    )
 
 
 def test_the_command_that_is_recorded_repeats_the_study(softless):
@@ -365,7 +376,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(softless, tm
     monkeypatch.setattr(study_run, "study", lambda *_: pytest.fail("it worked first"))
     result = softless("study", "--out", "file")
     assert result.exit_code == 3
-    assert result.stderr == "error: cannot write in the folder 'file': File exists\n"
+    assert result.stderr == "error: cannot write in the folder 'file': Not a directory\n"
 
 
 def test_a_device_that_is_not_there_is_refused(softless, monkeypatch):
@@ -381,7 +392,7 @@ def test_a_device_that_is_not_there_is_refused(softless, monkeypatch):
 def test_lengths_beyond_memory_are_refused_with_both_sizes(monkeypatch):
     monkeypatch.setattr(study_measure, "free_bytes", lambda _: 10**9)
     with pytest.raises(ArgumentError, match=r"1048576 tokens need about .* GB and 1.0 GB are free"):
-        study_measure.timed(replace(study_plan.Plan(), tokens=(2**20,)), 0, "cpu", lambda *_: None)
+        study_measure.check_memory(replace(study_plan.Plan(), tokens=(2**20,)), "cpu")
 
 
 def test_a_call_that_runs_out_of_memory_is_one_sentence(softless, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,25 +13,41 @@ import pytest
 import torch.distributed as dist
 
 from softless.commands import train as verb
+from softless.data import open_splits
 from softless.errors import FileError, NonFiniteError
 from softless.train import assemble
 from softless.train.assemble import Means
+from softless.train.choose import Usual, fitting, usual_size
 from softless.train.devices import leave
 from softless.train.stop import Interrupted
 from tests.commands.tiny import words
 from tests.data.pictures import class_names, encoded, folder, parquet
 
 ROOT = Path(__file__).parents[2]
-TRAINED = ["schema", "out", "model", "parameters", "steps", "best_step", "best_top1", "last", "seconds", "skipped"]
+TRAINED = [
+    "schema",
+    "out",
+    "recipe",
+    "model",
+    "parameters",
+    "steps",
+    "best_step",
+    "best_top1",
+    "last",
+    "seconds",
+    "skipped",
+]
 EVALUATED = ["schema", "target", "step", "data", "device", "images", "top1", "top5", "ece", "loss", "images_per_second"]
 
 
 def test_a_training_writes_its_folder_and_says_what_it_reached(softless, flowers, tmp_path):
     result = softless(*words("--out", "a"))
     assert (result.exit_code, result.stderr) == (0, "")
-    first, one, two, last = result.stdout.splitlines()
-    assert first.startswith("inline_deit_tiny, ")
-    assert first.endswith("10 images in 2 classes, cpu, 4 updates")
+    recipe, images, model, updates, one, two, last = result.stdout.splitlines()
+    assert recipe == "recipe   tiny.toml"
+    assert images == "images   10 to train on, 4 to test on, 2 classes; 24 x 20 pixels, seen in 8 x 8"
+    assert re.fullmatch(r"model    inline_deit_tiny, [\d.]+ k parameters, cpu", model)
+    assert updates == "updates  4: 2 epochs of 2, batch 4"
     assert one.startswith("epoch   1/2   loss ")
     assert "top-1 " in two
     assert last.endswith("softless evaluate a")
@@ -67,7 +84,65 @@ def test_without_a_word_it_trains_on_the_digits(softless):
     """With the conftest's recipe in place of the real one, which test_bars.py runs."""
     result = softless("train")
     assert result.exit_code == 0, result.output
-    assert "1,437 images in 10 classes" in result.stdout
+    assert "chosen for the embedded digits" in result.stdout
+    assert "1,437 to train on, 360 to test on, 10 classes; 8 x 8 pixels" in result.stdout
+
+
+def test_without_a_recipe_one_is_chosen_that_fits_the_images_and_the_banner_says_so(softless, flowers, tmp_path):
+    result = softless("train", "--data", "flowers", "--set", "epochs=1", "--device", "cpu", "--out", "a")
+    assert (result.exit_code, result.stderr) == (0, "")
+    recipe, images, model, updates, *_ = result.stdout.splitlines()
+    assert recipe == (
+        "recipe   twins-images, chosen for images of 24 x 20 pixels without a CUDA device, with batch 8 instead of 64; "
+        "--recipe NAME takes another"
+    )
+    assert images.endswith("24 x 20 pixels, seen in 32 x 32")
+    assert "221 k parameters" in model
+    assert updates == "updates  1: 1 epoch of 1, batch 8"
+    assert json.loads((tmp_path / "a/run.json").read_text())["recipe"]["image_size"] == 32
+
+
+def test_a_recipe_for_much_smaller_images_is_used_with_a_warning(softless, flowers):
+    sizes = [word for key in ("image_size=6", "model.patch_size=3") for word in ("--set", key)]
+    result = softless(*words("--out", "a", *sizes))
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    result = softless(*words("--out", "b", "--set", "image_size=4"))
+    assert result.exit_code == 0, result.output
+    assert result.stderr == (
+        "warning: recipe 'tiny.toml' shrinks these images from 24 x 20 to 4 x 4 pixels; leave --recipe out to have one "
+        "chosen that fits them\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("side", "count", "cuda", "name"),
+    [
+        (300, 1000, False, "twins-images"),
+        (32, 50_000, True, "cifar10"),
+        (8, 50_000, True, "cifar10"),
+        (500, 7_000, True, "imagenette"),
+        (500, 1_281_167, True, "inline_deit_tiny"),
+    ],
+)
+def test_the_recipe_follows_from_size_number_and_machine(side, count, cuda, name):
+    choice = fitting("photos", range(count), Usual(side, side + 10, True), cuda)
+    assert (choice.name, choice.changes) == (name, ())
+    assert f"{side} x {side + 10} pixels" in choice.because
+
+
+def test_only_the_digits_get_the_recipe_of_the_digits():
+    assert {fitting(data, range(9), None, cuda).name for data in (None, "digits") for cuda in (0, 1)} == {"digits"}
+    for cuda in (False, True):
+        choice = fitting("photos", range(9), Usual(8, 8, True), cuda)
+        assert choice.name != "digits"
+        assert choice.changes == (("batch", "8"),)
+
+
+def test_a_picture_that_is_damaged_does_not_hide_the_size_of_the_others(tmp_path):
+    root = folder(tmp_path / "set", {"train": {"a": 3, "b": 3}, "val": {"a": 1, "b": 1}})
+    (root / "train/a/0.png").write_bytes(b"")
+    assert usual_size(open_splits(root)[0]) == Usual(24, 20, True)
 
 
 def test_a_run_goes_on_by_its_folder_alone(softless, flowers, tmp_path):
@@ -207,7 +282,7 @@ def test_bad_input_is_one_line_and_exit_3(softless, flowers, tmp_path, given, sa
     begun = (
         "damaged" in given
     )  # it trains until it meets the image; in all other cases the mended command has its folder
-    assert (tmp_path / "a/run.json").exists() == begun
+    assert (tmp_path / "a").exists() == begun
 
 
 def test_a_mismatched_checkpoint_or_recipe_is_named(softless, flowers, tmp_path):
@@ -218,7 +293,11 @@ def test_a_mismatched_checkpoint_or_recipe_is_named(softless, flowers, tmp_path)
     assert (other.exit_code, "was begun with recipe.lr 0.001, and it is 0.5 now" in other.stderr) == (3, True)
     (tmp_path / "flowers/train/rose/9.png").write_bytes(encoded(99))
     moved = softless("train", "--out", "a", "--resume")
-    assert (moved.exit_code, "was begun with other images to train on: names, sizes or" in moved.stderr) == (3, True)
+    assert moved.exit_code == 3
+    assert moved.stderr == (
+        "error: the run in a was begun with other images: class 'rose' of flowers had 5 images to train on, and has 6 "
+        "now; give it those, or another folder with --out\n"
+    )
     alien = softless("evaluate", "a", "--data", "digits")
     assert (alien.exit_code, "a knows 2 classes (lily, rose, ...)" in alien.stderr) == (3, True)
     for recipe in ("", ', "recipe": 3'):
@@ -259,7 +338,7 @@ def test_the_group_is_left_where_all_ranks_come_to_the_end(softless, flowers, mo
 def test_a_loss_is_shown_once(softless, flowers):
     """Losses are read back after updates 3 and 6, and an epoch has two."""
     result = softless(*words("--out", "a", "--set", "log_every=3", "--set", "epochs=4"))
-    shown = [line.split()[3] for line in result.stdout.splitlines()[1:5]]
+    shown = [line.split()[3] for line in result.stdout.splitlines() if line.startswith("epoch")]
     assert [loss == "-" for loss in shown] == [True, False, False, True]
 
 
@@ -298,11 +377,12 @@ def test_what_is_not_given_is_that_of_the_run(tmp_path):
     from softless.train.run import Run
 
     asked = {"data": None, "seed": None, "teacher": None, "init": None}
-    recipe, found = verb.settle(tmp_path, None, "deit_tiny", [("epochs", "4")], asked, resume=False)
-    assert recipe.image_size == 8
-    assert (recipe.model.name, recipe.epochs, found) == ("deit_tiny", 4, {**asked, "seed": 0})
-    about = {"recipe": to_document(read_recipe("cifar10")), "data": "x", "seed": 5, "teacher": "t", "init": "i"}
+    start, found = verb.settle(tmp_path, None, "deit_tiny", [("epochs", "4")], asked, resume=False, device="cpu")
+    assert (start.name, start.recipe.image_size) == ("digits", 8)
+    assert (start.recipe.model.name, start.recipe.epochs, found) == ("deit_tiny", 4, {**asked, "seed": 0})
+    data = str(folder(tmp_path / "x", {"train": {"a": 2, "b": 2}, "val": {"a": 1, "b": 1}}))
+    about = {"recipe": to_document(read_recipe("cifar10")), "data": data, "seed": 5, "teacher": "t", "init": "i"}
     Run(tmp_path).begin(about)
-    recipe, found = verb.settle(tmp_path, None, None, [], asked, resume=True)
-    assert recipe == read_recipe("cifar10")
-    assert found == {"data": "x", "seed": 5, "teacher": Path("t"), "init": Path("i")}
+    start, found = verb.settle(tmp_path, None, None, [], asked, resume=True, device="cpu")
+    assert start.recipe == read_recipe("cifar10")
+    assert found == {"data": data, "seed": 5, "teacher": Path("t"), "init": Path("i")}

@@ -1,5 +1,6 @@
 """A set is found, named and numbered as its folders or files say, and what is wrong with it is one sentence (R18)."""
 
+import json
 import os
 import random
 from pathlib import Path
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from softless.data import open_images, open_splits
+from softless.data.changes import summary, what_changed
 from softless.data.digits import DigitImages
 from softless.errors import ArgumentError, FileError
 from softless.io.pictures import BadImage
@@ -96,6 +98,59 @@ def test_a_fingerprint_knows_names_sizes_and_labels(tmp_path):
     assert of("3", lambda root: (root / "a/0.png").rename(root / "a/9.png")) != same
     assert of("4", lambda root: (root / "a/0.png").write_bytes(encoded(1) + b"0")) != same
     assert of("5", lambda root: (root / "a/0.png").rename(root / "b/2.png")) != same
+
+
+CHANGES = {
+    "more images": (
+        lambda root: (root / "train/a/9.png").write_bytes(encoded(9)),
+        "class 'a' of {} had 2 images to train on, and has 3 now",
+    ),
+    "fewer in many classes": (
+        lambda root: [(root / f"train/{name}/0.png").unlink() for name in "ab"],
+        "class 'a' of {} had 2 images to train on, and has 1 now, and 1 more class has changed",
+    ),
+    "another class": (
+        lambda root: folder(root, {"train": {"c": 1}, "val": {"c": 1}}),
+        "{} has other classes since: class 'c' new",
+    ),
+    "a class renamed": (
+        lambda root: [(root / part / "b").rename(root / part / "z") for part in ("train", "val")],
+        "{} has other classes since: class 'z' new and class 'b' gone",
+    ),
+    "other bytes": (
+        lambda root: (root / "val/b/0.png").write_bytes(encoded(7) + b"0"),
+        "the images of class 'b' of {} to test on are as many as before, and their sizes in bytes differ",
+    ),
+    "other names": (
+        lambda root: (root / "train/a/1.png").rename(root / "train/a/8.png"),
+        "the images of {} to train on are as many as before, and their names or their order differ",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changed_in_a_set_is_said_in_words(tmp_path, change):
+    root = folder(tmp_path / "set", {"train": {"a": 2, "b": 2}, "val": {"a": 1, "b": 1}})
+
+    def kept():
+        return json.loads(json.dumps(summary(str(root), *open_splits(root))))
+
+    before = kept()
+    assert what_changed(before, kept()) is None
+    edit, says = CHANGES[change]
+    edit(root)
+    assert what_changed(before, kept()) == says.format(root)
+
+
+def test_another_set_is_named_with_its_size(tmp_path):
+    one = folder(tmp_path / "one", {"train": {"a": 2, "b": 2}, "val": {"a": 1, "b": 1}})
+    two = parquet(tmp_path / "two-train.parquet", [0, 1, 2])
+    parquet(tmp_path / "two-val.parquet", [0, 1, 2])
+    before, now = (summary(str(each), *open_splits(each)) for each in (one, two))
+    sizes = f"{one} has 4 images in 2 classes to train on, and {two} has 3 images in 3 classes to train on"
+    assert what_changed(before, now) == sizes
+    one.rename(tmp_path / "moved")
+    assert what_changed(before, summary(str(tmp_path / "moved"), *open_splits(tmp_path / "moved"))) is None
 
 
 def refusal(source: object, split: str = "train") -> str:

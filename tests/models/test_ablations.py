@@ -126,8 +126,8 @@ def test_confusion_is_induced_in_front_of_softmax(confusion):
 
 
 WRONG = [
-    ({"name": "inline_vit"}, "model 'inline_vit' is not one of inline_deit_tiny"),
-    ({"mechanism": "linnear"}, "'linnear' is not one of softmax"),
+    ({"name": "vit"}, "model 'vit' is not one of inline_deit_tiny"),
+    ({"mechanism": "linnear"}, "mechanism 'linnear' does not exist: did you mean 'linear'?"),
     ({"mechanism": 3}, "mechanism is a int"),
     ({"pattern": "III"}, "pattern 'III' must have an I, an S or a number of blocks for each stage"),
     ({"pattern": "IIXS"}, "pattern 'IIXS' must have"),

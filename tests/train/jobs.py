@@ -44,6 +44,7 @@ class Pictures:
         self.labels = np.arange(count) % 3
         noise = rng.integers(0, 60, (count, 4, 4, 3))
         self.pixels = (noise + 80 * self.labels[:, None, None, None]).astype(np.uint8)
+        self.sizes = np.full(count, 48)
         self.fingerprint = hashlib.sha256(self.pixels.tobytes()).hexdigest()
 
     def names(self, index: int) -> str:

@@ -82,8 +82,8 @@ def test_what_is_written_is_read_back():
     ("change", "says"),
     [
         (("learning_rate", "1"), "'learning_rate' is not a key of a recipe"),
-        (("epoch", "1"), "'epoch' is not a key of a recipe; did you mean epochs?"),
-        (("model.dim", "1"), r"'dim' is not a key of \[model\]; did you mean dims?"),
+        (("epoch", "1"), "'epoch' is not a key of a recipe: did you mean 'epochs'?"),
+        (("model.dim", "1"), r"'dim' is not a key of \[model\]: did you mean 'dims'?"),
         (("augment.zoom", "1"), r"'zoom' is not a key of \[augment\]: it has crop, area"),
         (("optimizer.lr", "1"), "'optimizer.lr' is not a key of a recipe: its tables are model and augment"),
         (("lr", "fast"), "lr is 'fast' and must be a number"),
