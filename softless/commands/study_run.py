@@ -38,7 +38,7 @@ from softless.train.twins import Twin, patch_of, side_of, tokens_a_side, twins_n
 if TYPE_CHECKING:
     from rich.console import Console
 
-SCHEMA = "softless.study/3"
+SCHEMA = "softless.study/4"
 EXAMINING, TIMING = 0.3, 3.0  # of the length of a run, for the bar
 
 

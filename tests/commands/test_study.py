@@ -92,7 +92,7 @@ def test_the_json_has_what_its_contract_names(report):
         assert list(part[0] if isinstance(part, list) else part) == keys, name
         assert all(f'"{key}"' in study.__doc__ for key in keys)
     assert all(f'"{key}"' in study.__doc__ for key in document["twins"][0]["seeds"][0])
-    assert document["schema"] == "softless.study/3"
+    assert document["schema"] == "softless.study/4"
     assert document["data"] == {
         "name": "digits", "train": 1437, "test": 360, "classes": list("0123456789"), "image_size": 8, "patch": 4,
         "grid": [2, 2],
