@@ -3,7 +3,7 @@
 import numbers
 from dataclasses import fields
 
-from softless.errors import ArgumentError, did_you_mean, no_such
+from softless.errors import ArgumentError, did_you_mean, no_such, shown
 from softless.mechanisms.agent import Agent
 from softless.mechanisms.angular import Angular
 from softless.mechanisms.asymmetric_nonlocal import AsymmetricNonLocal

@@ -1,6 +1,6 @@
 """What a page is made of: report.json in a folder that `softless study` wrote, checked before anything is drawn.
 
-`SHAPE` is the part of schema softless.study/3 that the page reads. A number may be null where it could not be
+`SHAPE` is the part of schema softless.study/4 that the page reads. A number may be null where it could not be
 measured, and a section may be null, empty or absent where it was not asked for.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from softless.errors import FileError
 
-NAME, SCHEMA = "report.json", "softless.study/3"
+NAME, SCHEMA = "report.json", "softless.study/4"
 LARGEST = 1e300  # beyond it, and NaN, is no number to draw
 
 
@@ -25,6 +25,27 @@ class Maybe:
 NUMBER = Maybe(float)
 ESTIMATE = Maybe({"mean": NUMBER, "low": NUMBER, "high": NUMBER})
 CURVE = {"label": str, "points": [{"range": NUMBER, "error": NUMBER, "bound": NUMBER}]}
+SIZE = Maybe([int])  # width, height
+PAIR = {
+    "softmax": str,
+    "linear": str,
+    "labels": [str],
+    "difference": NUMBER,
+    "low": NUMBER,
+    "high": NUMBER,
+    "parameters": Maybe([NUMBER]),
+    "answer": str,
+    "because": str,
+    "would_tell": Maybe(str),
+}
+OWN = {
+    "twin": str,
+    "label": str,
+    "training_seconds": NUMBER,
+    "inference_seconds": NUMBER,
+    "training_ratio": NUMBER,
+    "inference_ratio": NUMBER,
+}
 LAP = {"label": str, "tokens": float, "head_dim": float, "seconds": NUMBER, "peak_bytes": NUMBER}
 SHAPE = {
     "command": str,
@@ -40,8 +61,22 @@ SHAPE = {
         "classes": [str],
         "image_size": Maybe(object),
         "grid": [int],
+        "came": Maybe({"smallest": SIZE, "median": SIZE, "largest": SIZE}),
+        "patch": NUMBER,
+        "tokens": NUMBER,
+        "recipe": Maybe(str),
+        "epochs": NUMBER,
+        "split": Maybe(str),
     },
-    "verdict": [{"about": str, "says": str}],
+    "decision": Maybe({"margin": float, "pairs": [PAIR], "headline": Maybe(int)}),
+    "verdict": [
+        {
+            "about": str,
+            "says": str,
+            "answer": Maybe(str),
+            "table": Maybe({"columns": [str], "rows": [[object]]}),
+        }
+    ],
     "twins": [
         {
             "id": str,
@@ -54,7 +89,19 @@ SHAPE = {
             "seeds": Maybe([{"curve": Maybe([{"epoch": float, "accuracy": NUMBER}])}]),
         }
     ],
-    "tables": Maybe([{"title": str, "says": Maybe(str), "columns": [str], "rows": [[object]], "paper": Maybe(str)}]),
+    "tables": Maybe(
+        [
+            {
+                "title": str,
+                "says": Maybe(str),
+                "columns": [str],
+                "rows": [[object]],
+                "paper": Maybe(str),
+                "setting": Maybe(str),
+            }
+        ]
+    ),
+    "examined": Maybe({"images": NUMBER, "masked": NUMBER}),
     "layers": Maybe(
         [
             {
@@ -105,6 +152,7 @@ SHAPE = {
             "dtype": str,
             "laps": [LAP],
             "trends": Maybe([{"label": str, "head_dim": float, "crossover": NUMBER}]),
+            "own": Maybe({"tokens": float, "rows": [OWN]}),
         }
     ),
     "files": Maybe(dict),

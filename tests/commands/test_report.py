@@ -64,7 +64,7 @@ def test_what_is_not_a_report_is_one_line_and_status_3(softless, tmp_path, make,
     [
         ("{", "'out/report.json' is damaged: Expecting property name"),
         ('{"schema": "softless.study/1"}', "'out/report.json' has schema 'softless.study/1', and a page is made of"),
-        ('{"schema": "softless.study/3"}', "'out/report.json': command is missing, and a text was needed"),
+        ('{"schema": "softless.study/4"}', "'out/report.json': command is missing, and a text was needed"),
     ],
 )
 def test_a_report_of_another_kind_is_one_line_and_status_3(softless, tmp_path, text, sentence):

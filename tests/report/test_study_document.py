@@ -48,7 +48,7 @@ def test_a_file_that_is_not_json_is_damaged(text, tmp_path):
 @pytest.mark.parametrize("text", ["[]", "1", "{}", '{"schema": "softless.study/1"}', '{"schema": ["a"]}'])
 def test_another_schema_is_named_beside_the_one_that_was_needed(text, tmp_path):
     (tmp_path / "report.json").write_text(text)
-    with pytest.raises(FileError, match=r"has schema .*, and a page is made of 'softless\.study/3'"):
+    with pytest.raises(FileError, match=r"has schema .*, and a page is made of 'softless\.study/4'"):
         read(tmp_path)
 
 
