@@ -1,73 +1,15 @@
 """The page in a real browser: quiet, complete, and answering to mouse, keyboard and paper."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from softless.report.study_page import write_page
+from tests.report.conftest import CHROMIUM
 from tests.report.documents import TAUS, write
 
-sync_api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
-
-QUIET = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
-WAIT = 60_000  # milliseconds
 FIGURES = 20  # plots, in twelve figures
-
-
-@pytest.fixture(scope="module")
-def folder(whole, tmp_path_factory) -> Path:
-    folder = write(tmp_path_factory.mktemp("report"), whole)
-    write_page(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def open_page(browser, folder):
-    """The page in a window of this width and theme, with all it said and asked for."""
-
-    def opened(width: int, theme: str, name: str = "index.html"):
-        window = {"width": width, "height": 900}
-        page = browser.new_page(viewport=window, color_scheme=theme, reduced_motion="reduce")
-        page.said, page.asked = [], []
-        page.on("console", lambda message: page.said.append(message.text))
-        page.on("pageerror", lambda error: page.said.append(str(error)))
-        page.on("request", lambda request: page.asked.append(request.url))
-        page.set_default_timeout(WAIT)
-        page.goto((folder / name).as_uri())
-        page.wait_for_selector("html[data-ready=yes]", state="attached")
-        return page
-
-    return opened
-
-
-@pytest.fixture(scope="module")
-def wide(open_page):
-    return open_page(1280, "light")
-
-
-@pytest.fixture(scope="module")
-def narrow(open_page):
-    return open_page(390, "dark")
-
-
-@pytest.fixture(scope="module")
-def first_maps(open_page):
-    """The page whose viewer keeps to the first image and the last layer: tests may look from another patch."""
-    return open_page(1280, "light")
 
 
 @pytest.fixture(params=["wide", pytest.param("narrow", marks=pytest.mark.slow)])
@@ -278,7 +220,7 @@ def test_a_page_of_one_layer_with_sections_left_out_is_as_quiet(open_page, folde
         twin["macs"] = twin["parameters"] = None
     bare = write(folder / "bare", report)
     write_page(bare)
-    page = open_page(390, "light", "bare/index.html")
+    page = open_page(390, "light", bare / "index.html")
     assert page.said == []
     assert page.locator(".missing:visible").count() == 4
     assert page.locator(".plot[data-drawn=yes]").count() == page.locator(".plot").count() == 2 + 6 + 1
