@@ -174,7 +174,7 @@ def induced(
         "The queries of a trained softmax twin are made to collide, by f1 or f2 (each divided by its length) or by "
         "letting pairs of queries share a row. Its weights are exchanged without retraining, so this shows how much "
         "the trained twin relies on telling queries apart, not what a model trained that way would reach. For that, "
-        f"look at the twins beside it, which were trained with their own attention.{measured_on(images)}",
+        f"see the second plot: its twins were trained with their own attention.{measured_on(images)}",
         tuple(panels),
         "induced",
         height=_tall(kinds),

@@ -1,7 +1,7 @@
 // Names in figures. A trace asks for one with meta.label; it is placed once the axes are known, at the first place where
 // it meets no curve, no mark and no other name. A name that finds no place is left out: the legend has it too.
 const LINE_HEIGHT = 15; // pixels
-const AWAY = [6, 12, 20, 32, 48]; // pixels from a mark or curve; from a mark, the far ones get a thin line to it
+const AWAY = [6, 12, 20, 32, 48, 70, 100]; // pixels from a mark or curve; from a mark, the far ones get a thin line to it
 const LEADER = 20;
 const SIDES = [[1, 0], [-1, 0], [1, -1], [1, 1], [-1, -1], [-1, 1], [0, -1], [0, 1]]; // right, down
 const pen = document.createElement("canvas").getContext("2d");
@@ -27,12 +27,12 @@ function pixels(trace, { xaxis, yaxis }) {
 
 // What names must not lie on: the pieces of every curve, the zero and dashed lines, and a box around every mark and bar.
 function obstacles(traces, full, shapes) {
-  const lines = [], boxes = [];
+  const lines = [], boxes = [], marks = [];
   for (const trace of traces) {
     const points = pixels(trace, full);
     const size = trace.marker?.size ?? 6;
     if (trace.mode?.includes("lines")) points.slice(1).forEach(([x, y], i) => lines.push([points[i][0], points[i][1], x, y]));
-    if (trace.mode?.includes("markers")) points.forEach(([x, y, i]) => boxes.push(around(x, y, (size[i] ?? size) / 2 + 2)));
+    if (trace.mode?.includes("markers")) points.forEach(([x, y, i]) => marks.push(around(x, y, (size[i] ?? size) / 2 + 2)));
     points.forEach(([x, , i]) => {
       const { array, arrayminus } = trace.error_y || {};
       if (!array?.[i] && !arrayminus?.[i]) return;
@@ -43,7 +43,7 @@ function obstacles(traces, full, shapes) {
   const zero = full.yaxis.type === "linear" ? full.yaxis.d2p(0) : -1;
   if (zero >= 0 && zero <= full._size.h) lines.push([0, zero, full._size.w, zero]);
   for (const { x0 } of shapes) lines.push([full.xaxis.d2p(x0), 0, full.xaxis.d2p(x0), full._size.h]);
-  return { lines, boxes };
+  return { lines, boxes: [...boxes, ...marks], marks };
 }
 
 // Where a name may start from: its mark, or its curve from the last point back, a step every few pixels.
@@ -76,7 +76,7 @@ function placeNames(box, traces, layout) {
   if (!wanted.length) return undefined;
   const full = box._fullLayout;
   const { w, h, r } = full._size;
-  const { lines, boxes } = obstacles(traces.filter((trace) => trace.visible), full, layout.shapes || []);
+  const { lines, boxes, marks } = obstacles(traces.filter((trace) => trace.visible), full, layout.shapes || []);
   const names = [], annotations = [...(layout.annotations || [])], shapes = [...(layout.shapes || [])];
   pen.font = `12px ${full.font.family}`;
   const free = (place) => place.left >= 2 && place.right <= w + r - 2 && place.top >= 0 && place.bottom <= h
@@ -89,7 +89,8 @@ function placeNames(box, traces, layout) {
     for (const place of places(points, width, reach)) {
       if (!free(place)) continue;
       const line = points.length === 1 && place.away >= LEADER ? leader(place) : null;
-      if (line && names.some((each) => touches(line, each))) continue;
+      const others = line ? [...names, ...marks.filter((each) => !meet(each, around(line[0], line[1], 1)))] : [];
+      if (others.some((each) => touches(line, each))) continue;
       if (line) {
         lines.push(line);
         shapes.push({ type: "line", xref: "paper", yref: "paper", x0: line[0] / w, y0: 1 - line[1] / h, x1: line[2] / w, y1: 1 - line[3] / h, line: { width: 1, color: trace.marker.color } });

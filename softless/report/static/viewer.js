@@ -11,15 +11,16 @@ if (source) {
   let patch = Math.floor(rows / 2) * columns + Math.floor(columns / 2);
 
   const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const decoded = new WeakMap(); // beside the report, which the page hands out as it was written
   const find = (twin) => maps.find((map) => map.twin === twin && map.layer === layer.value && map.image === image);
 
   // The weights that the patch gives to every patch; tokens before the grid (a class token) are left out.
   function weights(map) {
-    map.bytes ??= bytes(map.weights);
+    if (!decoded.has(map)) decoded.set(map, bytes(map.weights));
     const tokens = map.row_max.length;
     const prefix = tokens - patches;
     const row = prefix + patch;
-    return Array.from({ length: patches }, (_, key) => (map.bytes[row * tokens + prefix + key] / 255) * map.row_max[row]);
+    return Array.from({ length: patches }, (_, key) => (decoded.get(map)[row * tokens + prefix + key] / 255) * map.row_max[row]);
   }
 
   // The image's own file, without the folders of whoever made the page.
