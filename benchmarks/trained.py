@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from softless.commands.study_tables import Group, compare, shared_spread
+from softless.commands.study_statistics import Group, shared_spread
+from softless.commands.study_tables import compare
 from softless.errors import ArgumentError, FileError, SoftlessError
 from softless.train.assemble import PROSE, build
 from softless.train.recipe_file import TABLES, from_document, read_recipe, to_document

@@ -21,7 +21,8 @@ from curves_picture import Curves, curves_picture
 from trained import changed, section
 from twins_picture import picture
 
-from softless.commands.study_tables import cell, groups, markdown, read_runs, shared_spread, tables
+from softless.commands.study_statistics import groups, read_runs, shared_spread
+from softless.commands.study_tables import cell, markdown, tables
 from softless.commands.words import key_value
 from softless.errors import SoftlessError
 from softless.train.assemble import Means

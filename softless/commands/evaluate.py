@@ -79,7 +79,7 @@ def run(
     looking = replace(recipe, batch=int(batch), accumulate=1, mixup=0.0, cutmix=0.0)
     start = time.monotonic()
     feeding = feed(images, looking, 0, devices, means, train=False)
-    scores = evaluate(model.to(devices.device), feeding, devices)
+    scores = evaluate(model.to(devices.device), feeding, devices).scores()
     if not math.isfinite(scores.loss):
         complain(f"the loss of {target} on the images of {source} is {scores.loss}: its answers are no numbers")
         raise typer.Exit(CHECK_FAILED)

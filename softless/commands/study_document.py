@@ -3,15 +3,21 @@
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from softless.commands.manners import write_atomically
-from softless.commands.study_tables import estimate, groups, shared_spread, tables
+from softless.commands.study_statistics import estimate, groups, shared_spread
+from softless.commands.study_tables import tables
+from softless.data.images import Images
+from softless.errors import FileError
 from softless.probes.anatomy import anatomy
 from softless.train.assemble import model_options
 from softless.train.recipe_file import from_document
+
+SIZED = 500  # images whose size is looked at
 
 Record = dict[str, Any]
 Found = Mapping[str, Mapping[str, Any]]  # what the probes found, by twin
@@ -46,7 +52,9 @@ def _twin(runs: Sequence[Record], accuracy: Mapping[str, Any]) -> dict[str, Any]
 
 
 def layers(found: Found) -> list[dict[str, Any]]:
-    return [{"twin": twin, **layer} for twin, each in found.items() for layer in each["layers"]]
+    """Of all twins; what a linear kernel would cost is said only of layers that run a softmax."""
+    every = [{"twin": twin, **layer} for twin, each in found.items() for layer in each["layers"]]
+    return [{**layer, "verdict": layer["verdict"] if layer["mechanism"] == "softmax" else None} for layer in every]
 
 
 def rows(found: Found, part: str) -> list[dict[str, Any]]:
@@ -71,6 +79,7 @@ def all_tables(records: Sequence[Record], found: Found, labels: Mapping[str, str
                     [labels[twin], *(None if row.get(c) is None else round(100 * row[c], 1) for c in columns)]
                     for twin, row in masks.items()
                 ],
+                "setting": "ImageNet-1K, DeiT-T",
                 "paper": "Hiding the neighbors costs softmax 20.6 points and InLine 12.0; nine others cost 0.5 and 0.",
             }
         )
@@ -132,6 +141,52 @@ def viewer(found: Found, images: Sequence[Mapping[str, str]], grid: Sequence[int
     return {"grid": list(grid), "images": list(images), "maps": maps} if maps else None
 
 
+def came_in(parts: Sequence[Images]) -> dict[str, list[int]] | None:
+    """The smallest, median and largest size [width, height] of the images, by area; of at most SIZED, evenly chosen."""
+    sizes = []
+    for part in parts:
+        count = min(len(part), SIZED // len(parts))
+        for index in range(count):
+            with suppress(FileError):  # a damaged image was skipped, or training has refused it
+                sizes.append(part.size(index * len(part) // count))
+    if not sizes:
+        return None
+    ranked = sorted(sizes, key=lambda size: (size[0] * size[1], size))
+    chosen = {"smallest": ranked[0], "median": ranked[len(ranked) // 2], "largest": ranked[-1]}
+    return {name: list(size) for name, size in chosen.items()}
+
+
+def own_speed(
+    twins: Sequence[Mapping[str, Any]], records: Sequence[Record], seconds: Mapping[str, float], tokens: int
+) -> dict[str, Any]:
+    """Seconds per image of each twin; a ratio is the time of the softmax twin of the same kind over its own."""
+    trained = {
+        twin["id"]: twin["seconds_per_epoch"] / record["images"]["train"]
+        for twin in twins
+        for record in records
+        if record["twin"]["id"] == twin["id"] and twin["seconds_per_epoch"] and record["images"]
+    }
+    together = {record["twin"]["id"]: record["together"] for record in records}
+
+    def against(times: Mapping[str, float], twin: Mapping[str, Any]) -> float | None:
+        rival, own = times.get("softmax-local" if twin["local"] else "softmax"), times.get(twin["id"])
+        return None if rival is None or own is None else rival / own
+
+    rows = [
+        {
+            "twin": twin["id"],
+            "label": twin["label"],
+            "training_seconds": trained.get(twin["id"]),
+            "inference_seconds": seconds.get(twin["id"]),
+            "training_ratio": against(trained, twin),
+            "inference_ratio": against(seconds, twin),
+            "together": together[twin["id"]],
+        }
+        for twin in twins
+    ]
+    return {"tokens": tokens, "rows": rows}
+
+
 def write_csvs(folder: Path, document: Mapping[str, Any]) -> dict[str, str]:
     """A file for each list of numbers in the document; an estimate becomes NAME, NAME_low, NAME_high, NAME_n."""
     curves = [
@@ -147,6 +202,8 @@ def write_csvs(folder: Path, document: Mapping[str, Any]) -> dict[str, str]:
         "mask_out": document["mask_out"],
         "induced": document["induced"],
         "speed": document["speed"]["laps"],
+        "own_speed": document["speed"]["own"]["rows"],
+        "decision": document["decision"]["pairs"],
     }
     names = {}
     for name, items in lists.items():

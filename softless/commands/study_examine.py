@@ -48,6 +48,10 @@ class Exhibit:
     def seen(self, ids: Tensor) -> Tensor:
         return finish(self.images.pixels[ids].to(self.device), self.augment)
 
+    def first(self, count: int) -> Tensor:
+        """As many images at once, evenly from the whole set."""
+        return self.seen(self._chosen(count))
+
     def one_a_class(self, count: int) -> Tensor:
         """The first image of each of the first classes."""
         labels = self.images.labels.tolist()

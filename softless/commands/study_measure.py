@@ -2,15 +2,16 @@
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softless.commands.manners import installed_version
 from softless.commands.progress import Advance
@@ -20,7 +21,7 @@ from softless.mechanisms import Mechanism
 from softless.probes import approximation, speed
 from softless.probes.cases import Case, cases_named
 from softless.probes.memory import free_bytes
-from softless.probes.stopwatch import threads
+from softless.probes.stopwatch import threads, time_calls
 
 TOLERANCE = 0.1  # relative error up to which an approximation counts as safe
 LINEAR_COPIES = 16  # tensors of q's size alive at once in the hungriest linear mechanism, q, k and v among them
@@ -82,6 +83,17 @@ def _speed(plan: Plan, seed: int, device: str, cases: tuple[Case, ...], advance:
         "laps": [asdict(lap) for lap in laps],
         "trends": [asdict(trend) for trend in trends],
     }
+
+
+def own_speed(twins: Mapping[str, nn.Module], pictures: Tensor, repeats: int, advance: Advance) -> dict[str, float]:
+    """Seconds per image that each trained twin takes to answer, by id; they take turns on the same pictures."""
+    step = 1 / (len(twins) * repeats) if twins else 1.0
+    with threads(speed.steady_threads()), torch.inference_mode():
+        calls = {id_: partial(model, pictures) for id_, model in twins.items()}
+        tick = lambda id_: advance(f"timing the twin {id_}", step)  # noqa: E731
+        found = time_calls(calls, pictures.device, repeats=repeats, tick=tick)
+    taken = {id_: each.seconds if each.eager_seconds is None else each.eager_seconds for id_, each in found.items()}
+    return {id_: seconds / len(pictures) for id_, seconds in taken.items()}
 
 
 def _race(

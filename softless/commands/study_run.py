@@ -1,31 +1,27 @@
 """A study from beginning to end: train the twins, examine them, time mechanisms, write the report."""
 
 import os
-import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import typer
 
-from softless.commands import study_document, study_measure, study_plan
-from softless.commands.manners import to_json, write_atomically
+from softless.commands import study_document, study_measure
 from softless.commands.progress import Advance, progress
-from softless.commands.study_examine import Exhibit, examined, png
+from softless.commands.study_examine import Exhibit, examined
 from softless.commands.study_parts import Parts
-from softless.commands.study_plan import Preset
+from softless.commands.study_plan import Asked, Preset
+from softless.commands.study_report import assemble, conclude, write
 from softless.commands.study_show import Showing
-from softless.commands.study_tables import groups, shared_spread
-from softless.commands.study_verdict import verdict
 from softless.data import open_splits
 from softless.errors import ArgumentError, NonFiniteError
 from softless.probes.cases import cases_named
 from softless.report.page import require
-from softless.report.study_page import write_page
 from softless.train.assemble import Means, build
 from softless.train.blas import by_blas
 from softless.train.decoded import decode, fetch
@@ -33,54 +29,13 @@ from softless.train.grid import Ran, run_grid
 from softless.train.recipe import Recipe
 from softless.train.recipe_file import read_recipe, shipped
 from softless.train.twin_run import trained_twin
-from softless.train.twins import Twin, patch_of, side_of, tokens_a_side, twins_named, twins_of
+from softless.train.twins import Twin, side_of, twins_named, twins_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-SCHEMA = "softless.study/4"
 EXAMINING, TIMING = 0.3, 3.0  # of the length of a run, for the bar
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A study as it was asked for; None leaves a thing to the preset."""
-
-    out: Path
-    data: str | None = None
-    preset: str = "default"
-    recipe: str | None = None
-    twins: tuple[str, ...] | None = None
-    mechanisms: tuple[str, ...] | None = None
-    tokens: tuple[int, ...] | None = None
-    seeds: int | None = None
-    seed: int = 0
-    minutes: float | None = None
-    pack: int | None = None
-    workers: int = 0
-    device: str = "auto"
-
-    def settled(self) -> Preset:
-        """The preset with what was asked for otherwise."""
-        preset: Preset = {"quick": study_plan.QUICK, "full": study_plan.FULL}.get(self.preset, study_plan.DEFAULT)
-        plan = replace(
-            preset.plan,
-            mechanisms=preset.plan.mechanisms if self.mechanisms is None else self.mechanisms,
-            tokens=preset.plan.tokens if self.tokens is None else self.tokens,
-        )
-        chosen: dict[str, Any] = {} if self.twins is None else {"twins": self.twins, "tables": ()}
-        return replace(preset, plan=plan, seeds=self.seeds or preset.seeds, **chosen)
-
-    def command(self, device: str) -> str:
-        """The command line that repeats it."""
-        words = ["softless study", *([] if self.preset == "default" else [f"--{self.preset}"])]
-        lists = {"twins": self.twins, "mechanisms": self.mechanisms, "tokens": self.tokens}
-        words += [
-            f"--{name} {shlex.quote(','.join(map(str, given)))}" for name, given in lists.items() if given is not None
-        ]
-        rest = {"data": self.data, "recipe": self.recipe, "seeds": self.seeds, "seed": self.seed, "out": self.out}
-        words += [f"--{name} {shlex.quote(str(given))}" for name, given in rest.items() if given is not None]
-        return " ".join([*words, f"--device {device}"])
+TIMED_IMAGES = 32  # answered at once when the twins are timed
 
 
 def study(asked: Asked, out: "Console | None") -> tuple[dict[str, Any], Path]:
@@ -88,13 +43,13 @@ def study(asked: Asked, out: "Console | None") -> tuple[dict[str, Any], Path]:
     require("plotly", "jinja2", by="the page of a study")
     device, preset = study_measure.pick_device(asked.device), asked.settled()
     name = asked.recipe or default_recipe(asked.data, device)
-    recipe = recipe_named(name, preset)
+    recipe = recipe_named(name, preset, asked.epochs)
     if not recipe.cache:
         raise ArgumentError("a study keeps its images decoded, and the recipe has cache = false")
     twins = twins_named(preset.twins, recipe) if preset.twins else twins_of(preset.tables, side=side_of(recipe))
     must_build(recipe, twins)
     cases_named(preset.plan.mechanisms)
-    cut = windows_of(recipe, name, preset)
+    cut = windows_of(recipe, name, preset, asked.epochs)
     runs = preset.seeds * (len(twins) + (len(cut[1]) if cut else 0))
     with progress(runs + EXAMINING * len(twins) + TIMING, out is not None) as advance, goes_on():
         showing = Showing(out, advance)
@@ -110,8 +65,12 @@ def study(asked: Asked, out: "Console | None") -> tuple[dict[str, Any], Path]:
         third = _scaled(advance, TIMING / 2)
         speed = parts.part("speed", plan, lambda: study_measure.timed(preset.plan, asked.seed, device, third))
         curves = parts.part("curves", plan, lambda: study_measure.approximated(preset.plan, asked.seed, third))
-    document = assemble(asked, recipe, ran, found, speed, curves, exhibit)
-    conclude(document, ran, in_windows)
+        seconds = time_twins(asked, ran, preset, exhibit, advance)
+    document = assemble(asked, recipe, Path(name).name, ran, found, exhibit)
+    document["range"] = study_document.score_ranges(found, curves)
+    tokens = document["data"]["tokens"]
+    document["speed"] = {**speed, "own": study_document.own_speed(document["twins"], ran.records, seconds, tokens)}
+    conclude(document, ran, in_windows, asked.margin)
     return document, write(asked.out, document)
 
 
@@ -132,9 +91,11 @@ def default_recipe(data: str | None, device: str) -> str:
     return "twins-cifar10" if device == "cuda" else "twins-images"
 
 
-def recipe_named(name: str, preset: Preset) -> Recipe:
-    """The recipe, no longer than the preset has it."""
+def recipe_named(name: str, preset: Preset, epochs: int | None = None) -> Recipe:
+    """The recipe, of the epochs asked for, or no longer than the preset has it."""
     recipe = read_recipe(name)
+    if epochs is not None:
+        return replace(recipe, epochs=epochs)
     return recipe if preset.epochs is None else replace(recipe, epochs=min(recipe.epochs, preset.epochs))
 
 
@@ -145,12 +106,14 @@ def must_build(recipe: Recipe, twins: Sequence[Twin]) -> None:
             build(twin.recipe(recipe).model, recipe.image_size, classes=1)
 
 
-def windows_of(recipe: Recipe, name: str, preset: Preset) -> tuple[Recipe, tuple[Twin, ...]] | None:
+def windows_of(
+    recipe: Recipe, name: str, preset: Preset, epochs: int | None = None
+) -> tuple[Recipe, tuple[Twin, ...]] | None:
     """The recipe and twins of table 4, where the study's own model sees no windows and NAME-windows is a recipe."""
     beside = f"{name}-windows"
     if "4" not in preset.tables or side_of(recipe) or beside not in shipped():
         return None
-    found = recipe_named(beside, preset)
+    found = recipe_named(beside, preset, epochs)
     return found, twins_of(["4"], side=side_of(found))
 
 
@@ -182,10 +145,7 @@ def examine_all(
     asked: Asked, ran: Ran, preset: Preset, exhibit: Exhibit, advance: Advance, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """By twin: what the probes find in the model of its first seed that was trained; one with infinities is passed."""
-    parts, first = Parts(asked.out), dict[str, Any]()
-    for record in ran.records:
-        if record["status"] == "done":
-            first.setdefault(record["twin"]["id"], record)
+    parts, first = Parts(asked.out), first_runs(ran)
     sizes = {"images": preset.examined, "masked": preset.masked, "shown": preset.shown, "seed": asked.seed}
     found = {}
     for id_, record in first.items():
@@ -202,65 +162,30 @@ def examine_all(
     return found
 
 
-def assemble(
-    asked: Asked, recipe: Recipe, ran: Ran, found: dict[str, Any], speed: Any, curves: Any, exhibit: Exhibit
-) -> dict[str, Any]:
-    """The document, but for its verdict and its files."""
-    train, test = open_splits(asked.data)
-    grid = [tokens_a_side(recipe)] * 2
-    shown = exhibit.one_a_class(asked.settled().shown).tolist()
-    images = [
-        {
-            "png": png(exhibit.images.pixels[index]),
-            "label": test.classes[int(exhibit.images.labels[index])],
-            "name": test.names(int(exhibit.images.ids[index])),
-        }
-        for index in shown
-    ]
-    twins = study_document.twins(ran.records)
-    return {
-        "schema": SCHEMA,
-        "command": asked.command(exhibit.device),
-        **study_measure.circumstances(exhibit.device),
-        "seed": asked.seed,
-        "preset": asked.preset,
-        "data": {
-            "name": "digits" if asked.data is None else Path(asked.data).name,
-            "train": len(train),
-            "test": len(test),
-            "classes": list(train.classes),
-            "image_size": recipe.image_size,
-            "patch": patch_of(recipe),
-            "grid": grid,
-        },
-        "verdict": [],
-        "twins": twins,
-        "tables": study_document.all_tables(ran.records, found, {twin["id"]: twin["label"] for twin in twins}),
-        "layers": study_document.layers(found),
-        "mask_out": study_document.rows(found, "mask_out"),
-        "induced": study_document.rows(found, "induced"),
-        "collinear": study_document.collinear(found),
-        "range": study_document.score_ranges(found, curves),
-        "viewer": study_document.viewer(found, images, grid),
-        "speed": speed,
-        "files": {},
+def first_runs(ran: Ran) -> dict[str, Any]:
+    """By twin: the record of its first seed that was trained to the end."""
+    first: dict[str, Any] = {}
+    for record in ran.records:
+        if record["status"] == "done":
+            first.setdefault(record["twin"]["id"], record)
+    return first
+
+
+def time_twins(asked: Asked, ran: Ran, preset: Preset, exhibit: Exhibit, advance: Advance) -> dict[str, float]:
+    """Seconds per image that the trained twins take to answer, at their own number of tokens."""
+    first, shelf = first_runs(ran), asked.out / "twins"
+    if not first:
+        return {}
+    about = {
+        "runs": {id_: [record["seed"], record["recipe"], record["fingerprint"]] for id_, record in first.items()},
+        "device": exhibit.device,
     }
 
+    def make() -> dict[str, float]:
+        models = {id_: trained_twin(record, shelf).to(exhibit.device) for id_, record in first.items()}
+        return study_measure.own_speed(models, exhibit.first(TIMED_IMAGES), preset.plan.repeats, _scaled(advance, 0.0))
 
-def conclude(document: dict[str, Any], ran: Ran, in_windows: Ran | None) -> None:
-    """Table 4 from the model that sees windows, if there is one, and the verdict on all runs."""
-    by_twin, beside = groups(ran.records), in_windows or Ran((), 0)
-    if in_windows:
-        study_document.put_table_4(document["tables"], in_windows.records)
-    left = ran.left + beside.left
-    document["verdict"] = verdict(document, by_twin, shared_spread(by_twin), left, groups(beside.records).values())
-
-
-def write(folder: Path, document: dict[str, Any]) -> Path:
-    """CSVs, report.json, the page."""
-    document["files"] = study_document.write_csvs(folder, document)
-    write_atomically(folder / "report.json", to_json(document) + "\n")
-    return write_page(folder)
+    return Parts(asked.out).part("own-speed", about, make)
 
 
 def exhibited(asked: Asked, recipe: Recipe, device: str, showing: Showing) -> Exhibit:

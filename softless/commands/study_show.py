@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from softless.commands import units
 from softless.commands.layout import plain_table
 from softless.commands.progress import Advance
-from softless.commands.study_tables import instead
+from softless.commands.study_statistics import instead
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,15 +54,56 @@ def show(document: dict[str, Any], path: Path, out: "Console") -> None:
     machine, versions = document["machine"], document["versions"]
     out.print()
     out.print(Text(f"{machine['processor']}, {machine['device']}, torch {versions['torch']}", "dim"))
+    out.print(Text(images_in_words(document["data"]), "dim"), soft_wrap=False)
     out.print()
     lines = Table.grid(padding=(0, 2, 0, 0))
-    for sentence in document["verdict"]:
-        lines.add_row(Text(sentence["about"], style="bold"), sentence["says"])
+    for row in document["verdict"]:
+        lines.add_row(Text(row["about"], style="bold"), row["says"])
+        if table := row.get("table"):
+            lines.add_row("", small_table(table))
     out.print(lines)
     out.print()
+    if pairs := document["decision"]["pairs"]:
+        out.print(decision_table(pairs))
+        out.print()
     out.print(twins_table(document["twins"]))
     out.print()
     out.print(Text(f"The report: {printable(path)}"), soft_wrap=True)
+
+
+def images_in_words(data: dict[str, Any]) -> str:
+    """What was done to the images, in a sentence or two."""
+    came = data["came"]
+    sizes = []
+    if came is not None:
+        smallest, largest = (units.picture(came[which]) for which in ("smallest", "largest"))
+        sizes = [f"came in {smallest}" + ("" if smallest == largest else f" to {largest}") + " pixels"]
+    side, classes = data["image_size"], len(data["classes"])
+    said = [
+        f"{data['name']}: {data['train']:,} images to train on, {data['test']:,} to test on, {classes} classes",
+        *sizes,
+        f"trained at {side} x {side}, patches of {data['patch']} x {data['patch']}, {data['tokens']} tokens",
+        f"recipe {data['recipe']}, {data['epochs']} epochs",
+    ]
+    return "; ".join(said) + "." + (f" {data['split']}" if data["split"] else "")
+
+
+def decision_table(pairs: list[dict[str, Any]]) -> "Table":
+    """Each fair pair: the accuracy of the first twin less that of the second, its interval, the answer."""
+    table = plain_table("fair pair", "points", "95 % interval", "softmax needed?", gap=2)
+    for pair in pairs:
+        difference = "-" if pair["difference"] is None else f"{pair['difference']:+.1f}"
+        inside = "-" if pair["low"] is None else f"{pair['low']:+.1f} to {pair['high']:+.1f}"
+        table.add_row(f"{pair['labels'][1]}, {pair['labels'][0]}", difference, inside, pair["answer"])
+    return table
+
+
+def small_table(given: dict[str, Any]) -> "Table":
+    """Of a row of the verdict."""
+    table = plain_table(*given["columns"], gap=2)
+    for row in given["rows"]:
+        table.add_row(*(f"{value:.1f}" if isinstance(value, float) else str(value) for value in row))
+    return table
 
 
 def twins_table(twins: list[dict[str, Any]]) -> "Table":

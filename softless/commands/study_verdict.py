@@ -1,67 +1,45 @@
-"""What a study found, in plain language, the answer first; nothing is claimed that seeds alone could have done."""
+"""What a study found, in plain language: the answer first (study_decision.py), then a row for each subject."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from softless.commands import units
-from softless.commands.study_tables import Group, Spread, compare
+from softless.commands.study_decision import CANNOT, FAIR, answer_in_words, gain, listed, points
+from softless.commands.study_statistics import Group, Spread
+from softless.commands.study_tables import compare
 
 REFERENCE = "SDPA"
 ROUGH = 1.5  # median / fastest repeat, beyond which timings say more about the machine than about the call
-LEARNED = 2  # times chance, below which a twin has not learned
-STILL = 0.01  # accuracy gained in the last quarter of a training, above which it was too short
-FEW = 1 / 2  # confused pairs an image and head, below which a layer counts as telling queries apart
+RIVALS = {linear: softmax for softmax, linear in FAIR}
 
 Document = dict[str, Any]
 
 
 def verdict(
     document: Document, found: Mapping[str, Group], spread: Spread, left: int, in_windows: Collection[Group] = ()
-) -> list[dict[str, str]]:
-    """Sentences by subject; a subject without numbers is left out. `in_windows` were trained beside those found."""
-    every = [*found.values(), *in_windows]
-    said = [
-        ("Softmax", needed(found, spread, document["data"])),
-        ("Local residual", _residual(found, spread)),
-        ("Dividing", _dividing(found, spread)),
-        ("Queries", _queries(document["layers"], document["twins"])),
-        ("Neighbors", _neighbors(document["mask_out"], document["twins"])),
-        ("Score range", _range(document["layers"], document["range"]["curves"])),
-        ("Speed", _speed(document["speed"])),
-        ("Memory", _memory(document["speed"])),
-        ("Training", _training(document["twins"])),
-        ("Trust", _trust(document["speed"], document["machine"]["threads"], every, spread)),
-        ("Left", f"{left} of the runs are left: the same command goes on with them." if left else ""),
+) -> list[dict[str, Any]]:
+    """Rows by subject; a subject without numbers is left out. `in_windows` were trained beside those found."""
+    every, decision = [*found.values(), *in_windows], document["decision"]
+    headline = decision["headline"]
+    said: list[tuple[str, str, dict[str, Any]]] = [
+        (
+            "Softmax",
+            answer_in_words(decision, found, document["data"]["test"]),
+            {"answer": CANNOT if headline is None else decision["pairs"][headline]["answer"]},
+        ),
+        ("Local residual", _residual(found, spread), {}),
+        ("Dividing", _dividing(found, spread), {}),
+        ("Queries", _queries(document["layers"], document["twins"]), {}),
+        ("Neighbors", *_neighbors(document["mask_out"], document["twins"])),
+        ("Score range", _range(document["layers"], document["range"]["curves"]), {}),
+        ("Speed", _speed(document["speed"]), {}),
+        ("Memory", _memory(document["speed"]), {}),
+        ("Training", _training(found.values(), decision["margin"]), {}),
+        ("Trust", _trust(document["speed"], document["machine"]["threads"], every, spread), {}),
+        ("Left", f"{left} of the runs are left: the same command goes on with them." if left else "", {}),
     ]
-    return [{"about": about, "says": says} for about, says in said if says]
-
-
-def needed(found: Mapping[str, Group], spread: Spread, data: Document) -> str:
-    """Do you need the softmax here?"""
-    with_it = _best(group for id_, group in found.items() if id_.startswith("softmax"))
-    without = _best(group for id_, group in found.items() if not id_.startswith("softmax"))
-    if with_it is None or without is None:
-        return "no answer yet: a twin with softmax and one without must be trained."
-    assert with_it.mean is not None
-    assert without.mean is not None
-    numbers = f"{without.label} reaches {without.mean:.1f} %, {with_it.label} {with_it.mean:.1f} %"
-    of, chance = f" of {data['test']:,} test images", 100 / len(data["classes"])
-    if max(with_it.mean, without.mean) < LEARNED * chance:
-        return f"no answer: no twin learned much more than chance ({chance:.0f} %); {numbers}{of}."
-    margin, ahead = spread.margin(len(with_it.accuracies), len(without.accuracies)), without.mean - with_it.mean
-    if margin is None:
-        answer = "it seems not" if ahead >= 0 else "it seems so"
-        return f"{answer}: {numbers}{of}, from one seed each, so that chance is not ruled out."
-    if abs(ahead) <= margin:
-        return f"no: {numbers}{of}, and the difference is within the spread of seeds."
-    if ahead > 0:
-        return f"no: {numbers}{of}, ahead by more than the spread of seeds."
-    return f"yes, for accuracy: {numbers}{of}, behind by more than the spread of seeds."
-
-
-def _best(groups: Any) -> Group | None:
-    return max((group for group in groups if group.mean is not None), key=lambda group: group.mean, default=None)
+    return [{"about": about, "says": says, **more} for about, says, more in said if says]
 
 
 def _residual(found: Mapping[str, Group], spread: Spread) -> str:
@@ -76,34 +54,37 @@ def _dividing(found: Mapping[str, Group], spread: Spread) -> str:
 
 
 def _queries(layers: Sequence[Document], twins: Sequence[Document]) -> str:
-    """Confused pairs an image and head, in the worst layer of each twin."""
-    worst = {
-        twin["label"]: max(
-            (layer["confusions"]["mean"] for layer in layers if layer["twin"] == twin["id"]), default=None
-        )
+    """Confused pairs per image and head, in the worst layer of each twin, by the one definition of confusion.py."""
+    worst = [
+        (max((layer["confusions"]["mean"] for layer in layers if layer["twin"] == twin["id"]), default=None), twin)
         for twin in twins
-    }
-    known = {label: count for label, count in worst.items() if count is not None}
+    ]
+    known = sorted(((count, twin["label"]) for count, twin in worst if count is not None), key=lambda each: -each[0])
     if not known:
         return ""
-    apart = [label for label, count in known.items() if count < FEW]
-    confused = sorted(((count, label) for label, count in known.items() if count >= FEW), reverse=True)
-    counts = ", ".join(f"{label} {units.short(count)}" for count, label in confused)
-    says = f"pairs of queries with the same weights, an image and head in the worst layer: {counts}." if counts else ""
-    never = f"{_list(apart)} {'tells' if len(apart) == 1 else 'tell'} queries apart." if apart else ""
-    return f"{says} {never}".strip()
+    counts = ", ".join(f"{label} {count:.0f}" if count >= 10 else f"{label} {count:.1f}" for count, label in known)
+    return (
+        "two different queries are confused where their rows of weights differ by less than 0.001 in all (Euclidean "
+        f"distance). Confused pairs per image and head, in the worst layer of each twin: {counts}."
+    )
 
 
-def _neighbors(rows: Sequence[Document], twins: Sequence[Document]) -> str:
-    said = []
+def _neighbors(rows: Sequence[Document], twins: Sequence[Document]) -> tuple[str, dict[str, Any]]:
+    """A sentence, and a small table of what hidden keys cost."""
+    lost = []
     for twin in twins:
         mean = {row["mask"]: row["accuracy"]["mean"] for row in rows if row["twin"] == twin["id"]}
         if {"none", "local 3", "random 9"} <= mean.keys():
-            near, far = (100 * (mean["none"] - mean[mask]) for mask in ("local 3", "random 9"))
-            said.append((near, f"{twin['label']} {near:.1f} points (nine others: {far:.1f})"))
-    if not said:
-        return ""
-    return "hiding a query's 3 x 3 costs " + ", ".join(text for _, text in sorted(said, reverse=True)) + "."
+            near, far = (round(100 * (mean["none"] - mean[mask]), 1) for mask in ("local 3", "random 9"))
+            lost.append([twin["label"], near, far])
+    if not lost:
+        return "", {}
+    says = "points of accuracy that a twin loses when every query is kept from seeing some keys, without retraining."
+    table = {
+        "columns": ["twin", "the 3 x 3 around it", "9 keys elsewhere"],
+        "rows": sorted(lost, key=lambda row: -row[1]),
+    }
+    return says, {"table": table}
 
 
 def _range(layers: Sequence[Document], curves: Sequence[Document]) -> str:
@@ -114,15 +95,48 @@ def _range(layers: Sequence[Document], curves: Sequence[Document]) -> str:
         spans = [layer["score_range"]["mean"] for layer in own]
         errors = [layer["first_order_error"]["mean"] for layer in own]
         says = (
-            f"the scores of the softmax twin span {units.short(min(spans))} to {units.short(max(spans))} a query, and "
-            f"first order is {units.percent(fmean(errors))} away from its weights."
+            f"in the softmax twin, the scores of one query span {units.short(min(spans))} to {units.short(max(spans))} "
+            f"by layer. Weights to first order in those scores, as inline has them, are {units.percent(fmean(errors))} "
+            "away from the softmax's."
         )
     if safe is not None:
-        says += f" On random scores first order (inline) is within 10 % while they span less than {safe:.1f}."
+        says += f" On random scores they stay within 10 % while scores span less than {safe:.1f}."
     return says.strip()
 
 
 def _speed(part: Document) -> str:
+    """At the twins' own number of tokens, where mechanisms pass SDPA, and at the longest input."""
+    return " ".join(each for each in (_own_speed(part), _crossover(part), _longest(part)) if each)
+
+
+def _own_speed(part: Document) -> str:
+    own = part.get("own")
+    said = []
+    for row in own["rows"] if own else ():
+        if row["twin"] in RIVALS and row["inference_ratio"] is not None:
+            trains = "" if row["training_ratio"] is None else f" and trains at {ratio(row['training_ratio'])}x"
+            rival = next(other["label"] for other in own["rows"] if other["twin"] == RIVALS[row["twin"]])
+            said.append(f"{row['label']} answers at {ratio(row['inference_ratio'])}x the speed of {rival}{trains}")
+    if not said:
+        return ""
+    together = max(row["together"] for row in own["rows"])
+    beside = f" ({together} runs shared the device while training)" if together > 1 else ""
+    return f"at the {own['tokens']:,} tokens of these twins, {'; '.join(said)}{beside}."
+
+
+def _crossover(part: Document) -> str:
+    trend = next((each for each in part["trends"] if each["label"] == "inline"), None)
+    if trend is None or len(part["tokens"]) < 2:
+        return ""
+    shortest, longest = min(part["tokens"]), max(part["tokens"])
+    if trend["crossover"] is None:
+        return f"Timed alone, inline is not faster than SDPA up to {longest:,} tokens."
+    if trend["faster_everywhere"]:
+        return f"Timed alone, inline is faster than SDPA from {shortest:,} tokens on, the shortest length timed."
+    return f"Timed alone, inline is faster than SDPA from about {trend['crossover']:,} tokens on."
+
+
+def _longest(part: Document) -> str:
     longest = max(part["tokens"])
     laps = {lap["label"]: lap for lap in _laps(part, longest) if lap["seconds"] is not None}
     reference = laps.pop(REFERENCE, None)
@@ -132,8 +146,8 @@ def _speed(part: Document) -> str:
     best = max(laps.values(), key=lambda lap: lap["speedup"])
     times = f"{units.seconds(best['seconds'])} against {units.seconds(reference['seconds'])}"
     if best["speedup"] <= 1:
-        return f"at {longest:,} tokens nothing is faster than SDPA; {best['label']} comes closest ({times})."
-    says = f"at {longest:,} tokens {best['label']} is fastest, {ratio(best['speedup'])}x SDPA ({times})."
+        return f"At {longest:,} tokens nothing is faster than SDPA; {best['label']} comes closest ({times})."
+    says = f"At {longest:,} tokens {best['label']} is fastest, {ratio(best['speedup'])}x SDPA ({times})."
     inline = laps.get("inline")
     if inline and inline is not best:
         says += f" inline is {ratio(inline['speedup'])}x."
@@ -153,18 +167,15 @@ def _memory(part: Document) -> str:
     return f"at {longest:,} tokens SDPA takes {units.size(reference)}, the others {others}."
 
 
-def _training(twins: Sequence[Document]) -> str:
-    """Which twins gained more than a point in the last quarter of their epochs, on the mean of their seeds."""
-    rising = []
-    for twin in twins:
-        gains = [
-            curve[-1]["accuracy"] - curve[3 * (len(curve) - 1) // 4]["accuracy"]
-            for curve in (seed["curve"] for seed in twin["seeds"])
-            if len(curve) > 3
-        ]
-        if gains and fmean(gains) > STILL:
-            rising.append(twin["label"])
-    return f"{_list(rising)} still gained at the end: longer training may change the order." if rising else ""
+def _training(found: Iterable[Group], margin: float) -> str:
+    """Which twins gained more than the margin in the last tenth of their training (study_decision.py)."""
+    rising = [group.label for group in found if (gain(group.curves) or 0.0) > margin]
+    if not rising:
+        return ""
+    return (
+        f"{listed(rising)} still gained more than {points(margin)} in the last tenth of training: longer training may "
+        "change the order."
+    )
 
 
 def _trust(part: Document, threads: int, found: Iterable[Group], spread: Spread) -> str:
@@ -174,7 +185,7 @@ def _trust(part: Document, threads: int, found: Iterable[Group], spread: Spread)
             f"accuracies of one twin differ by {spread.deviation:.1f} points from seed to seed (standard deviation). "
         )
     lost = list(dict.fromkeys(group.label for group in found if len(group.accuracies) < group.runs))
-    says += f"Not every run of {_list(lost)} came to an end. " if lost else ""
+    says += f"Not every run of {listed(lost)} came to an end. " if lost else ""
     if part["threads"] < threads:
         says += f"Calls were timed on {part['threads']} thread: with {threads}, they waited for other programs. "
     spreads = sorted(lap["seconds"] / lap["fastest"] for lap in part["laps"] if lap["seconds"])
@@ -193,7 +204,3 @@ def ratio(value: float | None, unit: str = "") -> str:
 
 def _laps(part: Document, tokens: int) -> list[Document]:
     return [lap for lap in part["laps"] if (lap["tokens"], lap["head_dim"]) == (tokens, part["head_dim"])]
-
-
-def _list(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""

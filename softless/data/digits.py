@@ -35,6 +35,9 @@ class DigitImages:
     def names(self, index: int) -> str:
         return f"digits[{self.rows[index]}]"
 
+    def size(self, index: int) -> tuple[int, int]:
+        return 8, 8
+
     def __len__(self) -> int:
         return len(self.labels)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from softless.data.images import MissingPartError, Sample, Split, check_labels, fingerprint
 from softless.errors import FileError
-from softless.io.pictures import SUFFIXES, decode, read
+from softless.io.pictures import SUFFIXES, decode, picture_size, read
 
 TRAIN, TESTS = "train", ("val", "valid", "validation", "test")
 
@@ -40,6 +40,10 @@ class FolderImages:
     def names(self, index: int) -> str:
         start = self._ends[index - 1] if index else 0
         return str(self.folder / os.fsdecode(self._text[start : self._ends[index]]))
+
+    def size(self, index: int) -> tuple[int, int]:
+        name = self.names(index)
+        return picture_size(Path(name), name)
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -42,6 +42,9 @@ class Images(Protocol):
     def names(self, index: int) -> str:
         """Where an image lies."""
 
+    def size(self, index: int) -> tuple[int, int]:
+        """Width and height an image came in, without decoding it; raises `BadImage` where it has none."""
+
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Sample:

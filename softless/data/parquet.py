@@ -19,7 +19,7 @@ import numpy as np
 
 from softless.data.images import MissingPartError, Sample, Split, check_labels, fingerprint
 from softless.errors import FileError, MissingExtraError
-from softless.io.pictures import BadImage, decode
+from softless.io.pictures import BadImage, decode, picture_size
 
 try:
     import pyarrow as pa
@@ -49,13 +49,18 @@ class ParquetImages:
     def names(self, index: int) -> str:
         return f"{self.path}[row {self.rows[index]}]"
 
+    def size(self, index: int) -> tuple[int, int]:
+        return picture_size(self._data(index), self.names(index))
+
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Sample:
         name = self.names(index)
-        data = self.images[int(self.rows[index])].as_py()
-        return Sample(decode(data or b"", name), int(self.labels[index]), name)
+        return Sample(decode(self._data(index), name), int(self.labels[index]), name)
+
+    def _data(self, index: int) -> bytes:
+        return self.images[int(self.rows[index])].as_py() or b""
 
 
 def open_parquet(path: Path, split: Split) -> ParquetImages:

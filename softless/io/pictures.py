@@ -40,6 +40,7 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+SIDEWAYS = (5, 6, 7, 8)  # turns that exchange width and height
 
 MOST_PIXELS = 50_000_000
 MOST_BYTES = 8 * MOST_PIXELS  # four channels of 16 bits
@@ -82,6 +83,19 @@ def decode(data: bytes, name: str) -> Image.Image:
         raise BadImage(name, str(error)) from None
     except _DAMAGE as error:
         raise BadImage(name, f"it is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
+
+
+def picture_size(source: bytes | Path, name: str) -> tuple[int, int]:
+    """Width and height of a picture that is turned upright, from its header alone; `BadImage` if it has none."""
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image,
+        ):
+            turned = int(image.getexif().get(ORIENTATION, 1)) in SIDEWAYS
+            return image.size[::-1] if turned else image.size
+    except _DAMAGE as error:
+        raise BadImage(name, f"its size cannot be read ({' '.join(str(error).split())})") from error
 
 
 def _decode(data: bytes) -> Image.Image:

@@ -31,7 +31,7 @@ from softless.train.engine import Engine
 from softless.train.evaluate import evaluate
 from softless.train.feed import Feed
 from softless.train.ledger import Ledger
-from softless.train.metrics import Scores
+from softless.train.metrics import Answers, Scores
 from softless.train.objective import Objective
 from softless.train.randomness import seed_all
 from softless.train.recipe import Recipe
@@ -75,7 +75,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished training leaves: the best evaluation, the last one, what it took, and images it did without."""
+    """What a finished training leaves: the best evaluation, the last one, what it took, and images it did without.
+
+    answers   of the last evaluation, image by image; None in a run that was evaluated last before they were kept
+    """
 
     steps: int
     best_step: int
@@ -83,6 +86,7 @@ class Outcome:
     last: dict[str, float]
     seconds: float
     skipped: int
+    answers: Answers | None
 
 
 def fit(job: Job) -> Outcome:
@@ -105,6 +109,7 @@ class Loop:
         self.engine = Engine(job.model, job.recipe, job.devices, objective, self.per_epoch)
         self.best: dict[str, float] = {}
         self.scores: dict[str, float] = {}
+        self.answers: Answers | None = None
         self.skipped: dict[str, dict[str, str]] = {"train": {}, "test": {}}  # name -> why
         self.seconds, self.saved = 0.0, -1
         self.recorded = -1  # update of the best weights that last/ knows of
@@ -137,7 +142,7 @@ class Loop:
     def outcome(self) -> Outcome:
         best, skipped = self.best, sum(map(len, self.skipped.values()))
         seconds = round(self.seconds, 3)
-        return Outcome(self.engine.step, int(best["step"]), best["top1"], self.scores, seconds, skipped)
+        return Outcome(self.engine.step, int(best["step"]), best["top1"], self.scores, seconds, skipped, self.answers)
 
     def _after_update(self) -> None:
         step, every = self.engine.step, self.recipe.checkpoint_every
@@ -163,13 +168,14 @@ class Loop:
 
     def _evaluate(self, epoch: int) -> None:
         self._check()
-        scores = evaluate(self.engine.best_model, self.job.test, self.devices)
+        tally = evaluate(self.engine.best_model, self.job.test, self.devices)
+        scores = tally.scores()
         self.engine.plain.train()
         if not isfinite(scores.loss):
             raise NonFiniteError(
                 f"the loss on the test images is {scores.loss} after update {self.engine.step}, and {self._kept()}"
             )
-        self.scores = _numbers(scores)
+        self.scores, self.answers = _numbers(scores), tally.answers()
         self._tell("test", {"epoch": epoch, **self.scores})
         if scores.top1 > self.best.get("top1", -1.0):
             self.best = {"step": self.engine.step, "top1": scores.top1}
@@ -193,6 +199,7 @@ class Loop:
                 "rng": {"seed": self.job.seed, "step": self.engine.step},
                 "best": self.best,
                 "scores": self.scores,
+                "answers": None if self.answers is None else asdict(self.answers),
                 "skipped": self.skipped,
                 "seconds": self.seconds,
                 "log_bytes": self.ledger.sync(),
@@ -216,6 +223,8 @@ class Loop:
         state.unpack(self.engine, found)
         self.job.train.sampler.load_state_dict(found.state["sampler"])
         self.best, self.scores, self.seconds = found.state["best"], found.state["scores"], found.state["seconds"]
+        answers = found.state.get("answers")  # runs from before they were kept have none
+        self.answers = None if answers is None else Answers(**answers)
         self.skipped = found.state.get("skipped", self.skipped)  # runs from before they were counted have none
         self._mark_saved()
         if self.devices.main:

@@ -2,11 +2,14 @@
 
     ECE = sum_b (n_b / n) |accuracy_b - confidence_b|        15 equal bins of the largest probability (Guo et al. 2017)
 
-Counts are sums, so those of several ranks add up; they stay on the device until the end.
+Counts are sums, so those of several ranks add up; they stay on the device until the end. Beside them stands the answer
+to each image, right or wrong, so that two models can be compared image by image.
 """
 
+import base64
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -27,15 +30,38 @@ class Scores:
     by_class: tuple[float | None, ...]
 
 
-class Tally:
-    """Sums over batches."""
+@dataclass(frozen=True)
+class Answers:
+    """Which images were answered right, in the order of the set; images that could not be decoded are left out.
 
-    def __init__(self, classes: int, device: torch.device):
+    right   one bit per image, eight to a byte, the first image in the highest bit, as base64
+    """
+
+    images: int
+    right: str
+
+    @classmethod
+    def of(cls, right: np.ndarray) -> "Answers":
+        """From one bool per image."""
+        return cls(len(right), base64.b64encode(np.packbits(right).tobytes()).decode())
+
+    def bits(self) -> np.ndarray:
+        """One bool per image."""
+        packed = np.frombuffer(base64.b64decode(self.right, validate=True), np.uint8)
+        return np.unpackbits(packed, count=self.images).astype(bool)
+
+
+class Tally:
+    """Sums over batches, and the answers to the `images` of a set."""
+
+    def __init__(self, classes: int, images: int, device: torch.device):
         self.loss = torch.zeros(3, dtype=torch.float64, device=device)  # loss, in the top 1, in the top 5
         self.classes = torch.zeros(2, classes, dtype=torch.float64, device=device)  # images, right
         self.bins = torch.zeros(3, BINS, dtype=torch.float64, device=device)  # images, right, confidence
+        self.images = torch.zeros(2, images, dtype=torch.int32, device=device)  # seen, right
 
-    def add(self, logits: Float[Tensor, "b c"], labels: Int[Tensor, " b"]) -> None:
+    def add(self, logits: Float[Tensor, "b c"], labels: Int[Tensor, " b"], ids: Int[Tensor, " b"]) -> None:
+        """`ids` says which images of the set they are."""
         logits = logits.float()
         best = logits.topk(min(5, logits.shape[1]), 1).indices == labels[:, None]  # [B, 5]
         right, confidence = best[:, 0].double(), logits.softmax(1).amax(1).double()
@@ -47,10 +73,17 @@ class Tally:
         self.classes[1].index_add_(0, labels, right)
         for row, values in zip(self.bins, (ones, right, confidence), strict=True):
             row.index_add_(0, place, values)
+        self.images[0].index_fill_(0, ids, 1)
+        self.images[1].index_copy_(0, ids, best[:, 0].int())
 
     def tensors(self) -> list[Tensor]:
         """To be added up over ranks, in place."""
-        return [self.loss, self.classes, self.bins]
+        return [self.loss, self.classes, self.bins, self.images]
+
+    def answers(self) -> Answers:
+        """To the images that were seen."""
+        seen, right = self.images.cpu().numpy().astype(bool)
+        return Answers.of(right[seen])
 
     def scores(self) -> Scores:
         count, right = self.classes.tolist()

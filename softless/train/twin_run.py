@@ -1,14 +1,16 @@
 """One run of a grid: a twin trained from one seed, and the JSON that is left of it.
 
-JSON (schema softless.twin/1); accuracy and loss are those of the last epoch, never of the best one:
+JSON (schema softless.twin/2); accuracy, loss and answers are those of the last epoch, never of the best one:
 
     {"schema", "twin": {"id", "label", "mechanism", "options", "local", "cut", "tables"}, "seed",
      "status": "done" | "diverged" | "failed", "reason",
-     "accuracy", "loss", "skipped", "curve": [{"epoch", "accuracy", "loss"}], "parameters",
+     "accuracy", "loss", "skipped", "answers": {"images", "right"},
+     "curve": [{"epoch", "accuracy", "loss"}], "parameters",
      "seconds", "wall_seconds", "together",
      "recipe": {...}, "data", "images": {"train", "test"}, "fingerprint": {"train", "test"}, "versions", "machine"}
 
     skipped        images that it did without, since they could not be decoded
+    answers        which test images it answered right, a bit each (`metrics.Answers`), to compare twins image by image
     seconds        of training, in all calls; what a kill lost is not counted
     wall_seconds   the same with the start and the end of the last call: what the run takes in one
     together       runs at once on the device
@@ -40,8 +42,8 @@ from softless.train.run import Run, write_json
 from softless.train.stop import Interrupted
 from softless.train.twins import Twin
 
-SCHEMA = "softless.twin/1"
-SCORES = ("status", "reason", "accuracy", "loss", "seconds", "skipped")
+SCHEMA = "softless.twin/2"
+SCORES = ("status", "reason", "accuracy", "loss", "seconds", "skipped", "answers")
 
 Progress = Callable[[str, float], None]  # a run's name, and the share of its updates that are made
 
@@ -129,6 +131,7 @@ def execute(
         )  # fmt: skip
         found |= {"status": "done", "accuracy": outcome.last["top1"], "loss": outcome.last["test_loss"]}
         found |= {"seconds": outcome.seconds, "skipped": outcome.skipped}
+        found |= {"answers": outcome.answers and asdict(outcome.answers)}
         _keep(task)
     except Interrupted:
         if seen.asked:

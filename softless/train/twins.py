@@ -1,4 +1,4 @@
-"""Twins: models that differ in attention and in nothing else, for the tables of the InLine paper (Han et al. 2024).
+"""Twins: models trained alike that differ in their attention, for the tables of the InLine paper (Han et al. 2024).
 
     table 1    what injectivity is worth: softmax whose queries are made to collide
     table 3    divide against subtract, under four feature maps
@@ -6,8 +6,10 @@
     table 9    other linear attentions
     table 10   InLine's feature maps
 
-A twin is a recipe's model with another mechanism, local residual or window. The table is written by hand; where the
-paper has a number, it stands beside ours (top-1 on ImageNet, of DeiT-T in tables 1 and 9 and of Swin-T in the others).
+A twin is a recipe's model with another mechanism, local residual or window; images, seeds, optimizer, depth and width
+are the same. The local residual and relu(Ax + b) have parameters of their own, so twins with and without them differ in
+more than attention: `softmax` and `inline` are a fair pair, and so are `softmax-local` and `inline-local`. The table is
+written by hand; where the paper has a number, it stands beside ours (top-1 on ImageNet-1K, of the model in `setting`).
 Windows are told by how many lie along a side: cut in 4 stands for windows of 14 on the paper's grid of 56 x 56, of 7 on
 one of 28 x 28, and of 4 on one of 16 x 16.
 """
@@ -70,6 +72,7 @@ class Question:
 
     id: str
     title: str
+    setting: str  # data set and model of the paper's numbers
     paper: str
     found: Mapping[str, float]  # the paper's top-1, in percent, by twin
     compares: tuple[tuple[str, str], ...]
@@ -126,6 +129,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         id="1",
         title="Softmax whose queries are made to collide",
+        setting="ImageNet-1K, DeiT-T",
         paper="Collisions cost DeiT-T 1.6 and 2.3 points.",
         found={"softmax": 72.2, "softmax-relu": 70.6, "softmax-affine": 69.9},
         compares=(("softmax", "softmax-relu"), ("softmax", "softmax-affine")),
@@ -133,6 +137,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         id="3",
         title="Divide against subtract",
+        setting="ImageNet-1K, Swin-T",
         paper="Subtracting gains 2.5 points with relu and 9.8 with relu(Ax + b); dividing fails with the other two.",
         found={
             "linear-relu": 77.3, "linear-affine": 70.2, "linear-leaky": 1.5, "linear-identity": 0.2,
@@ -146,6 +151,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         id="4",
         title="Windows, and the local residual",
+        setting="ImageNet-1K, Swin-T",
         paper="Wider windows gain nothing without the residual, and 0.8 points with it; it adds 1.3 to 2.2.",
         found={
             "inline-cut8": 80.3, "inline-cut4": 80.4, "inline-cut2": 80.2, "inline": 80.2,
@@ -159,6 +165,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         id="9",
         title="Other linear attentions",
+        setting="ImageNet-1K, DeiT-T",
         paper="InLine with its local residual is ahead of all of them, and of softmax by 2.3 points.",
         found={
             "softmax": 72.2, "hydra": 68.3, "efficient": 70.2, "angular": 70.8, "focused": 74.1, "inline-local": 74.5,
@@ -171,6 +178,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         id="10",
         title="InLine's feature maps",
+        setting="ImageNet-1K, Swin-T",
         paper="All four are within 0.2 points of each other (with the local residual).",
         found={
             "inline-local": 82.4, "inline-relu-local": 82.5, "inline-leaky-local": 82.3, "inline-exp-local": 82.5,

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from types import ModuleType
 
-from softless.commands.study_tables import groups
+from softless.commands.study_statistics import groups
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,7 +17,7 @@ import os
 import shutil
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -104,8 +104,9 @@ def uneven(devices, alone):
         scores = []
         for model, where in ((shared, devices), (whole, alone)):
             images = feed(Pictures(count, 1), replace(RECIPE, cache=cache), 0, where, Means(), train=False)
-            scores.append(evaluate(model, images, where))
-        found.append([(each.images, each.top1, each.loss) for each in scores])
+            tally = evaluate(model, images, where)
+            scores.append((tally.scores(), tally.answers()))
+        found.append([(each.images, each.top1, each.loss, asdict(answers)) for each, answers in scores])
     images = feed(Pictures(9, 1), RECIPE, 0, devices, Means(), train=False)
     images.damage.skipped[f"picture {8 - devices.rank}"] = "it is empty"
     skipped = images.skipped(devices)

@@ -19,6 +19,7 @@ from softless.errors import ArgumentError, FileError
 from softless.train import grid
 from softless.train.assemble import Means
 from softless.train.grid import Schedule, Silent, read_record, run_grid
+from softless.train.metrics import Answers
 from softless.train.pack import Pack
 from softless.train.recipe_file import read_recipe
 from softless.train.stop import Interrupted
@@ -87,10 +88,10 @@ def test_seed_0_of_every_twin_comes_first(whole):
 def test_a_record_says_what_ran_and_what_came_out(whole):
     record = whole[1].records[1]
     assert list(record) == [
-        "schema", "twin", "seed", "status", "reason", "accuracy", "loss", "seconds", "skipped", "curve",
+        "schema", "twin", "seed", "status", "reason", "accuracy", "loss", "seconds", "skipped", "answers", "curve",
         "parameters", "wall_seconds", "together", "recipe", "data", "images", "fingerprint", "versions", "machine",
     ]  # fmt: skip
-    assert record["schema"] == "softless.twin/1"
+    assert record["schema"] == "softless.twin/2"
     assert (record["status"], record["reason"], record["seed"]) == ("done", None, 0)
     assert record["twin"]["id"] == "inline-local"
     assert record["recipe"]["model"]["mechanism"] == {"name": "inline", "phi": "identity"}
@@ -112,6 +113,7 @@ def test_the_model_that_is_kept_is_the_one_that_was_scored(whole):
         with torch.no_grad():
             answers = model(finish(test.pixels, TINY.augment)).argmax(1)
         assert (answers == test.labels).double().mean().item() == pytest.approx(record["accuracy"], abs=1e-12)
+        assert Answers(**record["answers"]).bits().tolist() == (answers == test.labels).tolist()
     assert not (out / "trainings").exists() or not list((out / "trainings").iterdir())
 
 

@@ -110,8 +110,9 @@ def test_ranks_with_unequally_many_images_evaluate_together(pair, way):
     found = json.loads((folder / "uneven.json").read_text())[way]
     pairs = found["scores"]
     assert [ours[0] for ours, _ in pairs] == [1, 1, 25, 25]
-    for ours, theirs in pairs:
+    for (*ours, answers), (*theirs, expected) in pairs:
         assert ours == pytest.approx(theirs, rel=1e-6)  # counted in single precision
+        assert answers == expected
     assert list(found["skipped"]) == ["picture 7", "picture 8"]
 
 

@@ -1,0 +1,91 @@
+"""Simulated studies: twins with known accuracies, whose seeds and images vary as real ones do.
+
+A run of a twin answers an image right where
+
+    mean + difficulty of the image + what this twin makes of it + luck of the seed + what this seed makes of it > 0
+
+All five are normal, so that the true accuracy of a twin, over all seeds and images there could be, is exactly
+Phi(mean / deviation of the sum), and the true difference of two twins is known.
+"""
+
+from dataclasses import dataclass
+from math import sqrt
+from statistics import NormalDist
+
+import numpy as np
+
+from softless.commands.study_decision import decide
+from softless.commands.study_statistics import groups, shared_spread
+from softless.train.metrics import Answers
+from softless.train.twins import twins_named
+
+TWINS = ("softmax", "inline", "softmax-local", "inline-local", "linear-relu", "linear-elu", "taylor")
+LOSSES, SEEDS, IMAGES = (0, 1, 2, 4), (2, 3), (360, 3600)
+ANSWERS = ("no", "yes", "cannot tell")
+
+
+@dataclass(frozen=True)
+class World:
+    """How answers vary. `luck` is the deviation over seeds of the true accuracy, in points."""
+
+    accuracy: float = 0.96
+    difficulty: float = 2.0
+    taste: float = 0.5  # of a twin, image by image
+    luck: float = 0.3
+    chance: float = 1.0  # of a seed, image by image
+
+
+def answers(world, loss, seeds, images, rng):
+    """bool [twins, seeds, images]: softmax twins at the accuracy of the world, linear ones `loss` points below."""
+    normal = NormalDist()
+    true = np.array([world.accuracy - (loss / 100) * (not id_.startswith("softmax")) for id_ in TWINS])
+    reach = sqrt(world.difficulty**2 + world.taste**2 + world.chance**2)
+    z = np.array([normal.inv_cdf(each) for each in true])
+    luck = world.luck / 100 * reach / np.array([normal.pdf(each) for each in z])
+    mean = z * np.sqrt(reach**2 + luck**2)
+
+    def draw(*shape):
+        return rng.standard_normal(shape, dtype=np.float32)
+
+    latent = world.chance * draw(len(TWINS), seeds, images)
+    latent += world.difficulty * draw(images) + world.taste * draw(len(TWINS), 1, images)
+    latent += (mean[:, None, None] + luck[:, None, None] * draw(len(TWINS), seeds, 1)).astype(np.float32)
+    return latent > 0
+
+
+def records(right):
+    """As a grid leaves them; the curve is flat from its first epoch."""
+    return [
+        {
+            "twin": {"id": twin.id, "label": twin.label},
+            "seed": seed,
+            "status": "done",
+            "accuracy": float(share),
+            "answers": vars(Answers.of(bits)),
+            "parameters": 60_000,
+            "curve": [{"epoch": epoch, "accuracy": float(share)} for epoch in range(1, 11)],
+        }
+        for twin, runs, shares in zip(twins_named(TWINS), right, right.mean(2), strict=True)
+        for seed, (bits, share) in enumerate(zip(runs, shares, strict=True))
+    ]
+
+
+def rates(world, loss, seeds, images, studies, rng):
+    """How often the first pair of a study of a true loss is answered with no, yes and cannot tell."""
+    counts = dict.fromkeys(ANSWERS, 0)
+    for _ in range(studies):
+        found = groups(records(answers(world, loss, seeds, images, rng)))
+        decision = decide(found, shared_spread(found), classes=10)
+        counts[decision["pairs"][0]["answer"]] += 1
+    return {answer: count / studies for answer, count in counts.items()}
+
+
+def table(studies, world=None, seed=0):
+    """Rows of (seeds, images, loss, rates)."""
+    rng, world = np.random.default_rng(seed), world or World()
+    return [
+        (seeds, images, loss, rates(world, loss, seeds, images, studies, rng))
+        for seeds in SEEDS
+        for images in IMAGES
+        for loss in LOSSES
+    ]
