@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 SUBJECTS = (study_accuracy, study_viewer, study_queries, study_locality, study_range, study_speed)
+FILTERS = ("after", "bare", "cells", "first_sentence", "sentence")
 LARGEST = 4_000_000  # bytes of a CSV that the page carries; one that is larger is handed out as JSON
 SCRIPTS = ("labels.js", "figures.js", "threshold.js", "viewer.js", "start.js")
 
@@ -79,12 +80,7 @@ def page(document: dict[str, Any], files: dict[str, str]) -> str:
     tables = [study_words.paper_table(table) for table in document.get("tables") or []]
     every = [*(table for section in sections for table in section.tables), *tables]
     environment = Environment(loader=PackageLoader("softless.report", "static"), autoescape=True)
-    environment.filters |= {
-        "after": study_words.after,
-        "sentence": study_words.sentence,
-        "cells": study_words.cells,
-        "bare": study_words.bare,
-    }
+    environment.filters |= {name: getattr(study_words, name) for name in FILTERS}
     return environment.get_template("study.html").render(
         report=document,
         sections=sections,

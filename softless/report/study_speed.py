@@ -62,7 +62,9 @@ def own(found: dict[str, Any] | None) -> Table | None:
         "with the local residual is compared with softmax + local."
     )
     gap = f"{MISSING}: not measured, or no softmax twin of the same kind to compare with."
-    notes = (note, gap) if any(MISSING in row for row in rows) else (note,)
+    together = max(row.get("together") or 1 for row in found["rows"])
+    beside = f"{together:g} runs shared the device while training; inference was timed one twin at a time."
+    notes = (note, *([beside] if together > 1 else []), *([gap] if any(MISSING in row for row in rows) else []))
     title = f"Speed at this study's {found['tokens']:,.0f} tokens"
     return Table(title, "Measured on whole twins, on this machine.", columns, tuple(rows), notes)
 

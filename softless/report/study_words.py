@@ -9,8 +9,14 @@ from softless.report.study_figure import Table, layer_names, means
 from softless.report.study_style import OWN, Look, mechanism_of
 
 MISSING = "\u2013"
+CLOSE = 0.05  # points from the margin, within which one decimal would hide on which side an interval ends
 DECIMALS = 2  # of a number in a table, at most
-HEADS = {"accuracy": "accuracy, %", "none": "no key hidden", "against softmax": "against softmax, points"}
+HEADS = {
+    "accuracy": "accuracy, %",
+    "spread": "spread over seeds",
+    "against softmax": "against softmax, points",
+    "none": "no key hidden",
+}
 REASONS = {"spread": "one seed has no spread", "paper": "the paper has no number for this twin"}
 
 
@@ -23,6 +29,12 @@ def after(text: str, answer: str) -> str:
     """A sentence without the answer that it begins with, because the page shows that above it."""
     begins = answer and text.lower().startswith(answer.lower()) and text[len(answer) : len(answer) + 1] in ".,:;"
     return text[len(answer) + 1 :].lstrip() or text if begins else text
+
+
+def first_sentence(text: str) -> tuple[str, str]:
+    """The first sentence, which the page shows large, and the rest."""
+    first, dot, rest = text.partition(". ")
+    return first + dot.rstrip(), rest
 
 
 def listed(names: Sequence[str]) -> str:
@@ -146,17 +158,22 @@ def decision(document: dict[str, Any]) -> dict[str, Any] | None:
     pairs, margin = found["pairs"], found["margin"]
     first = min(max(found.get("headline") or 0, 0), len(pairs) - 1)
     ordered = [pairs[first], *(pair for i, pair in enumerate(pairs) if i != first)]
-    points = f"{margin:g} {'point' if margin == 1 else 'points'}"
     rule = (
-        f"Difference is linear minus softmax, in points of accuracy. Losing less than {points} does not matter here: "
-        f"“no” means that the whole 95% interval lies above {-margin:g}, “yes” that it lies below."
+        f"Difference: the linear twin minus the softmax twin, in points of accuracy. A loss of {margin:g} or less does "
+        f"not matter here: “no” means that the whole interval lies above {-margin:g}, “yes” that it lies below."
     )
     columns = ("comparison", "difference", "95% interval", "parameters", "do you need the softmax?")
-    rows = tuple(_pair(pair) for pair in ordered)
+    ends = [end for pair in ordered for end in (pair.get("low"), pair.get("high")) if end is not None]
+    decimals = 2 if any(abs(end + margin) < CLOSE for end in ends) else 1
+    rows = tuple(_pair(pair, decimals) for pair in ordered)
     alone = any(pair.get("low") is None for pair in ordered)
     notes = (rule, *((f"{MISSING}: one seed has no interval over seeds.",) if alone else ()))
-    reasons = [{"pair": _versus(pair), "because": pair["because"], "would_tell": pair.get("would_tell")}
-               for pair in ordered]  # fmt: skip
+    said = " ".join(row["says"] for row in document["verdict"][:1]).lower()
+    reasons = [
+        f"{_versus(pair)}: {'. What would tell: '.join(new)}".rstrip(".") + "."
+        for pair in ordered
+        if (new := [text for text in (pair["because"], pair.get("would_tell")) if text and text.lower() not in said])
+    ]
     return {"answer": ordered[0]["answer"], "table": Table("", "", columns, rows, notes), "reasons": reasons}
 
 
@@ -166,12 +183,12 @@ def _versus(pair: Mapping[str, Any]) -> str:
     return f"{linear} against {softmax}"
 
 
-def _pair(pair: Mapping[str, Any]) -> tuple[str, ...]:
+def _pair(pair: Mapping[str, Any], decimals: int) -> tuple[str, ...]:
     low, high = pair.get("low"), pair.get("high")
-    between = MISSING if low is None or high is None else f"{low:+.1f} to {high:+.1f}"
+    between = MISSING if low is None or high is None else f"{low:+.{decimals}f} to {high:+.{decimals}f}"
     sizes = list(dict.fromkeys(short(count, ",.0f") for count in pair.get("parameters") or []))
     counts = MISSING if not sizes else f"{sizes[0]} both" if len(sizes) == 1 else f"{sizes[1]} against {sizes[0]}"
-    return _versus(pair), short(pair.get("difference"), "+.1f"), between, counts, pair["answer"]
+    return _versus(pair), short(pair.get("difference"), f"+.{decimals}f"), between, counts, pair["answer"]
 
 
 def made(document: dict[str, Any]) -> str:

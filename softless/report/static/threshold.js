@@ -5,7 +5,8 @@ if (tau) {
   const error = page.figures.find((each) => each.id === "range-error");
   const paths = Object.fromEntries(figure.panels[0].data.filter((trace) => trace.meta.path).map((trace) => [trace.meta.twin, trace]));
   const taus = Object.values(paths).reduce((longest, path) => (path.customdata.length > longest.length ? path.customdata : longest), []);
-  const at = (path) => Math.min(Number(tau.value), path.x.length - 1);
+  // Twins may have been measured at other taus, in an earlier study: the last one up to the slider's.
+  const at = (path) => Math.max(0, path.customdata.findLastIndex((each) => each <= taus[Number(tau.value)]));
   extra["threshold-0"] = {
     trace: (trace) => {
       if (!trace.meta.follows) return trace;
