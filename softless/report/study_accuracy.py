@@ -171,5 +171,10 @@ def numbers(twins: Sequence[dict[str, Any]], test: float | None) -> Table:
     lone = any(row[2] == MISSING and row[1] != MISSING for row in rows)
     notes = (f"{MISSING} in the interval: one seed alone has none.",) if lone else ()
     return Table(
-        "The twins in numbers", f"Accuracy after the last epoch.{measured_on(test)}", columns, tuple(rows), notes
+        "The twins in numbers",
+        f"Accuracy after the last epoch.{measured_on(test)}",
+        columns,
+        tuple(rows),
+        notes,
+        "twins",
     )

@@ -57,6 +57,8 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
+    part: str = ""  # the file that holds the data, if it has one of its own
+    within: str = ""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def page(document: dict[str, Any], files: dict[str, str]) -> str:
     sections = [subject.section(document, twins) for subject in SUBJECTS]
     figures = [figure for section in sections for figure in section.figures]
     parts = {figure.id: (figure.part, figure.within or figure.part) for figure in figures}
-    parts |= {"tables": ("tables", "tables"), "whole": (NAME, "")}
+    parts |= {"tables": ("tables", "tables"), "decision": ("decision", "decision"), "whole": (NAME, "")}
     drawn = {
         "dark": DARK,
         "twins": [
@@ -79,6 +79,7 @@ def page(document: dict[str, Any], files: dict[str, str]) -> str:
     }
     tables = [study_words.paper_table(table) for table in document.get("tables") or []]
     every = [*(table for section in sections for table in section.tables), *tables]
+    parts |= {table.part: (table.part, table.within or table.part) for table in every if table.part}
     environment = Environment(loader=PackageLoader("softless.report", "static"), autoescape=True)
     environment.filters |= {name: getattr(study_words, name) for name in FILTERS}
     return environment.get_template("study.html").render(

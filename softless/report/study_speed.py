@@ -66,7 +66,9 @@ def own(found: dict[str, Any] | None) -> Table | None:
     beside = f"{together:g} runs shared the device while training; inference was timed one twin at a time."
     notes = (note, *([beside] if together > 1 else []), *([gap] if any(MISSING in row for row in rows) else []))
     title = f"Speed at this study's {found['tokens']:,.0f} tokens"
-    return Table(title, "Measured on whole twins, on this machine.", columns, tuple(rows), notes)
+    return Table(
+        title, "Measured on whole twins, on this machine.", columns, tuple(rows), notes, "own_speed", "speed.own"
+    )
 
 
 def curves(found: dict[str, Any], looks: Mapping[str, Look]) -> Figure | None:

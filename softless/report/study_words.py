@@ -162,7 +162,7 @@ def decision(document: dict[str, Any]) -> dict[str, Any] | None:
         f"Difference: the linear twin minus the softmax twin, in points of accuracy. A loss of {margin:g} or less does "
         f"not matter here: “no” means that the whole interval lies above {-margin:g}, “yes” that it lies below."
     )
-    columns = ("comparison", "difference", "95% interval", "parameters", "do you need the softmax?")
+    columns = ("comparison", "softmax needed?", "difference", "95% interval", "parameters")
     ends = [end for pair in ordered for end in (pair.get("low"), pair.get("high")) if end is not None]
     decimals = 2 if any(abs(end + margin) < CLOSE for end in ends) else 1
     rows = tuple(_pair(pair, decimals) for pair in ordered)
@@ -170,11 +170,21 @@ def decision(document: dict[str, Any]) -> dict[str, Any] | None:
     notes = (rule, *((f"{MISSING}: one seed has no interval over seeds.",) if alone else ()))
     said = " ".join(row["says"] for row in document["verdict"][:1]).lower()
     reasons = [
-        f"{_versus(pair)}: {'. What would tell: '.join(new)}".rstrip(".") + "."
+        f"{_versus(pair)}: {'. What would tell: '.join(new)}."
         for pair in ordered
-        if (new := [text for text in (pair["because"], pair.get("would_tell")) if text and text.lower() not in said])
+        if (
+            new := [
+                text.rstrip(".")
+                for text in (pair["because"], pair.get("would_tell"))
+                if text and text.rstrip(".").lower() not in said
+            ]
+        )
     ]
-    return {"answer": ordered[0]["answer"], "table": Table("", "", columns, rows, notes), "reasons": reasons}
+    return {
+        "answer": ordered[0]["answer"],
+        "table": Table("", "", columns, rows, notes, "decision"),
+        "reasons": reasons,
+    }
 
 
 def _versus(pair: Mapping[str, Any]) -> str:
@@ -188,7 +198,7 @@ def _pair(pair: Mapping[str, Any], decimals: int) -> tuple[str, ...]:
     between = MISSING if low is None or high is None else f"{low:+.{decimals}f} to {high:+.{decimals}f}"
     sizes = list(dict.fromkeys(short(count, ",.0f") for count in pair.get("parameters") or []))
     counts = MISSING if not sizes else f"{sizes[0]} both" if len(sizes) == 1 else f"{sizes[1]} against {sizes[0]}"
-    return _versus(pair), short(pair.get("difference"), f"+.{decimals}f"), between, counts, pair["answer"]
+    return _versus(pair), pair["answer"], short(pair.get("difference"), f"+.{decimals}f"), between, counts
 
 
 def made(document: dict[str, Any]) -> str:

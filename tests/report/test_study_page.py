@@ -42,7 +42,7 @@ def test_nothing_is_fetched(text):
 def test_figures_are_numbered_in_order_and_each_links_to_its_data(text):
     body = markup(text)
     assert [int(n) for n in re.findall(r"<b>Figure (\d+)</b>", body)] == list(range(1, 13))
-    assert body.count('<p class="data">Data: <a') == 12 + 2, "the figures, the tables and the whole"
+    assert body.count('<p class="data">Data: <a') == 12 + 5, "figures, twins, speed, decision, tables, the whole"
 
 
 def test_a_csv_travels_with_the_page_and_a_part_of_the_report_where_there_is_none(text):
@@ -98,8 +98,8 @@ def test_the_decision_is_in_the_first_lines(text, report):
     assert '<p class="answer">No.</p>' in top
     first, other = report["decision"]["pairs"][1], report["decision"]["pairs"][0]
     row = '<th scope="row">{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td>'.format
-    assert row("inline + local against softmax + local", "+0.6", "-0.4 to +1.6", "111,000 both", "no") in top
-    assert row("inline against softmax", "-1.5", "-2.6 to -0.4", "102,000 both", "cannot tell") in top
+    assert row("inline + local against softmax + local", "no", "+0.6", "-0.4 to +1.6", "111,000 both") in top
+    assert row("inline against softmax", "cannot tell", "-1.5", "-2.6 to -0.4", "102,000 both") in top
     assert top.index("+0.6") < top.index("-1.5")
     assert "A loss of 1 or less does not matter here" in top
     assert all(pair["because"].rstrip(".") in top for pair in (first, other))
@@ -115,7 +115,7 @@ def test_a_reason_that_the_verdict_gives_is_not_given_again(report):
 
 def test_an_interval_that_ends_at_the_margin_shows_on_which_side(report):
     report["decision"]["pairs"][1]["low"] = -0.97
-    assert study_words.decision(report)["table"].rows[0][1:3] == ("+0.60", "-0.97 to +1.60")
+    assert study_words.decision(report)["table"].rows[0][2:4] == ("+0.60", "-0.97 to +1.60")
 
 
 def test_the_first_sentence_of_the_verdict_is_large_and_the_rest_is_not(text):
@@ -127,7 +127,7 @@ def test_the_first_sentence_of_the_verdict_is_large_and_the_rest_is_not(text):
 def test_sizes_that_differ_stand_beside_their_comparison(report):
     report["decision"]["pairs"][1] |= {"parameters": [28_042, 38_922], "low": None, "high": None}
     found = study_words.decision(report)
-    assert found["table"].rows[0][2:4] == ("\u2013", "38,922 against 28,042")
+    assert found["table"].rows[0][3:] == ("\u2013", "38,922 against 28,042")
     assert "one seed has no interval" in found["table"].notes[1]
     for nothing in (None, {"margin": 1.0, "pairs": [], "headline": None}):
         report["decision"] = nothing
@@ -194,7 +194,7 @@ def test_the_layers_that_run_a_softmax_are_said_in_words_and_no_others(text, rep
 
 
 def test_an_image_is_named_without_the_folders_of_the_user(report):
-    report["viewer"]["images"][0]["name"] = "/home/someone/private/cats/7.png"
+    report["viewer"]["images"][0]["name"] = "/data/someone/cats/7.png"
     report["viewer"]["images"][1]["name"] = "C:\\Users\\someone\\8.png"
     body = markup(study_page.page(report, {}))
     assert 'title="2: 7.png"' in body
