@@ -20,10 +20,12 @@ from softless.mechanisms import Mechanism, mechanism
 from softless.nn.maps import attention_maps
 from softless.probes.capture import capture
 from softless.probes.examine import examine
+from softless.probes.findings import LayerFindings
 from softless.probes.induced import induced_confusion
 from softless.probes.masking import mask_out
 from softless.probes.score_range import compare
 
+TAUS = tuple(0.25 * step for step in range(1, 33))  # of the threshold rule: steps of the slider on the page
 TOGETHER = 60  # images a batch: their explicit weights are alive at once
 ROWS: dict[str, Mechanism] = {
     "softmax": mechanism("softmax"),
@@ -67,7 +69,7 @@ def examined(
 ) -> dict[str, Any]:
     """All that is asked of one twin."""
     model = model.to(exhibit.device)
-    found = examine(model, exhibit.batches(images), advance=advance)
+    found = examine(model, exhibit.batches(images), advance=advance, tau=TAUS)
     first = found.layers[0]
     is_softmax = {layer.mechanism for layer in found.layers} == {"softmax"}
     pictures = exhibit.seen(exhibit.one_a_class(shown))
@@ -77,7 +79,7 @@ def examined(
     answers = [] if first.local_mass is None else mask_out(model, exhibit.batches(masked), seed=seed)
     confused = induced_confusion(model, exhibit.batches(masked), seed=seed) if is_softmax else ()
     return {
-        "layers": [asdict(layer) for layer in found.layers],
+        "layers": [_plain(layer) for layer in found.layers],
         "images": found.images,
         "mask_out": [{"mask": each.mask, "accuracy": asdict(each.accuracy)} for each in answers],
         "induced": [asdict(each) for each in confused],
@@ -85,6 +87,15 @@ def examined(
         "collinear": {"layer": middle.name, **collinear(middle.q[0, 0], middle.k[0, 0])},
         "row": asdict(compare(typical(middle.scores()[0, 0]))),
     }
+
+
+def _plain(layer: LayerFindings) -> dict[str, Any]:
+    """As JSON; what a threshold keeps is left out by head, because there are many thresholds."""
+    found = asdict(layer)
+    found["by_head"] = {
+        name: each for name, each in found["by_head"].items() if not name.startswith(("kept ", "discarded "))
+    }
+    return found
 
 
 def maps(model: nn.Module, pictures: Tensor) -> Iterator[dict[str, Any]]:

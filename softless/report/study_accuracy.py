@@ -1,35 +1,66 @@
 """What each twin reaches and what it costs: accuracy against time, work or size, and how it got there."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from softless.report.study_figure import Figure, Panel, Pick, Section, has_numbers, means, plot, span, whiskers
-from softless.report.study_labels import beside_marks
+from softless.report.study_figure import (
+    POINTS,
+    Figure,
+    Panel,
+    Pick,
+    Section,
+    Table,
+    has_numbers,
+    means,
+    measured_on,
+    percent_axis,
+    plot,
+    span,
+    whiskers,
+)
 from softless.report.study_style import Look
+from softless.report.study_words import MISSING, listed, short
 
 COSTS = {
-    "seconds_per_epoch": ("time", "seconds of one epoch of training", "~g"),
-    "macs": ("multiply-adds", "multiply-adds of one image", "~s"),
+    "seconds_per_epoch": ("training time", "seconds per epoch of training", "~g"),
+    "macs": ("multiply-adds", "multiply-adds per image", "~s"),
     "parameters": ("parameters", "parameters", "~s"),
 }
+AXIS = f"The accuracy axis spans at least {POINTS:g} points, so that small differences look small."
 
 
 def section(document: dict[str, Any], looks: Mapping[str, Look]) -> Section:
-    """Cost, then learning curves."""
-    twins = document["twins"]
-    made = [figure for figure in (cost(twins, looks), learning(twins, looks)) if figure]
+    """Cost, learning curves, and the numbers of both."""
+    twins, test = document["twins"], document["data"].get("test")
+    made = [figure for figure in (cost(twins, looks, test), learning(twins, looks, test)) if figure]
     return Section(
         "accuracy",
         "What each twin reaches, and what it costs",
         "Accuracy and cost",
-        "The twins share everything but attention: images, seeds, optimizer, depth and width.",
+        shared(twins),
         tuple(made),
         "" if made else "No accuracies: this study trained no twins.",
+        tables=(numbers(twins, test),) if made else (),
     )
 
 
-def cost(twins: list[dict[str, Any]], looks: Mapping[str, Look]) -> Figure | None:
-    """One mark a twin; a switch chooses what goes to the right."""
+def shared(twins: Sequence[dict[str, Any]]) -> str:
+    """What the twins have in common, and where their sizes differ."""
+    says = "All twins were trained on the same images, from the same seeds, with the same recipe, depth and width. "
+    sizes: dict[float, list[str]] = {}
+    for twin in twins:
+        if twin.get("parameters") is not None:
+            sizes.setdefault(twin["parameters"], []).append(twin["label"])
+    if len(sizes) < 2:
+        return says + "They differ in attention alone."
+    each = "; ".join(f"{count:,.0f} parameters: {listed(labels)}" for count, labels in sorted(sizes.items()))
+    local = any(twin.get("local") for twin in twins)
+    why = " “+ local” adds the local residual, a 3 x 3 convolution beside attention." if local else ""
+    return f"{says}They differ in attention, and not all have the same size ({each}).{why}"
+
+
+def cost(twins: list[dict[str, Any]], looks: Mapping[str, Look], test: float | None = None) -> Figure | None:
+    """One mark per twin; a switch chooses the cost."""
     known = [key for key in COSTS if has_numbers(twin.get(key) for twin in twins)]
     if not known or not has_numbers(means(twin["accuracy"] for twin in twins)):
         return None
@@ -37,17 +68,23 @@ def cost(twins: list[dict[str, Any]], looks: Mapping[str, Look]) -> Figure | Non
     picks = tuple(
         Pick(key, COSTS[key][0], {f"xaxis.{name}": value for name, value in _axis(twins, key).items()}) for key in known
     )
-    y = {"title": "accuracy, %", "range": span((twin["accuracy"] for twin in twins), 100)}
     about = "; ".join(f"{twin['label']} {_percent(twin['accuracy'])}" for twin in twins)
+    y = percent_axis(twin["accuracy"] for twin in twins)
     return Figure(
         "cost",
         "Accuracy against cost",
-        "Up is better and left is cheaper; bars are 95% intervals, and where two overlap, read little into the order.",
+        f"Higher is more accurate; further left is cheaper. {_certainty(twins)} {AXIS}{measured_on(test)}",
         (Panel(plot(traces, x=_axis(twins, known[0]), y=y), f"Accuracy of each twin: {about}"),),
         "twins",
         height=420,
         picks=picks if len(picks) > 1 else (),
     )
+
+
+def _certainty(twins: Sequence[dict[str, Any]]) -> str:
+    if any((twin["accuracy"] or {}).get("low") is not None for twin in twins):
+        return "Bars are 95% intervals over seeds: where two overlap, do not read much into the order."
+    return "Each twin was trained from one seed, so there are no intervals: small differences may be chance."
 
 
 def _axis(twins: list[dict[str, Any]], key: str) -> dict[str, Any]:
@@ -58,23 +95,17 @@ def _axis(twins: list[dict[str, Any]], key: str) -> dict[str, Any]:
 
 def _marks(twins: list[dict[str, Any]], key: str, looks: Mapping[str, Look], *, shown: bool) -> list[dict[str, Any]]:
     drawn = [twin for twin in twins if twin.get(key) is not None and means([twin["accuracy"]])[0] is not None]
-    marks = [(twin[key], twin["accuracy"]["mean"], twin["label"]) for twin in drawn]
-    top, span_y = _axis(twins, key)["range"][1], span(twin["accuracy"] for twin in twins)
-    places = beside_marks(marks, top, span_y)
     return [
-        looks[twin["id"]].trace(pick=key)
+        looks[twin["id"]].trace(pick=key, label=twin["label"])
         | {
             "x": [twin[key]],
             "y": means([twin["accuracy"]], 100),
             "error_y": whiskers([twin["accuracy"]], 100) | {"color": looks[twin["id"]].color},
-            "mode": "markers+text",
-            "text": [f" {twin['label']} "],
-            "textposition": place,
-            "textfont": {"color": looks[twin["id"]].color, "size": 12},
+            "mode": "markers",
             "visible": shown,
-            "hovertemplate": f"<b>%{{text}}</b><br>%{{y:.1f}}% at %{{x:.3s}} ({COSTS[key][1]})<extra></extra>",
+            "hovertemplate": f"<b>{twin['label']}</b><br>%{{y:.1f}}% at %{{x:.3s}} {COSTS[key][1]}<extra></extra>",
         }
-        for twin, place in zip(drawn, places, strict=True)
+        for twin in drawn
     ]
 
 
@@ -83,9 +114,9 @@ def _percent(estimate: dict[str, Any] | None) -> str:
     return "not measured" if mean is None else f"{mean:.1f}%"
 
 
-def learning(twins: list[dict[str, Any]], looks: Mapping[str, Look]) -> Figure | None:
+def learning(twins: list[dict[str, Any]], looks: Mapping[str, Look], test: float | None = None) -> Figure | None:
     """The mean over seeds, epoch by epoch."""
-    traces = []
+    traces: list[dict[str, Any]] = []
     for twin in twins:
         epochs: dict[float, list[float]] = {}
         for point in (point for seed in twin.get("seeds") or [] for point in seed.get("curve") or []):
@@ -98,13 +129,52 @@ def learning(twins: list[dict[str, Any]], looks: Mapping[str, Look]) -> Figure |
             traces.append(looks[twin["id"]].trace() | drawn | hover)
     if not traces:
         return None
-    axes: dict[str, Any] = {"x": {"title": "epoch"}, "y": {"title": "accuracy, %"}}
+    heights = [{"mean": y} for trace in traces for y in trace["y"]]
+    axes: dict[str, Any] = {
+        "x": {"title": "epoch"},
+        "y": {"title": "accuracy, %", "range": span(heights, least=POINTS, most=101)},
+    }
     return Figure(
         "learning",
-        "How fast they learn",
-        "Each line is a twin's accuracy on the test images, averaged over seeds; a steeper start needs fewer epochs.",
+        "How fast the twins learn",
+        "Each line is a twin's accuracy after each epoch of training, averaged over its seeds. A line that still rises "
+        f"at the right end was stopped early.{measured_on(test)}",
         (Panel(plot(traces, **axes), "Accuracy of each twin by epoch"),),
         "curves",
         height=320,
         within="twins",
+    )
+
+
+def numbers(twins: Sequence[dict[str, Any]], test: float | None) -> Table:
+    """The numbers of both figures."""
+    rows = []
+    for twin in twins:
+        estimate = twin["accuracy"] or {}
+        low, high = estimate.get("low"), estimate.get("high")
+        between = MISSING if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f}"
+        (mean,) = means([estimate], 100)
+        rows.append(
+            (
+                twin["label"],
+                MISSING if mean is None else f"{mean:.1f}",
+                between,
+                str(len(twin.get("seeds") or [])),
+                short(twin.get("parameters"), ",.0f"),
+                short(twin.get("macs"), ",.0f"),
+                short(twin.get("seconds_per_epoch"), ".2f"),
+            )
+        )
+    columns = (
+        "twin", "accuracy, %", "95% interval", "seeds", "parameters", "multiply-adds per image", "seconds per epoch",
+    )  # fmt: skip
+    lone = any(row[2] == MISSING and row[1] != MISSING for row in rows)
+    notes = (f"{MISSING} in the interval: one seed alone has none.",) if lone else ()
+    return Table(
+        "The twins in numbers",
+        f"Accuracy after the last epoch.{measured_on(test)}",
+        columns,
+        tuple(rows),
+        notes,
+        "twins",
     )

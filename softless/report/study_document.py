@@ -45,6 +45,7 @@ OWN = {
     "inference_seconds": NUMBER,
     "training_ratio": NUMBER,
     "inference_ratio": NUMBER,
+    "together": NUMBER,
 }
 LAP = {"label": str, "tokens": float, "head_dim": float, "seconds": NUMBER, "peak_bytes": NUMBER}
 SHAPE = {

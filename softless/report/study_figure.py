@@ -1,4 +1,4 @@
-"""What the figures of the page share: a title, a sentence on how to read it, panels, and where its data is."""
+"""What the figures and tables of the page share: a title, a sentence on how to read them, and where their data is."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure as Plot
 
 Estimate = dict[str, Any] | None
+POINTS = 10.0  # of accuracy, that an axis spans at least: less would magnify what seeds alone do
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Panel:
     about: str
     title: str = ""
     twin: str = ""
+    height: int | None = None  # where it is not the figure's
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,21 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Table:
+    """Columns and rows as the page shows them; `notes` says what a dash means and where the numbers come from."""
+
+    title: str
+    reading: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+    part: str = ""  # the file that holds the data, if it has one of its own
+    within: str = ""
+
+
+@dataclass(frozen=True)
 class Section:
-    """Figures around one question; where there is nothing to draw, `missing` says why."""
+    """Figures and tables around one question; where there is nothing to draw, `missing` says why."""
 
     id: str
     title: str
@@ -56,10 +71,16 @@ class Section:
     says: str
     figures: tuple[Figure, ...] = ()
     missing: str = ""
+    tables: tuple[Table, ...] = ()
+    table_first: bool = False
+    remark: str = ""  # below the figures, for what a sentence says better than they would
 
 
 def plot(traces: Sequence[dict[str, Any]], *, x: dict[str, Any], y: dict[str, Any], **layout: Any) -> "Plot":
-    """Traces on quiet axes: no frame, a faint grid, the page's own background."""
+    """Traces on quiet axes: no frame, a faint grid, the page's own background.
+
+    A trace with `meta.label` is named in the figure; static/labels.js finds a free place for the name.
+    """
     from plotly.graph_objects import Figure
 
     return Figure(
@@ -117,13 +138,29 @@ def whiskers(estimates: Sequence[Estimate], factor: float = 1) -> dict[str, Any]
     }
 
 
-def span(estimates: Iterable[Estimate], factor: float = 1) -> list[float]:
-    """From the lowest to the highest end of the intervals, with a little room."""
+def span(
+    estimates: Iterable[Estimate], factor: float = 1, *, least: float = 0.0, most: float | None = None
+) -> list[float]:
+    """From the lowest to the highest end of the intervals with a little room, `least` wide and not above `most`."""
     known = [each for each in estimates if each]
     ends = [factor * each[end] for each in known for end in ("mean", "low", "high") if each.get(end) is not None]
     low, high = min(ends, default=0.0), max(ends, default=1.0)
     room = 0.05 * (high - low) or 1.0
-    return [low - room, high + room]
+    low, high = low - room, high + room
+    lacking = max(0.0, least - (high - low)) / 2
+    low, high = low - lacking, high + lacking
+    down = 0.0 if most is None else max(0.0, high - most)
+    return [low - down, high - down]
+
+
+def percent_axis(estimates: Iterable[Estimate]) -> dict[str, Any]:
+    """Accuracies in percent, on an axis that spans at least POINTS."""
+    return {"title": "accuracy, %", "range": span(estimates, 100, least=POINTS, most=101)}
+
+
+def measured_on(count: float | None, what: str = "test images") -> str:
+    """The last sentence of a caption; nothing where the count is not known."""
+    return "" if count is None else f" Measured on {count:,.0f} {what}."
 
 
 def layer_names(names: Sequence[str]) -> dict[str, str]:

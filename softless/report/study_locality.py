@@ -4,32 +4,50 @@ from collections.abc import Mapping
 from typing import Any
 
 from softless.report.page import GRAYS
-from softless.report.study_figure import Figure, Panel, Section, has_numbers, layer_names, means, plot, span, whiskers
+from softless.report.study_figure import (
+    Figure,
+    Panel,
+    Section,
+    has_numbers,
+    layer_names,
+    means,
+    measured_on,
+    percent_axis,
+    plot,
+    whiskers,
+)
 from softless.report.study_style import Look
 
-PERCENT = {"title": "accuracy, %"}
+PER_TWIN = "test images per twin"
+INDUCED = {
+    "none": "unchanged",
+    "f1": "f1(q) = relu(q)",
+    "f2": "f2(q) = relu(Aq + b)",
+}
 
 
 def section(document: dict[str, Any], looks: Mapping[str, Look]) -> Section:
     """Mass, masks, then confusion brought about on purpose."""
+    counts = document.get("examined") or {}
     made = (
-        local_mass(document.get("layers") or [], looks),
-        mask_out(document.get("mask_out") or [], looks),
-        induced(document.get("induced") or [], looks),
+        local_mass(document.get("layers") or [], looks, counts.get("images")),
+        mask_out(document.get("mask_out") or [], looks, counts.get("masked")),
+        induced(document.get("induced") or [], looks, document["twins"], counts.get("masked")),
     )
     figures = tuple(figure for figure in made if figure)
     return Section(
         "locality",
         "How local it looks",
         "Locality",
-        "Softmax learns to look around itself; linear attention has to be given that, for instance as InLine's "
-        "local residual. These figures show how much of it each twin does, and how much depends on it.",
+        "In images, much of what attention does is to look at the patches next to the query. These figures show how "
+        "much each twin looks there, and how much accuracy it loses when it cannot. InLine's local residual, a 3 x 3 "
+        "convolution beside attention, gives a linear twin the same view.",
         figures,
         "" if figures else "No locality: this study ran no probes of it.",
     )
 
 
-def local_mass(layers: list[dict[str, Any]], looks: Mapping[str, Look]) -> Figure | None:
+def local_mass(layers: list[dict[str, Any]], looks: Mapping[str, Look], images: float | None = None) -> Figure | None:
     """Layer by layer, over what uniform weights would give."""
     numbers, traces = layer_names([layer["name"] for layer in layers]), []
     for id_, look in looks.items():
@@ -56,24 +74,24 @@ def local_mass(layers: list[dict[str, Any]], looks: Mapping[str, Look]) -> Figur
             "y": list(baseline.values()),
             "mode": "lines",
             "line": {"color": GRAYS[1], "width": 1.5, "dash": "dot"},
-            "hovertemplate": "any nine keys: %{y:.1f}%<extra></extra>",
+            "meta": {"label": "equal weights", "ink": GRAYS[0]},
+            "hovertemplate": "equal weights: %{y:.1f}%<extra></extra>",
         }
     )
-    named = {"text": "any nine keys", "font": {"color": GRAYS[0], "size": 12}, "yshift": -11, "xanchor": "left"}
-    notes = [named | {"x": x, "y": y, "showarrow": False} for x, y in list(baseline.items())[:1]]
     x = {"title": "layer", "tickvals": [int(number) for number in numbers.values()]}
     y = {"title": "weight on the 3 x 3, %", "rangemode": "tozero"}
     return Figure(
         "local-mass",
         "Weight on the neighbors",
-        "Each mark is the share of a layer's weight that falls on the 3 x 3 patches around a query; the dotted line is "
-        "what weights that ignore place would put there.",
-        (Panel(plot(traces, x=x, y=y, annotations=notes), "Local mass by layer"),),
+        "Each mark is the share of a layer's attention that falls on the 3 x 3 patches around the query. The dotted "
+        "line is that share if all keys had equal weights: a layer above it prefers its neighbors."
+        + measured_on(images, PER_TWIN),
+        (Panel(plot(traces, x=x, y=y), "Weight on the 3 x 3 around a query, by layer"),),
         "layers",
     )
 
 
-def mask_out(rows: list[dict[str, Any]], looks: Mapping[str, Look]) -> Figure | None:
+def mask_out(rows: list[dict[str, Any]], looks: Mapping[str, Look], images: float | None = None) -> Figure | None:
     """Two panels with the same axes: masked around the query, and masked anywhere."""
     points: dict[tuple[str, str], dict[int, Any]] = {}
     for row in rows:
@@ -87,13 +105,14 @@ def mask_out(rows: list[dict[str, Any]], looks: Mapping[str, Look]) -> Figure | 
     shown = [estimate for line in points.values() for estimate in line.values()]
     if not has_numbers(means(shown)):
         return None
-    titles = {"local": "masked around the query", "random": "as many masked at random"}
-    panels = [_masked(kind, titles[kind], points, looks, span(shown, 100)) for kind in titles]
+    titles = {"local": "keys around the query masked", "random": "as many random keys masked"}
+    panels = [_masked(kind, titles[kind], points, looks, percent_axis(shown)) for kind in titles]
     return Figure(
         "mask-out",
         "What masking the neighbors costs",
-        "Going right, each query loses more keys and the rest are rescaled to sum to one; a steeper fall on the left "
-        "than on the right means that the neighbors carry the answer.",
+        "Further right, more keys are masked for each query, without retraining; the other weights are rescaled to sum "
+        "to one. If accuracy falls faster in the first plot than in the second, the twin relies on its neighbors. Bars "
+        f"are 95% intervals over test images.{measured_on(images, PER_TWIN)}",
         tuple(panels),
         "mask_out",
         height=330,
@@ -106,53 +125,82 @@ def _masked(
     title: str,
     points: dict[tuple[str, str], dict[int, Any]],
     looks: Mapping[str, Look],
-    heights: list[float],
+    heights: dict[str, Any],
 ) -> Panel:
-    traces, places = [], set()
-    for id_, look in looks.items():
-        line = dict(sorted(points.get((kind, id_), {}).items()))
-        if line:
-            places |= set(line)
-            traces.append(
-                look.trace()
-                | {
-                    "x": list(line),
-                    "y": means(line.values(), 100),
-                    "error_y": whiskers(list(line.values()), 100) | {"color": look.color},
-                    "mode": "lines+markers",
-                    "hovertemplate": f"<b>{look.label}</b><br>without %{{x}} keys: %{{y:.1f}}%<extra></extra>",
-                }
-            )
-    names = [f"{keys**0.5:g} x {keys**0.5:g}" if keys and kind == "local" else f"{keys}" for keys in sorted(places)]
-    x = {"title": "keys masked for each query", "tickvals": sorted(places), "ticktext": names}
-    return Panel(plot(traces, x=x, y=PERCENT | {"range": heights}), f"Accuracy, {title}", title)
+    """The twins stand side by side at each number of keys, so that their bars can be told apart."""
+    traces: list[dict[str, Any]] = []
+    lines = {id_: dict(sorted(points[kind, id_].items())) for id_ in looks if points.get((kind, id_))}
+    places = sorted({keys for line in lines.values() for keys in line})
+    step = 0.008 * max(places, default=0)
+    for place, (id_, line) in enumerate(lines.items()):
+        look = looks[id_]
+        traces.append(
+            look.trace()
+            | {
+                "x": [keys + step * (place - (len(lines) - 1) / 2) for keys in line],
+                "customdata": list(line),
+                "y": means(line.values(), 100),
+                "error_y": whiskers(list(line.values()), 100) | {"color": look.color},
+                "mode": "lines+markers",
+                "hovertemplate": f"<b>{look.label}</b><br>without %{{customdata}} keys: %{{y:.1f}}%<extra></extra>",
+            }
+        )
+    names = [f"{keys**0.5:g} x {keys**0.5:g}" if keys and kind == "local" else f"{keys}" for keys in places]
+    x = {"title": "keys masked for each query", "tickvals": places, "ticktext": names}
+    return Panel(plot(traces, x=x, y=heights), f"Accuracy, {title}", title)
 
 
-def induced(rows: list[dict[str, Any]], looks: Mapping[str, Look]) -> Figure | None:
-    """Marks in the order of the study."""
+def induced(
+    rows: list[dict[str, Any]], looks: Mapping[str, Look], twins: list[dict[str, Any]], images: float | None = None
+) -> Figure | None:
+    """A trained twin whose weights are exchanged, beside twins trained with their own."""
     traces = []
     for id_, look in looks.items():
         own = [row for row in rows if row["twin"] == id_]
-        estimates = [row.get("accuracy") for row in own]
-        if has_numbers(means(estimates)):
-            traces.append(
-                look.trace()
-                | {
-                    "x": [row["what"] for row in own],
-                    "y": means(estimates, 100),
-                    "error_y": whiskers(estimates, 100) | {"color": look.color},
-                    "mode": "markers",
-                    "hovertemplate": f"<b>{look.label}</b><br>%{{x}}: %{{y:.1f}}%<extra></extra>",
-                }
-            )
+        if has_numbers(means(row.get("accuracy") for row in own)):
+            traces.append(_across(look, [_named(row["what"]) for row in own], [row.get("accuracy") for row in own]))
     if not traces:
         return None
+    trained = [twin for twin in twins if means([twin["accuracy"]])[0] is not None]
+    beside = [_across(looks[twin["id"]], [twin["label"]], [twin["accuracy"]]) for twin in trained]
+    kinds = len({what for trace in traces for what in trace["y"]})
+    exchanged = "weights exchanged, not retrained"
+    panels = [Panel(_rows(traces), f"Accuracy of softmax twins: {exchanged}", exchanged, height=_tall(kinds))]
+    if beside:
+        panels.append(Panel(_rows(beside), "Accuracy of the trained twins", "trained twins", height=_tall(len(beside))))
     return Figure(
         "induced",
         "Confusion on purpose",
-        "Queries are made to collide before the softmax, by f1(q) = relu(q) or f2(q) = relu(Aq + b), each divided by "
-        "its length, or by sharing rows; what is lost is what telling queries apart is worth.",
-        (Panel(plot(traces, x={"type": "category"}, y=PERCENT), "Accuracy under induced confusion"),),
+        "The queries of a trained softmax twin are made to collide, by f1 or f2 (each divided by its length) or by "
+        "letting pairs of queries share a row. Its weights are exchanged without retraining, so this shows how much "
+        "the trained twin relies on telling queries apart, not what a model trained that way would reach. For that, "
+        f"see the second plot: its twins were trained with their own attention.{measured_on(images)}",
+        tuple(panels),
         "induced",
-        height=300,
+        height=_tall(kinds),
+        columns=2,
     )
+
+
+def _named(what: str) -> str:
+    return INDUCED.get(what) or (f"{what[5:].replace(' ', '')} of rows shared" if what.startswith("rows ") else what)
+
+
+def _tall(rows: int) -> int:
+    return 80 + 28 * rows
+
+
+def _across(look: Look, names: list[str], estimates: list[Any]) -> dict[str, Any]:
+    return look.trace() | {
+        "x": means(estimates, 100),
+        "y": names,
+        "error_x": whiskers(estimates, 100) | {"color": look.color},
+        "mode": "markers",
+        "hovertemplate": f"<b>{look.label}</b><br>%{{y}}: %{{x:.1f}}%<extra></extra>",
+    }
+
+
+def _rows(traces: list[dict[str, Any]]) -> Any:
+    """The first row on top; from 0 to 100, because some of them fall to chance."""
+    y = {"type": "category", "autorange": "reversed", "showgrid": True}
+    return plot(traces, x={"title": "accuracy, %", "range": [0, 101], "showgrid": True}, y=y)

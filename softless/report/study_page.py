@@ -29,14 +29,17 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 SUBJECTS = (study_accuracy, study_viewer, study_queries, study_locality, study_range, study_speed)
-SCRIPTS = ("figures.js", "threshold.js", "viewer.js", "start.js")
+FILTERS = ("after", "bare", "cells", "first_sentence", "sentence")
+LARGEST = 4_000_000  # bytes of a CSV that the page carries; one that is larger is handed out as JSON
+SCRIPTS = ("labels.js", "figures.js", "threshold.js", "viewer.js", "start.js")
 
 
 def write_page(folder: Path) -> Path:
     """Make folder/index.html from folder/report.json; it is there whole or as it was."""
     require("plotly", "jinja2", by="the page of a study")
     path, beside = folder / "index.html", folder / f".index.html.{os.getpid()}"
-    text = page(read(folder), {each.name for each in folder.iterdir() if each.is_file()})
+    document = read(folder)
+    text = page(document, _files(folder, document))
     try:
         beside.write_text(text, encoding="utf-8")
         beside.replace(path)
@@ -46,8 +49,17 @@ def write_page(folder: Path) -> Path:
     return path
 
 
-def page(document: dict[str, Any], beside: set[str]) -> str:
-    """The page of a document; `beside` are the files it may link to."""
+def _files(folder: Path, document: dict[str, Any]) -> dict[str, str]:
+    """The CSVs that a document names, by part, as far as they lie in its folder and are small enough to carry."""
+    here = {each.name: each for each in folder.glob("*.csv") if each.is_file() and each.stat().st_size <= LARGEST}
+    named = {part: name for part, name in (document.get("files") or {}).items() if isinstance(name, str)}
+    return {
+        part: here[name].read_text(encoding="utf-8", errors="replace") for part, name in named.items() if name in here
+    }
+
+
+def page(document: dict[str, Any], files: dict[str, str]) -> str:
+    """The page of a document; `files` are CSVs by part, which it carries and hands out."""
     from jinja2 import Environment, PackageLoader
     from plotly.offline import get_plotlyjs
 
@@ -55,24 +67,36 @@ def page(document: dict[str, Any], beside: set[str]) -> str:
     sections = [subject.section(document, twins) for subject in SUBJECTS]
     figures = [figure for section in sections for figure in section.figures]
     parts = {figure.id: (figure.part, figure.within or figure.part) for figure in figures}
-    parts |= {"tables": ("tables", "tables"), "whole": (NAME, "")}
+    parts |= {"tables": ("tables", "tables"), "decision": ("decision", "decision"), "whole": (NAME, "")}
     drawn = {
         "dark": DARK,
-        "twins": [{"id": look.id, "label": look.label, "color": look.color} for look in twins.values()],
+        "twins": [
+            {key: getattr(look, key) for key in ("id", "label", "mechanism", "color", "glyph", "strokes")}
+            for look in twins.values()
+        ],
         "figures": [_drawn(figure) for figure in figures],
+        "files": files,
     }
+    tables = [study_words.paper_table(table) for table in document.get("tables") or []]
+    every = [*(table for section in sections for table in section.tables), *tables]
+    parts |= {table.part: (table.part, table.within or table.part) for table in every if table.part}
     environment = Environment(loader=PackageLoader("softless.report", "static"), autoescape=True)
-    environment.filters |= {"sentence": study_words.sentence, "cell": study_words.cell}
+    environment.filters |= {name: getattr(study_words, name) for name in FILTERS}
     return environment.get_template("study.html").render(
         report=document,
         sections=sections,
-        looks=twins.values(),
+        id=id,
+        looks=list(twins.values()),
         dark=DARK,
         numbers={figure.id: number for number, figure in enumerate(figures, start=1)},
-        links={name: _link(*part, document, beside) for name, part in parts.items()},
+        table_numbers={id(table): number for number, table in enumerate(every, start=1)},
+        tables=tables,
+        links={name: _link(*part, files) for name, part in parts.items()},
         layers=study_words.layers(document, twins),
         viewer_layers=study_viewer.layers(document),
+        decision=study_words.decision(document),
         facts=study_words.facts(document),
+        images=study_words.images(document),
         made=study_words.made(document),
         css=_trusted(_static("study.css")),
         plotly=_trusted(get_plotlyjs()),
@@ -87,18 +111,18 @@ def _drawn(figure: Figure) -> dict[str, Any]:
     return {
         "id": figure.id,
         "columns": figure.columns,
+        "twins": [panel.twin for panel in figure.panels],
         "picks": [vars(pick) for pick in figure.picks],
         "panels": [json.loads(panel.plot.to_json()) for panel in figure.panels],
     }
 
 
-def _link(part: str, within: str, document: dict[str, Any], beside: set[str]) -> "Markup":
-    """To the file of a part, or to what the page carries of report.json."""
+def _link(part: str, within: str, files: dict[str, str]) -> "Markup":
+    """To a CSV or to a part of report.json, both of which the page carries."""
     from markupsafe import Markup
 
-    name = {NAME: NAME, **(document.get("files") or {})}.get(part)
-    if isinstance(name, str) and name in beside:
-        return Markup('Data: <a href="{0}" download>{0}</a>').format(name)
+    if part in files:
+        return Markup('Data: <a href="#{0}" data-file="{0}" download="{0}.csv">{0}.csv</a>').format(part)
     label = f"{within}.json" if within else NAME
     return Markup('Data: <a href="#{0}" data-part="{0}" download="{1}">{1}</a>').format(within, label)
 

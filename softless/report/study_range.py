@@ -9,18 +9,18 @@ from math import ceil, floor, log10
 from typing import Any
 
 from softless.report.page import GRAYS
-from softless.report.study_figure import Figure, Panel, Section, layer_names, means, plot
-from softless.report.study_style import Look, mechanism_color, mechanism_of
+from softless.report.study_figure import Figure, Panel, Section, layer_names, means, measured_on, plot
+from softless.report.study_style import Look, look_of, mechanism_color, mechanism_of
 
 DRAWN = ("inline", "threshold", "uniform", "taylor")
 
 
 def section(document: dict[str, Any], looks: Mapping[str, Look]) -> Section:
     """Error, the rule with its slider, distributions."""
-    found = document.get("range") or {}
+    found, images = document.get("range") or {}, (document.get("examined") or {}).get("images")
     made = (
-        error(found, looks),
-        threshold(found.get("threshold") or [], looks),
+        error(found, looks, images),
+        threshold(found.get("threshold") or [], looks, images),
         distributions(found.get("distributions") or []),
     )
     figures = tuple(figure for figure in made if figure)
@@ -28,23 +28,23 @@ def section(document: dict[str, Any], looks: Mapping[str, Look]) -> Section:
         "range",
         "How wide its scores are",
         "Score range",
-        "A softmax over scores that hardly differ is nearly linear, and can be had at linear cost. The range of a row "
-        "of scores, its largest minus its smallest, says how far from that a layer is.",
+        "If the scores of a row hardly differ, softmax is nearly linear in them, and a linear kernel can replace it at "
+        "a small error. The range of a row, its largest score minus its smallest, says how far a layer is from that.",
         figures,
         "" if figures else "No score ranges: this study ran no probes of them.",
     )
 
 
-def error(found: dict[str, Any], looks: Mapping[str, Look]) -> Figure | None:
-    """Curves of mechanisms on random scores, the bound, and where the twins' layers are."""
+def error(found: dict[str, Any], looks: Mapping[str, Look], images: float | None = None) -> Figure | None:
+    """Curves of mechanisms on random scores, the bound, and where the layers are that run a softmax."""
     curves, layers = found.get("curves") or [], found.get("layers") or []
-    traces = [_curve(curve) for curve in curves if mechanism_of(curve["label"]) in DRAWN]
+    traces = [_curve(curve, looks) for curve in curves if mechanism_of(curve["label"]) in DRAWN]
     if curves and curves[0]["points"]:
         traces.append(_bound(curves[0]["points"]))
     numbers = layer_names([layer["layer"] for layer in layers])
     for id_, look in looks.items():
         own = [layer for layer in layers if layer["twin"] == id_]
-        if own:
+        if own and look.mechanism == "softmax":
             traces.append(_layers(look, own, numbers))
     if not traces:
         return None
@@ -53,8 +53,10 @@ def error(found: dict[str, Any], looks: Mapping[str, Look]) -> Figure | None:
     return Figure(
         "range-error",
         "Error of a linear kernel against range",
-        "Lines are mechanisms on random scores; marks are layers of the twins; the further left, the less the softmax "
-        "does there, and the dashed line is the tau chosen below.",
+        "Marks are the layers that run a softmax, at the mean range of their scores and the error that a first-order "
+        "kernel would make there; further left, softmax does less. Lines are mechanisms on random scores, and the "
+        "dotted bound is never exceeded by first order. The dashed vertical line is the tau of the next figure."
+        + measured_on(images, "test images per twin"),
         (Panel(plot(traces, x=x, y=y), "Error against score range"),),
         "range",
         height=420,
@@ -68,20 +70,18 @@ def _ticks(traces: list[dict[str, Any]]) -> list[float]:
     return [lead * 10.0**power for power in range(low, high + 1) for lead in ((1, 2, 5) if high - low <= 3 else (1,))]
 
 
-def _curve(curve: dict[str, Any]) -> dict[str, Any]:
+def _curve(curve: dict[str, Any], looks: Mapping[str, Look]) -> dict[str, Any]:
     points = [p for p in curve["points"] if (p.get("range") or 0) > 0 and (p.get("error") or 0) > 0]
-    plain = curve["label"] == "uniform"
-    color = GRAYS[1] if plain else mechanism_color(curve["label"], DRAWN)
+    label, look = curve["label"], look_of(curve["label"], looks)
+    color = look.color if look else GRAYS[1] if label == "uniform" else mechanism_color(label)
     return {
         "x": [point["range"] for point in points],
         "y": [100 * point["error"] for point in points],
-        "name": curve["label"],
-        "mode": "lines+text",
-        "text": [f"  {curve['label']}"],
-        "textposition": "bottom right",
-        "textfont": {"color": color, "size": 12},
-        "line": {"color": color, "width": 1.6},
-        "hovertemplate": f"{curve['label']}: %{{y:.2g}}% at range %{{x:.2g}}<extra></extra>",
+        "name": label,
+        "mode": "lines",
+        "meta": {"label": label} | ({} if look else {"ink": GRAYS[0] if label == "uniform" else color}),
+        "line": {"color": color, "width": 1.6, "dash": look.dash if look else "solid"},
+        "hovertemplate": f"{label}: %{{y:.2g}}% at range %{{x:.2g}}<extra></extra>",
     }
 
 
@@ -90,10 +90,8 @@ def _bound(points: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "x": [point["range"] for point in known],
         "y": [100 * point["bound"] for point in known],
-        "mode": "lines+text",
-        "text": ["  bound R²/2"],
-        "textposition": "bottom right",
-        "textfont": {"color": GRAYS[0], "size": 12},
+        "mode": "lines",
+        "meta": {"label": "bound R²/2", "ink": GRAYS[0]},
         "line": {"color": GRAYS[2], "width": 1.4, "dash": "dot"},
         "hovertemplate": "bound R²/2: %{y:.2g}%<extra></extra>",
     }
@@ -110,8 +108,8 @@ def _layers(look: Look, layers: list[dict[str, Any]], numbers: Mapping[str, str]
     }
 
 
-def threshold(found: list[dict[str, Any]], looks: Mapping[str, Look]) -> Figure | None:
-    """One path a twin, the mean of its layers; the slider moves a mark along each."""
+def threshold(found: list[dict[str, Any]], looks: Mapping[str, Look], images: float | None = None) -> Figure | None:
+    """One path per twin, the mean of its layers; the slider moves a mark along each."""
     traces: list[dict[str, Any]] = []
     for id_, look in looks.items():
         path = _path([layer for layer in found if layer["twin"] == id_])
@@ -132,8 +130,10 @@ def threshold(found: list[dict[str, Any]], looks: Mapping[str, Look]) -> Figure 
     return Figure(
         "threshold",
         "What a threshold keeps",
-        "The rule keeps the keys whose score is within tau of the row's largest; each path is a twin as tau grows to "
-        "the right, and the best place is bottom left: few keys kept, little weight lost.",
+        "The threshold rule keeps only the keys whose score is within tau of the row's largest score. Each line is a "
+        "twin as tau grows from left to right, and the slider sets tau. Best is bottom left: few keys kept, and little "
+        "of softmax's weight lost. Where a twin runs no softmax, it is the weight that a softmax would give to its "
+        f"scores.{measured_on(images, 'test images per twin')}",
         (Panel(plot(traces, **axes), "Keys kept and weight lost, by tau"),),
         "range.threshold",
     )
@@ -151,10 +151,11 @@ def _path(layers: list[dict[str, Any]]) -> dict[str, list[float]] | None:
 
 
 def distributions(found: list[dict[str, Any]]) -> Figure | None:
-    """Sorted by softmax's weight."""
+    """Sorted by softmax's weight; the dashes are none of a twin's, because these are no twins."""
     if not found:
         return None
     colors = {"softmax": "softmax", "first order": "inline", "uniform": "", "threshold": "threshold"}
+    dashes = {"uniform": "dot", "first order": "longdash"}
     traces = [
         {
             "x": list(range(1, len(each["weights"]) + 1)),
@@ -164,21 +165,24 @@ def distributions(found: list[dict[str, Any]]) -> Figure | None:
             "line": {
                 "color": mechanism_color(colors.get(each["name"], each["name"])),
                 "width": 2,
-                "dash": "dot" if each["name"] == "uniform" else "solid",
+                "dash": dashes.get(each["name"], "solid"),
             },
+            "meta": {"label": each["name"]},
             "hovertemplate": f"{each['name']}: %{{y:.4f}}<extra></extra>",
-            "showlegend": True,
         }
         for each in found
     ]
-    legend = {"x": 1, "xanchor": "right", "y": 1, "bgcolor": "rgba(0,0,0,0)"}
-    axes: dict[str, Any] = {"x": {"title": "keys, by softmax's weight", "tickformat": "d"}, "y": {"title": "weight"}}
+    axes: dict[str, Any] = {
+        "x": {"title": "keys, sorted by softmax's weight", "tickformat": "d"},
+        "y": {"title": "weight"},
+    }
     return Figure(
         "distributions",
         "The same scores, three ways",
-        "All lines weigh the same typical row of scores; where first order follows softmax closer than the dotted "
-        "uniform line does, a linear kernel is a fair stand-in.",
-        (Panel(plot(traces, **axes, showlegend=True, legend=legend), "Weights of one row under each distribution"),),
+        "The lines are the weights that softmax, its first order and equal weights give to one row of scores, a row of "
+        "median range from the first softmax twin, for one test image. If first order is closer to softmax than the "
+        "dotted uniform line is, a linear kernel is a fair substitute for this row.",
+        (Panel(plot(traces, **axes), "Weights of one row under each distribution"),),
         "range.distributions",
         height=300,
     )

@@ -1,4 +1,4 @@
-"""What dropping the softmax buys: time and memory against N, and the N from which each mechanism is faster (Fig. 5)."""
+"""What dropping the softmax buys: the twins at their own number of tokens, then time and memory against N (Fig. 5)."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -6,47 +6,103 @@ from math import log
 from typing import Any
 
 from softless.report.page import GRAYS
-from softless.report.study_figure import Figure, Panel, Pick, Section, plot
-from softless.report.study_labels import at_ends
-from softless.report.study_style import Look, mechanism_color, mechanism_of
+from softless.report.study_figure import Figure, Panel, Pick, Section, Table, plot
+from softless.report.study_style import Look, look_of, mechanism_color, mechanism_of
+from softless.report.study_words import MISSING, listed, short
 
 REFERENCE = "SDPA"
-WHAT = {"seconds": ("time", "milliseconds a call", 1e3), "peak_bytes": ("memory", "peak memory of a call, MB", 1e-6)}
+WHAT = {
+    "seconds": ("time", "milliseconds per call", 1e3),
+    "peak_bytes": ("memory", "peak memory of a call, MB", 1e-6),
+}
 
 
 def section(document: dict[str, Any], looks: Mapping[str, Look]) -> Section:
-    """One figure with a switch."""
-    found = document.get("speed") or {}
+    """The twins as they are, then one figure with a switch."""
+    found, machine = document.get("speed") or {}, document["machine"]
     figure = curves(found, looks) if found.get("laps") else None
-    machine = document["machine"]
-    heads = f"{found['heads']:g} heads of {found['head_dim']:g}, {found['dtype']}, " if found.get("heads") else ""
-    says = f"Attention alone, without the rest of a model: {heads}on {machine['processor']} ({machine['device']})."
-    missing = "" if figure else "No timings: this study measured no speed."
-    return Section("speed", "What dropping it buys", "Speed", says, (figure,) if figure else (), missing)
+    table = own(found.get("own"))
+    heads = (
+        f", with {found['heads']:g} heads of {found['head_dim']:g} and {found['dtype']}" if found.get("heads") else ""
+    )
+    first = "The table times whole twins at this study's own number of tokens. " if table else ""
+    then = f"The figure times attention alone on random inputs of growing length{heads}. " if figure else ""
+    return Section(
+        "speed",
+        "What dropping it buys",
+        "Speed",
+        f"{first}{then}All times are from {machine['processor']} ({machine['device']}).",
+        (figure,) if figure else (),
+        "" if figure or table else "No timings: this study measured no speed.",
+        tables=(table,) if table else (),
+        table_first=True,
+    )
+
+
+def own(found: dict[str, Any] | None) -> Table | None:
+    """Training and inference of whole twins, and how they compare with the softmax twin of the same kind."""
+    if not found or not found["rows"]:
+        return None
+    rows = []
+    for row in found["rows"]:
+        times = (row.get(key) for key in ("training_seconds", "inference_seconds"))
+        ratios = (row.get(key) for key in ("training_ratio", "inference_ratio"))
+        rows.append(
+            (
+                row["label"],
+                *(short(None if time is None else 1e3 * time, ".3f") for time in times),
+                *(short(ratio, ".2f", "x") for ratio in ratios),
+            )
+        )
+    columns = (
+        "twin", "training, ms per image", "inference, ms per image", "training speed", "inference speed",
+    )  # fmt: skip
+    note = (
+        "Speed is the softmax twin's time divided by the twin's own: above 1x, the twin is faster than softmax. A twin "
+        "with the local residual is compared with softmax + local."
+    )
+    gap = f"{MISSING}: not measured, or no softmax twin of the same kind to compare with."
+    together = max(row.get("together") or 1 for row in found["rows"])
+    beside = f"{together:g} runs shared the device while training; inference was timed one twin at a time."
+    notes = (note, *([beside] if together > 1 else []), *([gap] if any(MISSING in row for row in rows) else []))
+    title = f"Speed at this study's {found['tokens']:,.0f} tokens"
+    return Table(
+        title, "Measured on whole twins, on this machine.", columns, tuple(rows), notes, "own_speed", "speed.own"
+    )
 
 
 def curves(found: dict[str, Any], looks: Mapping[str, Look]) -> Figure | None:
-    """The twins' mechanisms in their colors, all others in gray; a ring where a line crosses SDPA's for good."""
+    """The twins' mechanisms as the twins look, all others in gray; a ring where a line crosses SDPA's for good."""
     laps = [lap for lap in found["laps"] if lap["head_dim"] == found["head_dim"] and lap["tokens"] > 0]
     ours = {look.mechanism for look in looks.values()} | {REFERENCE, "softmax"}
     labels = sorted(dict.fromkeys(lap["label"] for lap in laps), key=lambda label: _named(label, ours))
     known = [key for key in WHAT if any((lap.get(key) or 0) > 0 for lap in laps)]
     if not known:
         return None
-    lines = {key: [line for label in labels if (line := _line(label, key, laps, ours))] for key in known}
-    names = {key: _names(lines[key], ours) for key in known}
-    traces = [line | {"visible": key == known[0]} for key in known for line in lines[key]]
+    traces = []
+    for key in known:
+        lines = [line for label in labels if (line := _line(label, key, laps, ours, looks))]
+        here = _here((found.get("own") or {}).get("tokens"), key, [y for line in lines for y in line["y"]])
+        traces += [line | {"visible": key == known[0]} for line in [*lines, *here]]
     lengths = sorted({lap["tokens"] for lap in laps})
     x = {"title": "tokens N", "type": "log", "tickvals": lengths, "ticktext": [f"{n:,}" for n in lengths]}
     y = {"title": WHAT[known[0]][1], "type": "log", "dtick": 1, "tickformat": ",~g"}
-    picks = tuple(Pick(key, WHAT[key][0], {"yaxis.title": WHAT[key][1], "annotations": names[key]}) for key in known)
+    picks = tuple(Pick(key, WHAT[key][0], {"yaxis.title": WHAT[key][1]}) for key in known)
     room = {"l": 56, "r": 110, "t": 16, "b": 48}
-    drawn = plot([*traces, *_crossings(found, laps, ours)], x=x, y=y, annotations=names[known[0]], margin=room)
+    drawn = plot([*traces, *_crossings(found, laps, ours, looks)], x=x, y=y, margin=room)
+    marked = " The dotted vertical line is this study's own N." if found.get("own") else ""
+    always = [trend["label"] for trend in _faster(found, ours) if trend.get("faster_everywhere")]
+    if always:
+        verb = "is" if len(always) == 1 else "are"
+        marked += (
+            f" No ring: {listed(always)} {verb} faster than SDPA at every length timed, from {lengths[0]:,} tokens."
+        )
     return Figure(
         "speed-curves",
-        "Time and memory against N",
-        "Both axes are logarithmic, so a line twice as steep grows with the square of N; a ring marks the N from which "
-        "a mechanism stays faster than PyTorch's own softmax attention (SDPA), and gray lines are other mechanisms.",
+        "Time and memory for longer inputs",
+        "Both axes are logarithmic, so a steeper line is a cost that grows faster with the number of tokens N. A ring "
+        "marks the crossover, the N from which a mechanism stays faster than PyTorch's own softmax attention (SDPA). "
+        f"Thin gray lines are mechanisms that no twin runs.{marked}",
         (Panel(drawn, "Time and memory of attention against tokens"),),
         "speed",
         height=440,
@@ -54,64 +110,81 @@ def curves(found: dict[str, Any], looks: Mapping[str, Look]) -> Figure | None:
     )
 
 
-def _line(label: str, key: str, laps: list[dict[str, Any]], ours: set[str]) -> dict[str, Any] | None:
+def _line(
+    label: str, key: str, laps: list[dict[str, Any]], ours: set[str], looks: Mapping[str, Look]
+) -> dict[str, Any] | None:
     _, unit, factor = WHAT[key]
     points = sorted(
         (lap["tokens"], factor * lap[key]) for lap in laps if lap["label"] == label and (lap.get(key) or 0) > 0
     )
     if not points:
         return None
-    drawn = _named(label, ours)
-    color = mechanism_color(label) if drawn else GRAYS[2]
+    drawn, look = _named(label, ours), look_of(label, looks)
+    color = look.color if look else mechanism_color(label) if drawn else GRAYS[2]
+    dash = look.dash if look else "dot" if label == REFERENCE else "solid"
     return {
         "x": [n for n, _ in points],
         "y": [value for _, value in points],
         "name": label,
-        "mode": "lines+markers" if drawn else "lines",
-        "line": {"color": color, "width": 2.4 if drawn else 1, "dash": "dot" if label == REFERENCE else "solid"},
-        "marker": {"size": 6, "color": color},
-        "meta": {"pick": key},
+        "mode": "lines+markers" if drawn and label != REFERENCE else "lines",
+        "line": {"color": color, "width": 2.4 if drawn else 1, "dash": dash},
+        "marker": {"size": 7, "color": color, "symbol": look.mark if look else "circle"},
+        "meta": {"pick": key} | ({"label": label} if drawn else {}),
         "hovertemplate": f"<b>{label}</b>, %{{x:,}} tokens<br>%{{y:.3g}} {unit}<extra></extra>",
     }
 
 
-def _names(lines: list[dict[str, Any]], ours: set[str]) -> list[dict[str, Any]]:
-    ends = {line["name"]: (line["x"][-1], line["y"][-1], line["line"]["color"]) for line in lines}
-    heights = [y for line in lines for y in line["y"]]
-    return at_ends({name: end for name, end in ends.items() if _named(name, ours)}, heights) if heights else []
+def _here(tokens: float | None, key: str, heights: list[float]) -> list[dict[str, Any]]:
+    """The study's own number of tokens, as a vertical line."""
+    if not tokens or not heights:
+        return []
+    return [
+        {
+            "x": [tokens, tokens],
+            "y": [min(heights), max(heights)],
+            "mode": "lines",
+            "line": {"color": GRAYS[1], "width": 1.4, "dash": "dot"},
+            "meta": {"pick": key, "label": f"this study, N = {tokens:,.0f}", "ink": GRAYS[0]},
+            "hovertemplate": f"this study: {tokens:,.0f} tokens<extra></extra>",
+        }
+    ]
 
 
 def _named(label: str, ours: set[str]) -> bool:
     return mechanism_of(label) in ours
 
 
-def _crossings(found: dict[str, Any], laps: list[dict[str, Any]], ours: set[str]) -> list[dict[str, Any]]:
+def _faster(found: dict[str, Any], ours: set[str]) -> list[dict[str, Any]]:
+    """The trends of the twins' mechanisms that become faster than SDPA."""
+    return [
+        trend
+        for trend in found.get("trends") or []
+        if trend.get("crossover") and trend["head_dim"] == found["head_dim"] and _named(trend["label"], ours)
+        and trend["label"] not in (REFERENCE, "softmax")
+    ]  # fmt: skip
+
+
+def _crossings(
+    found: dict[str, Any], laps: list[dict[str, Any]], ours: set[str], looks: Mapping[str, Look]
+) -> list[dict[str, Any]]:
     """Rings on the lines where they cross SDPA's, which is where both have the same time."""
     rings: list[dict[str, Any]] = []
-    for trend in found.get("trends") or []:
-        label, n = trend["label"], trend.get("crossover")
-        if (
-            not n
-            or trend["head_dim"] != found["head_dim"]
-            or not _named(label, ours)
-            or label in (REFERENCE, "softmax")
-        ):
+    for trend in _faster(found, ours):
+        label, n = trend["label"], trend["crossover"]
+        if trend.get("faster_everywhere"):
             continue
-        time = _between(
-            n, sorted((lap["tokens"], lap["seconds"]) for lap in laps if lap["label"] == label and lap["seconds"])
-        )
+        times = sorted((lap["tokens"], lap["seconds"]) for lap in laps if lap["label"] == label and lap["seconds"])
+        time = _between(n, times)
         if time is not None:
-            color = mechanism_color(label)
+            look = look_of(label, looks)
+            color = look.color if look else mechanism_color(label)
             rings.append(
                 {
                     "x": [n],
                     "y": [1e3 * time],
-                    "mode": "markers+text",
-                    "text": [f"{'N at most' if trend.get('faster_everywhere') else 'N ='} {n:,.0f}"],
-                    "textposition": "top right" if len(rings) % 2 else "bottom right",
-                    "textfont": {"color": color, "size": 12},
+                    "mode": "markers",
                     "marker": {"symbol": "circle-open", "size": 15, "color": color, "line": {"width": 2}},
-                    "meta": {"pick": "seconds"},
+                    "meta": {"pick": "seconds", "label": f"N = {n:,.0f}"},
                     "hovertemplate": f"{label} is faster than SDPA from %{{x:,}} tokens<extra></extra>",
                 }
             )

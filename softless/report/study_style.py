@@ -1,11 +1,15 @@
-"""How a twin looks, in every figure of the page: the color says its mechanism, dash and mark which of its variants.
+"""The look of a twin, the same in every figure of the page.
+
+The color says the mechanism; dash and marker say the variant. Twins without the local residual take the even variants
+and twins with it the odd ones, so the dashed line with diamonds is always a mechanism's first twin with the residual.
+A curve that is not a twin (timings, random scores) but has a twin's label is drawn as that twin.
 
 Figures are drawn in the colors of paper; `DARK` is what each of them becomes on a dark screen. Colors are those of
-Okabe and Ito, told apart by every kind of eye; softmax, the yardstick, is ink.
+Okabe and Ito, which color-blind readers can tell apart; softmax, the yardstick, is ink.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +44,7 @@ class Look:
     label: str
     mechanism: str
     color: str
-    variant: int  # among the twins of its mechanism
+    variant: int  # among the twins of its mechanism: even without the local residual, odd with it
 
     @property
     def dash(self) -> str:
@@ -52,14 +56,19 @@ class Look:
 
     @property
     def mark(self) -> str:
-        return MARKS[self.variant % len(MARKS)]
+        return MARKS[self._mark]
 
     @property
     def glyph(self) -> str:
-        return GLYPHS[self.variant % len(GLYPHS)]
+        return GLYPHS[self._mark]
+
+    @property
+    def _mark(self) -> int:
+        """Shifted by one after each round of dashes: 36 twins of one mechanism still look different."""
+        return (self.variant + self.variant // len(DASHES)) % len(MARKS)
 
     def trace(self, **also: Any) -> dict[str, Any]:
-        """What every trace of this twin shares; `meta.twin` is how the page's one legend finds it."""
+        """What every trace of this twin shares; the page's legend finds it by `meta.twin`."""
         return {
             "name": self.label,
             "showlegend": False,
@@ -86,10 +95,16 @@ def mechanism_color(label: str, others: Sequence[str] = ()) -> str:
 def looks(twins: Sequence[dict[str, Any]]) -> dict[str, Look]:
     """By id, in the order of the study."""
     others = [name for name in dict.fromkeys(twin["mechanism"] for twin in twins) if name not in OWN]
-    seen: Counter[str] = Counter()
+    seen: Counter[tuple[str, bool]] = Counter()
     found = {}
     for twin in twins:
-        color = mechanism_color(twin["mechanism"], others)
-        found[twin["id"]] = Look(twin["id"], twin["label"], twin["mechanism"], color, seen[twin["mechanism"]])
-        seen[twin["mechanism"]] += 1
+        mechanism, local = twin["mechanism"], bool(twin.get("local"))
+        variant = 2 * seen[mechanism, local] + local
+        found[twin["id"]] = Look(twin["id"], twin["label"], mechanism, mechanism_color(mechanism, others), variant)
+        seen[mechanism, local] += 1
     return found
+
+
+def look_of(label: str, looks: Mapping[str, Look]) -> Look | None:
+    """The look of the twin with this label; None where no twin has it."""
+    return next((look for look in looks.values() if look.label == label), None)

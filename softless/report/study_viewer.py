@@ -10,25 +10,27 @@ from softless.report.study_figure import Figure, Section, layer_names
 from softless.report.study_style import Look
 
 READING = (
-    "Point at a patch of the image, click it, or move with the arrow keys: a square's area is the weight that the "
-    "patch gives to that place, and where the weight is negative there is none."
+    "Point at a patch of the image, click it to hold it, or move with the arrow keys. In each map, the area of a "
+    "square is the weight that this patch gives to that place; a negative weight has no square."
 )
-FIGURE = Figure("attention", "Where each mechanism looks from a patch", READING, (), "viewer")
 PNG = "data:image/png;base64,"
 
 
 def section(document: dict[str, Any], _: Mapping[str, Look]) -> Section:
     """The page draws it by itself, from checked data."""
-    found = document.get("viewer")
+    found, test = document.get("viewer"), document["data"].get("test")
     ready = bool(found and found["images"] and found["maps"])
-    if ready:
-        check(document["viewer"])
+    shown = ""
+    if found and ready:
+        check(found)
+        of = "" if test is None else f" of {test:,.0f}"
+        shown = f" Shown: {len(found['images'])}{of} test images."
     return Section(
         "viewer",
         "Where it looks",
         "Where it looks",
-        "Attention of real images: the heads of a layer averaged, the local residual added where there is one.",
-        (FIGURE,) if ready else (),
+        "Attention on real images, averaged over the heads of a layer. A twin's local residual is included.",
+        (Figure("attention", "Where each twin looks from a patch", READING + shown, (), "viewer"),) if ready else (),
         "" if ready else "No attention maps: this study kept none.",
     )
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from softless.commands import study_document, study_examine
-from softless.commands.study_examine import Exhibit, collinear, maps, typical
+from softless.commands.study_examine import Exhibit, collinear, examined, maps, typical
 from softless.commands.study_parts import Parts
 from softless.data.augment import PLAIN
 from softless.data.reading import Batch
@@ -86,6 +86,18 @@ def test_maps_hold_the_local_residual_and_no_negative_weight():
     (layer,) = model.attention_maps(pictures)
     whole = (layer.weights + layer.local).mean(1).clamp(min=0)
     assert found[1]["row_max"] == pytest.approx(whole[1].amax(-1).tolist(), rel=1e-5)
+
+
+def test_a_threshold_is_measured_at_every_quarter_for_the_slider_of_the_page():
+    model = create_model("inline_deit_tiny", patch_size=2, dims=8, depths=1, heads=2, num_classes=3, img_size=4).eval()
+    sizes = {"images": 4, "masked": 4, "shown": 2}
+    found = examined(model, Exhibit(images(6), PLAIN), **sizes, seed=0, advance=lambda _: None)
+    (layer,) = found["layers"]
+    assert list(layer["tau"]) == [0.25 * step for step in range(1, 33)]
+    assert len(layer["kept"]) == len(layer["discarded"]) == 32
+    kept = [each["mean"] for each in layer["kept"]]
+    assert kept == sorted(kept)
+    assert not any(name.startswith(("kept", "discarded")) for name in layer["by_head"])
 
 
 def test_estimates_become_columns_and_lists_stay_behind():

@@ -1,73 +1,15 @@
 """The page in a real browser: quiet, complete, and answering to mouse, keyboard and paper."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from softless.report.study_page import write_page
+from tests.report.conftest import CHROMIUM
 from tests.report.documents import TAUS, write
 
-sync_api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
-
-QUIET = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
-WAIT = 60_000  # milliseconds
-FIGURES = 20  # plots, in twelve figures
-
-
-@pytest.fixture(scope="module")
-def folder(whole, tmp_path_factory) -> Path:
-    folder = write(tmp_path_factory.mktemp("report"), whole)
-    write_page(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def open_page(browser, folder):
-    """The page in a window of this width and theme, with all it said and asked for."""
-
-    def opened(width: int, theme: str, name: str = "index.html"):
-        window = {"width": width, "height": 900}
-        page = browser.new_page(viewport=window, color_scheme=theme, reduced_motion="reduce")
-        page.said, page.asked = [], []
-        page.on("console", lambda message: page.said.append(message.text))
-        page.on("pageerror", lambda error: page.said.append(str(error)))
-        page.on("request", lambda request: page.asked.append(request.url))
-        page.set_default_timeout(WAIT)
-        page.goto((folder / name).as_uri())
-        page.wait_for_selector("html[data-ready=yes]", state="attached")
-        return page
-
-    return opened
-
-
-@pytest.fixture(scope="module")
-def wide(open_page):
-    return open_page(1280, "light")
-
-
-@pytest.fixture(scope="module")
-def narrow(open_page):
-    return open_page(390, "dark")
-
-
-@pytest.fixture(scope="module")
-def first_maps(open_page):
-    """The page whose viewer keeps to the first image and the last layer: tests may look from another patch."""
-    return open_page(1280, "light")
+FIGURES = 19  # plots, in twelve figures
 
 
 @pytest.fixture(params=["wide", pytest.param("narrow", marks=pytest.mark.slow)])
@@ -131,7 +73,7 @@ def test_hovering_a_patch_shows_where_each_mechanism_looks_from_there(first_maps
     first_maps.hover("#viewer-source", position={"x": 10, "y": 10})
     assert first_maps.get_attribute("#viewer-source", "data-patch") == "0"
     assert first_maps.text_content("#viewer-says").startswith(
-        "From row 1, column 1, the 3 x 3 around it gets, of all positive weight: softmax "
+        "From row 1, column 1, this share of the positive weight falls on the 3 x 3 patches around it: softmax "
     )
     assert pixels(first_maps, "#viewer-maps canvas") != before
     assert first_maps.locator("#viewer-maps canvas").count() == 6
@@ -200,7 +142,14 @@ def test_the_slider_moves_the_marks_the_line_and_the_sentence(page):
         assert (mark["x"], mark["y"]) == ([path["x"][steps]], [path["y"][steps]])
         (line,) = page.evaluate("document.getElementById('range-error-0').layout.shapes")
         assert line["x0"] == TAUS[steps]
-        assert page.text_content("#tau-says").startswith(f"At tau = {TAUS[steps]:g}, ")
+        softmax = trace(page, "threshold-0", twin="softmax", path=True)
+        kept, lost = softmax["x"][steps], softmax["y"][steps]
+        assert page.text_content("#tau-says").startswith(
+            f"At tau = {TAUS[steps]:.2f}, softmax keeps {kept:.1f}% of its keys and loses {lost:.1f}% of its weight"
+        )
+        rows = page.locator("#tau-rows tr").all_text_contents()
+        assert len(rows) == 6
+        assert rows[0] == f"softmax{kept:.1f}{lost:.1f}"
         assert page.text_content("#tau-value") == f"{TAUS[steps]:.2f}"
 
 
@@ -210,7 +159,7 @@ def test_a_twin_leaves_every_figure_and_comes_back(wide):
         wide.focus(chip)
         wide.keyboard.press("Enter")
         assert wide.get_attribute(chip, "aria-pressed") == str(shown).lower()
-        for figure in ("local-mass-0", "mask-out-0", "range-error-0", "learning-0"):
+        for figure in ("local-mass-0", "mask-out-0", "induced-1", "learning-0"):
             assert trace(wide, figure, twin="inline")["visible"] is shown
             assert trace(wide, figure, twin="softmax")["visible"] is True
         assert wide.locator(".panel[data-twin=inline]").is_visible() is shown
@@ -223,18 +172,58 @@ def test_a_switch_changes_what_is_shown(wide):
     marks = [each for each in wide.evaluate("document.getElementById('cost-0').data") if each["visible"]]
     assert {mark["meta"]["pick"] for mark in marks} == {"macs"}
     title = "document.getElementById('cost-0').layout.xaxis.title.text"
-    assert wide.evaluate(title) == "multiply-adds of one image"
+    assert wide.evaluate(title) == "multiply-adds per image"
     wide.click("#speed-curves .switch label:last-child")
     assert wide.evaluate("document.getElementById('speed-curves-0').layout.yaxis.title.text").endswith("MB")
 
 
-def test_a_part_without_a_file_is_handed_out_by_the_page(wide, whole):
+def test_alone_in_an_empty_folder_every_link_works(open_page, folder, whole, tmp_path):
     import json
+    import shutil
 
-    with wide.expect_download() as download:
-        wide.click("#local-mass a[data-part]")
-    assert download.value.suggested_filename == "layers.json"
-    assert json.loads(Path(download.value.path()).read_text()) == whole["layers"]
+    alone = shutil.copy(folder / "index.html", tmp_path / "sent.html")
+    page = open_page(1280, "light", Path(alone))
+    links = page.locator("a[download]")
+    assert links.count() == 12 + 5
+    taken = {}
+    for link in links.all():
+        with page.expect_download() as download:
+            link.click()
+        taken[download.value.suggested_filename] = Path(download.value.path()).read_text()
+    assert taken["twins.csv"] == (folder / "twins.csv").read_text()
+    assert json.loads(taken["layers.json"]) == whole["layers"]
+    assert json.loads(taken["report.json"]) == whole
+    inside = page.locator("a:not([download])").all()
+    for link in inside:
+        assert page.locator(link.get_attribute("href")).count() == 1
+    assert page.said == []
+    page.close()
+
+
+def test_what_scrolls_sideways_says_so(narrow, wide):
+    assert wide.locator(".cue:visible").count() <= 1
+    chips = narrow.locator(".chips")
+    assert chips.get_attribute("data-more") == "right"
+    assert narrow.locator(".legend .cue").is_visible()
+    scrolled = narrow.evaluate(
+        "[...document.querySelectorAll('.scroll')].filter((e) => e.offsetParent && e.scrollWidth > e.clientWidth + 2)"
+        ".map((e) => [e.dataset.more, e.nextElementSibling.textContent])"
+    )
+    assert scrolled
+    assert all(more == "right" and "scroll sideways" in cue for more, cue in scrolled)
+    narrow.evaluate("document.querySelector('.chips').scrollLeft = 1e6")
+    narrow.wait_for_selector(".chips[data-more=left]")
+    narrow.evaluate("document.querySelector('.chips').scrollLeft = 0")
+    narrow.wait_for_selector(".chips[data-more=right]")
+
+
+def test_another_width_draws_the_figures_anew(open_page):
+    page = open_page(1280, "light")
+    page.set_viewport_size({"width": 390, "height": 900})
+    narrower = "document.getElementById('cost-0').layout.width < 390 && document.documentElement.scrollWidth === 390"
+    wait = f"(done) => {{ const look = () => {narrower} ? done() : setTimeout(look, 50); look(); }}"
+    page.evaluate(f"new Promise({wait})")
+    page.close()
 
 
 def test_everything_that_can_be_done_can_be_reached_with_the_tab_key(wide):
@@ -278,10 +267,10 @@ def test_a_page_of_one_layer_with_sections_left_out_is_as_quiet(open_page, folde
         twin["macs"] = twin["parameters"] = None
     bare = write(folder / "bare", report)
     write_page(bare)
-    page = open_page(390, "light", "bare/index.html")
+    page = open_page(390, "light", bare / "index.html")
     assert page.said == []
     assert page.locator(".missing:visible").count() == 4
-    assert page.locator(".plot[data-drawn=yes]").count() == page.locator(".plot").count() == 2 + 6 + 1
+    assert page.locator(".plot[data-drawn=yes]").count() == page.locator(".plot").count() == 2 + 4 + 1
     shown = "document.getElementById('confusions-1').data.filter((trace) => trace.visible).length"
     assert page.evaluate(shown) == 1
     assert page.locator(".switch").count() == 0

@@ -97,13 +97,13 @@ def test_a_number_that_is_not_finite_is_refused(report, tmp_path, number):
 def test_a_map_that_the_viewer_would_stumble_over_is_refused(report, spoil, sentence):
     spoil(report["viewer"])
     with pytest.raises(FileError, match=sentence):
-        study_page.page(report, set())
+        study_page.page(report, {})
 
 
 def test_a_histogram_has_a_count_for_each_bin(report):
     report["layers"][0]["confusion_histogram"]["counts"].pop()
     with pytest.raises(FileError, match=r"confusion_histogram of blocks\.0\.attn has 7 counts, 9 edges"):
-        study_page.page(report, set())
+        study_page.page(report, {})
 
 
 def spoiled(whole, folder, count, seed):

@@ -13,7 +13,7 @@ from tests.report.documents import write
 
 @pytest.fixture(scope="module")
 def text(whole):
-    return study_page.page(whole, {"twins.csv", "report.json"})
+    return study_page.page(whole, {"twins": "id,accuracy\nsoftmax,0.956\n"})
 
 
 def markup(text):
@@ -23,7 +23,8 @@ def markup(text):
 
 def test_the_verdict_comes_first(text, report):
     body = markup(text)
-    order = ("<h1>Do you need the softmax?</h1>", report["verdict"][0]["says"], "<h2")
+    says = report["verdict"][0]["says"].removeprefix("No. ").partition(". ")[0]
+    order = ("<h1>Do you need the softmax?</h1>", "No.", says, "<h2")
     places = [body.index(each) for each in order]
     assert places == sorted(places)
     for verdict in report["verdict"][1:]:
@@ -41,31 +42,38 @@ def test_nothing_is_fetched(text):
 def test_figures_are_numbered_in_order_and_each_links_to_its_data(text):
     body = markup(text)
     assert [int(n) for n in re.findall(r"<b>Figure (\d+)</b>", body)] == list(range(1, 13))
-    assert body.count('<p class="data">Data: <a') == 12 + 2, "the figures, the tables and the whole"
+    assert body.count('<p class="data">Data: <a') == 12 + 5, "figures, twins, speed, decision, tables, the whole"
 
 
-def test_a_file_beside_the_page_is_linked_and_a_part_of_the_report_elsewhere(text):
+def test_a_csv_travels_with_the_page_and_a_part_of_the_report_where_there_is_none(text):
     figures = dict(re.findall(r'<figure id="([^"]+)".*?<p class="data">(.*?)</p>', markup(text), flags=re.DOTALL))
-    assert figures["cost"] == 'Data: <a href="twins.csv" download>twins.csv</a>'
+    assert figures["cost"] == 'Data: <a href="#twins" data-file="twins" download="twins.csv">twins.csv</a>'
     assert 'data-part="layers" download="layers.json"' in figures["local-mass"]
     assert 'data-part="range.threshold"' in figures["threshold"]
-    assert '<a href="report.json" download>report.json</a>' in text
+    carried = json.loads(re.search(r'id="figure-data">(.*?)</script>', text, flags=re.DOTALL)[1])
+    assert carried["files"] == {"twins": "id,accuracy\nsoftmax,0.956\n"}
 
 
-def test_a_file_that_is_not_beside_the_page_is_never_linked(report):
-    strangers = ("../secret.csv", "https://example.org/x.csv", "javascript:alert(1)", 7, None, "no.csv")
-    report["files"] = dict(
-        zip(("twins", "layers", "mask_out", "speed", "induced", "collinear"), strangers, strict=True)
-    )
-    body = markup(study_page.page(report, {"twins.csv"}))
-    assert not any(f'href="{name}"' in body for name in strangers)
-    assert all(f'data-part="{part}"' in body for part in report["files"])
+def test_nothing_links_to_a_file_beside_the_page(text):
+    assert {address[:1] for address in re.findall(r'<a [^>]*href="([^"]*)"', markup(text))} == {"#"}
+
+
+def test_files_that_are_no_csv_of_this_folder_are_not_carried(report, tmp_path):
+    (tmp_path / "secret.csv").write_text("secret")
+    folder = write(tmp_path / "out", report)
+    (folder / "large.csv").write_text("x" * (study_page.LARGEST + 1))
+    strangers = ("../secret.csv", "report.json", "/etc/hostname", 7, None, "no.csv", "large.csv", "twins.csv")
+    report["files"] = dict(zip("abcdefgh", strangers, strict=True))
+    write(folder, report)
+    text = study_page.write_page(folder).read_text()
+    carried = json.loads(re.search(r'id="figure-data">(.*?)</script>', text, flags=re.DOTALL)[1])
+    assert list(carried["files"]) == ["h"]
 
 
 def test_every_part_that_is_linked_is_in_the_report(text, report):
     for part in re.findall(r'data-part="([^"]*)"', markup(text)):
         found = report
-        for key in part.split("."):
+        for key in filter(None, part.split(".")):
             found = found[key]
         assert found
 
@@ -79,23 +87,119 @@ def test_texts_of_the_report_are_text_and_nothing_more(report):
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
     report["verdict"][0]["says"] = report["twins"][0]["label"] = report["command"] = evil
     report["tables"][0]["rows"][0][0] = report["viewer"]["images"][0]["name"] = evil
-    text = study_page.page(report, set())
+    text = study_page.page(report, {})
     assert "<script>alert(1)" not in text
     assert "<img src=x" not in text
 
 
-def test_tables_show_every_row_and_what_the_paper_found(text):
+def test_the_decision_is_in_the_first_lines(text, report):
     body = markup(text)
-    assert "<b>Table 3</b> Feature maps" in body
+    top = body[: body.index("<h2")]
+    assert '<p class="answer">No.</p>' in top
+    first, other = report["decision"]["pairs"][1], report["decision"]["pairs"][0]
+    row = '<th scope="row">{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td>'.format
+    assert row("inline + local against softmax + local", "no", "+0.6", "-0.4 to +1.6", "111,000 both") in top
+    assert row("inline against softmax", "cannot tell", "-1.5", "-2.6 to -0.4", "102,000 both") in top
+    assert top.index("+0.6") < top.index("-1.5")
+    assert "A loss of 1 or less does not matter here" in top
+    assert all(pair["because"].rstrip(".") in top for pair in (first, other))
+    assert other["would_tell"] in top
+
+
+def test_a_reason_that_the_verdict_gives_is_not_given_again(report):
+    pair = report["decision"]["pairs"][0]
+    report["verdict"][0]["says"] = f"Cannot tell. {pair['because'].capitalize()} What would tell: {pair['would_tell']}"
+    reasons = study_words.decision(report)["reasons"]
+    assert [reason.split(":")[0] for reason in reasons] == ["inline + local against softmax + local"]
+
+
+def test_an_interval_that_ends_at_the_margin_shows_on_which_side(report):
+    report["decision"]["pairs"][1]["low"] = -0.97
+    assert study_words.decision(report)["table"].rows[0][2:4] == ("+0.60", "-0.97 to +1.60")
+
+
+def test_the_first_sentence_of_the_verdict_is_large_and_the_rest_is_not(text):
+    body = markup(text)
+    assert '<p class="verdict">With the local residual, inline reaches' in body
+    assert '<p class="further">Without it: cannot tell' in body
+
+
+def test_sizes_that_differ_stand_beside_their_comparison(report):
+    report["decision"]["pairs"][1] |= {"parameters": [28_042, 38_922], "low": None, "high": None}
+    found = study_words.decision(report)
+    assert found["table"].rows[0][3:] == ("\u2013", "38,922 against 28,042")
+    assert "one seed has no interval" in found["table"].notes[1]
+    for nothing in (None, {"margin": 1.0, "pairs": [], "headline": None}):
+        report["decision"] = nothing
+        assert study_words.decision(report) is None
+
+
+def test_what_was_done_to_the_images_is_said(text, report):
+    assert study_words.images(report) in markup(text)
+    assert study_words.images(report) == (
+        "The images came in 8 x 8 pixels and were trained at 8 x 8. That makes 8 x 8 patches, each 1 x 1 pixels, "
+        "65 tokens in all. Recipe: twins-digits, 14 epochs."
+    )
+    sizes = {"smallest": [120, 90], "median": [500, 375], "largest": [4000, 3000]}
+    report["data"] |= {"came": sizes, "split": "The test images were cut from the training images."}
+    assert study_words.images(report).startswith("The images came in 120 x 90 to 4000 x 3000 (median 500 x 375) pixels")
+    assert study_words.images(report).endswith("The test images were cut from the training images.")
+
+
+def test_a_finding_may_have_a_small_table(text):
+    body = markup(text)
+    neighbors = body[body.index("<dt>Neighbors</dt>") : body.index("<dt>Injectivity</dt>")]
+    assert '<th scope="row">softmax</th><td>14.2</td><td>1.1</td>' in neighbors
+    assert '<th scope="row">inline + local</th><td>6.1</td><td>0.0</td>' in neighbors
+
+
+def test_tables_are_numbered_as_they_come_and_name_the_paper_s_number_and_setting(text):
+    body = markup(text)
+    assert [int(n) for n in re.findall(r"<b>Table (\d+)</b>", body)] == [1, 2, 3, 4]
+    assert "<b>Table 3</b> Feature maps (Table 3 of the paper)" in body
+    assert "<b>Table 4</b> The local residual (Table 9 of the paper)" in body
+    assert "The paper (ImageNet-1K, Swin-T): Linear attention fails to train with identity" in body
     assert '<th scope="row">identity</th><td>\u2013</td><td>94.1%</td>' in body
-    assert '<th scope="row">inline</th><td>0.941</td><td>0.978</td><td>0.037</td>' in body
-    assert "Linear attention fails to train with identity" in body
+    assert "\u2013 under “linear”: not measured." in body
 
 
-def test_every_layer_is_said_in_words(text, report):
+def test_columns_have_the_same_decimals():
+    rows = [["a", 95.0, 1, None, "x"], ["b", 96.94, 12345, 0.5, True], ["c", 7.5, 2, 1.25, None]]
+    assert study_words.cells(rows) == [
+        ["a", "95.00", "1", "\u2013", "x"],
+        ["b", "96.94", "12,345", "0.50", "True"],
+        ["c", "7.50", "2", "1.25", "\u2013"],
+    ]
+    assert study_words.cells([["a", 1.0], ["b"]]) == [["a", "1.0"], ["b", "\u2013"]]
+    assert study_words.cells([]) == []
+
+
+def test_a_column_without_numbers_is_left_out_and_a_dash_is_explained():
+    columns = ["twin", "accuracy", "spread", "paper", "local 3", "random 9"]
+    rows = [["softmax", 95.0, None, 72.2, 91.1, 92.8], ["taylor", 94.2, None, None, 90.0, 93.1]]
+    found = study_words.paper_table(
+        {"id": "9", "title": "T", "columns": columns, "rows": rows, "setting": "ImageNet-1K, DeiT-T", "paper": "So."}
+    )
+    assert found.columns == ("twin", "accuracy, %", "paper, % (ImageNet-1K, DeiT-T)", "3 x 3 hidden", "9 random hidden")
+    assert found.rows[1] == ("taylor", "94.2", "\u2013", "90.0", "93.1")
+    assert found.notes[0].endswith("the paper has no number for this twin.")
+    assert found.notes[1] == "The paper (ImageNet-1K, DeiT-T): So."
+
+
+def test_the_layers_that_run_a_softmax_are_said_in_words_and_no_others(text, report):
     body = markup(text)
-    assert body.count('<td class="words">') == len(report["layers"])
-    assert "A linear kernel would cost 7% here" in body
+    softmax = [layer for layer in report["layers"] if layer["twin"].startswith("softmax")]
+    assert body.count('<td class="words">') == len(softmax)
+    assert "A linear kernel would cost 13% here" in body
+
+
+def test_an_image_is_named_without_the_folders_of_the_user(report):
+    report["viewer"]["images"][0]["name"] = "/data/someone/cats/7.png"
+    report["viewer"]["images"][1]["name"] = "C:\\Users\\someone\\8.png"
+    body = markup(study_page.page(report, {}))
+    assert 'title="2: 7.png"' in body
+    assert 'title="3: 8.png"' in body
+    assert "someone" not in body
 
 
 @pytest.mark.parametrize("nothing", [None, "absent", "empty"])
@@ -107,7 +211,7 @@ def test_sections_without_data_are_one_line_each(report, nothing):
         else:
             report[part] = None if nothing is None else empty.get(part, [])
     report["speed"] = None
-    body = markup(study_page.page(report, set()))
+    body = markup(study_page.page(report, {}))
     assert body.count('<p class="missing">') == 1 + 6, "the noscript line and six sections"
     assert re.findall(r'<figure id="([^"]+)"', body) == ["cost", "learning"]
     for what in ("queries were compared", "locality", "score ranges", "attention maps", "timings", "tables"):
@@ -118,7 +222,7 @@ def test_a_study_without_twins_still_has_a_page(report):
     for part in ("tables", "layers", "mask_out", "induced", "collinear", "range", "viewer"):
         report[part] = None
     report["twins"] = []
-    assert "No accuracies: this study trained no twins." in study_page.page(report, set())
+    assert "No accuracies: this study trained no twins." in study_page.page(report, {})
 
 
 def test_writing_leaves_one_page_and_no_trace(report, tmp_path):
@@ -155,15 +259,16 @@ def test_a_sentence_begins_with_a_capital_unless_it_begins_with_a_name():
     assert study_words.sentence("") == ""
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"), [(None, "\u2013"), (0.12345, "0.123"), (12345, "12,345"), ("94.1%", "94.1%"), (True, "True")]
-)
-def test_a_cell_is_short(value, shown):
-    assert study_words.cell(value) == shown
+def test_the_answer_is_not_said_twice():
+    assert study_words.after("No. With it: 3.", "no") == "With it: 3."
+    assert study_words.after("no: with it", "no") == "with it"
+    assert study_words.after("Not so.", "no") == "Not so."
+    assert study_words.after("No.", "no") == "No."
+    assert study_words.after("Yes.", "") == "Yes."
 
 
 def test_facts_are_counted(report):
     said = study_words.facts(report)
-    assert said == ("1,437 images to train on and 360 to test on, 10 classes, 8 x 8 patches, 6 twins, 2 seeds each.")
+    assert said == ("1,437 images to train on and 360 to test on, 10 classes, 6 twins, 2 seeds each.")
     report["data"]["train"] = None
     assert study_words.facts(report).startswith("an unknown number of images to train on")

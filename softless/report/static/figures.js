@@ -10,6 +10,7 @@ const color = (paper) => (isDark() && page.dark[paper]) || paper;
 const NARROW = 560;
 const hidden = new Set();
 const picked = {};
+const latest = {}; // the layout of a plot that was asked for last
 const extra = {}; // what a slider adds to a plot: id -> {layout, traces(trace)}
 
 function recolor(value) {
@@ -32,13 +33,7 @@ function set(layout, path, value) {
   if (last === "title") at.title.text = value; else at[last] = value;
 }
 
-// On a narrow screen names would cover what they name; the legend stays in sight.
-function leaveOutNames(traces, layout) {
-  for (const trace of traces) if (trace.meta?.twin) trace.mode = trace.mode?.replace("+text", "");
-  if (layout.margin.r > 60) layout.margin.r = 76;
-}
-
-function draw(figure, index, width) {
+async function draw(figure, index, width) {
   const id = `${figure.id}-${index}`;
   const { data, layout } = figure.panels[index];
   const shown = structuredClone(layout);
@@ -48,32 +43,38 @@ function draw(figure, index, width) {
   const traces = data.map((trace) => ({ ...(extra[id]?.trace?.(trace) || trace), visible: visible(trace, figure) }));
   Object.assign(shown.hoverlabel, { bgcolor: isDark() ? "#20242a" : "#ffffff", bordercolor: "#9a9a9a" });
   const box = document.getElementById(id);
-  if ((width || box.clientWidth) < NARROW) leaveOutNames(traces, shown);
-  if (width) shown.width = figure.columns > 1 ? width / 2 - 20 : width;
-  Plotly.react(id, recolor(traces), recolor(shown), { displayModeBar: false, responsive: true });
+  if (!width && !box.clientWidth) return; // hidden with its twin, and drawn when that comes back
+  shown.width = width ? (figure.columns > 1 ? width / 2 - 20 : width) : box.clientWidth;
+  if (shown.width < NARROW && shown.margin.r > 60) shown.margin.r = 80;
+  const [inTheme, frame] = [recolor(traces), recolor(shown)];
+  latest[id] = frame;
+  await Plotly.react(id, inTheme, frame, { displayModeBar: false });
+  if (latest[id] !== frame) return; // drawn again in the meantime
+  await placeNames(box, inTheme, frame);
   box.dataset.drawn = "yes";
 }
 
-function drawFigure(figure, width) {
-  figure.panels.forEach((_, index) => draw(figure, index, width));
-}
+const drawFigure = (figure, width) => Promise.all(figure.panels.map((_, index) => draw(figure, index, width)));
 
 function drawAll(width) {
-  page.figures.forEach((figure) => drawFigure(figure, width));
   document.dispatchEvent(new Event("redraw"));
+  return Promise.all(page.figures.map((figure) => drawFigure(figure, width)));
 }
 
 // What is in sight first, the rest while nothing else happens.
 function begin() {
   const waiting = new Set(page.figures);
-  const take = (figure) => waiting.delete(figure) && drawFigure(figure);
+  const drawn = [];
+  const take = (figure) => waiting.delete(figure) && drawn.push(drawFigure(figure));
   const near = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting) take(page.figures.find((figure) => figure.id === entry.target.id));
   }, { rootMargin: "300px" });
   page.figures.forEach((figure) => near.observe(document.getElementById(figure.id)));
   const next = () => {
     for (const figure of waiting) { take(figure); break; }
-    waiting.size ? setTimeout(next, 30) : (near.disconnect(), root.dataset.ready = "yes");
+    if (waiting.size) { setTimeout(next, 30); return; }
+    near.disconnect();
+    Promise.all(drawn).then(() => { root.dataset.ready = "yes"; });
   };
   document.dispatchEvent(new Event("redraw"));
   setTimeout(next, 30);
@@ -97,7 +98,7 @@ for (const chip of document.querySelectorAll(".chip")) {
     hidden.has(twin) ? hidden.delete(twin) : hidden.add(twin);
     chip.setAttribute("aria-pressed", String(!hidden.has(twin)));
     for (const panel of document.querySelectorAll(".panel[data-twin]")) panel.hidden = hidden.has(panel.dataset.twin);
-    const about = (figure) => figure.panels.some((panel) => panel.data.some((trace) => trace.meta?.twin === twin));
+    const about = (figure) => figure.twins.includes(twin) || figure.panels.some((panel) => panel.data.some((trace) => trace.meta?.twin === twin));
     page.figures.filter(about).forEach((figure) => drawFigure(figure));
     document.dispatchEvent(new Event("redraw"));
   });
@@ -110,11 +111,16 @@ for (const choice of document.querySelectorAll(".switch")) {
   });
 }
 
-// A link to data that has no file beside the page hands out that part of report.json.
-for (const link of document.querySelectorAll("a[data-part]")) {
+// Every link to data hands out what the page carries: a CSV, or a part of report.json.
+function carried({ file, part }) {
+  if (file) return [page.files[file], "text/csv"];
+  const found = part.split(".").filter(Boolean).reduce((at, key) => at[key], report);
+  return [JSON.stringify(found, null, 2), "application/json"];
+}
+for (const link of document.querySelectorAll("a[download]")) {
   link.addEventListener("click", () => {
-    const part = link.dataset.part.split(".").filter(Boolean).reduce((at, key) => at[key], report);
-    link.href = URL.createObjectURL(new Blob([JSON.stringify(part, null, 2)], { type: "application/json" }));
+    const [text, type] = carried(link.dataset);
+    link.href = URL.createObjectURL(new Blob([text], { type }));
   });
 }
 
@@ -124,7 +130,14 @@ addEventListener("beforeprint", () => { before = root.dataset.theme; root.datase
 addEventListener("afterprint", () => {
   if (before) root.dataset.theme = before; else delete root.dataset.theme;
   drawAll();
-  for (const plot of document.querySelectorAll(".plot")) if (plot.offsetParent) Plotly.Plots.resize(plot);
+});
+
+let lastWidth = innerWidth, resized;
+addEventListener("resize", () => {
+  if (innerWidth === lastWidth) return; // a phone that hides its address bar
+  lastWidth = innerWidth;
+  clearTimeout(resized);
+  resized = setTimeout(drawAll, 150);
 });
 
 const links = [...document.querySelectorAll(".contents a")];
@@ -132,3 +145,20 @@ const seen = new IntersectionObserver((entries) => {
   for (const entry of entries) if (entry.isIntersecting) links.forEach((link) => link.classList.toggle("here", link.hash === `#${entry.target.id}`));
 }, { rootMargin: "-15% 0px -75% 0px" });
 links.forEach((link) => seen.observe(document.querySelector(link.hash)));
+
+// What scrolls sideways says so: it fades where it goes on, with a cue beside or below it.
+for (const wide of document.querySelectorAll(".chips, .scroll")) {
+  const cue = document.createElement(wide.matches(".chips") ? "span" : "p");
+  cue.className = "cue";
+  cue.setAttribute("aria-hidden", "true");
+  wide.after(cue);
+  const look = () => {
+    const [left, right] = [wide.scrollLeft > 2, wide.scrollLeft + wide.clientWidth < wide.scrollWidth - 2];
+    if (left || right) wide.dataset.more = left && right ? "both" : left ? "left" : "right"; else delete wide.dataset.more;
+    cue.hidden = wide.scrollWidth <= wide.clientWidth + 2;
+    cue.textContent = wide.matches(".chips") ? (right ? "\u203a" : "\u2039") : right ? "scroll sideways for more \u2192" : "\u2190 scroll back";
+  };
+  wide.addEventListener("scroll", look, { passive: true });
+  new ResizeObserver(look).observe(wide);
+  look();
+}

@@ -11,22 +11,31 @@ if (source) {
   let patch = Math.floor(rows / 2) * columns + Math.floor(columns / 2);
 
   const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const decoded = new WeakMap(); // beside the report, which the page hands out as it was written
   const find = (twin) => maps.find((map) => map.twin === twin && map.layer === layer.value && map.image === image);
 
   // The weights that the patch gives to every patch; tokens before the grid (a class token) are left out.
   function weights(map) {
-    map.bytes ??= bytes(map.weights);
+    if (!decoded.has(map)) decoded.set(map, bytes(map.weights));
     const tokens = map.row_max.length;
     const prefix = tokens - patches;
     const row = prefix + patch;
-    return Array.from({ length: patches }, (_, key) => (map.bytes[row * tokens + prefix + key] / 255) * map.row_max[row]);
+    return Array.from({ length: patches }, (_, key) => (decoded.get(map)[row * tokens + prefix + key] / 255) * map.row_max[row]);
+  }
+
+  // The image's own file, without the folders of whoever made the page.
+  const bare = (name) => name.split(/[\\/]/).pop();
+
+  // As in the legend.
+  function swatch({ id }) {
+    return document.querySelector(`.chip[data-twin="${CSS.escape(id)}"] .swatch`).cloneNode(true);
   }
 
   const panels = page.twins.filter(({ id }) => maps.some((map) => map.twin === id)).map((twin) => {
     const box = document.createElement("div");
     const title = document.createElement("h4");
     const canvas = document.createElement("canvas");
-    title.textContent = twin.label;
+    title.append(swatch(twin), twin.label);
     canvas.setAttribute("role", "img");
     box.append(title, canvas);
     document.getElementById("viewer-maps").append(box);
@@ -102,8 +111,8 @@ if (source) {
     }
     const [row, column] = [Math.floor(patch / columns) + 1, (patch % columns) + 1];
     const shares = found.map(({ label, values }) => `${label} ${(100 * near(values)).toFixed(0)}%`).join(", ");
-    document.getElementById("viewer-image").textContent = `${images[image].label} (${images[image].name})`;
-    document.getElementById("viewer-says").textContent = `From row ${row}, column ${column}, the 3 x 3 around it gets, of all positive weight: ${shares}.`;
+    document.getElementById("viewer-image").textContent = `${images[image].label} (${bare(images[image].name)})`;
+    document.getElementById("viewer-says").textContent = `From row ${row}, column ${column}, this share of the positive weight falls on the 3 x 3 patches around it: ${shares}.`;
     source.dataset.patch = String(patch);
   }
 
