@@ -155,7 +155,7 @@ def attention_with_state(
         raise BackendError("backend 'reference' forms all weights at once and has no state: use 'auto' or 'torch'")
     if q.shape[2] > k.shape[2]:
         raise ArgumentError(f"{q.shape[2]} queries and {k.shape[2]} keys: every query needs its own token's key")
-    recipe = backends.fused(made, call, q, k, v, backend)
+    recipe = backends.fused(made, call, q, k, v, backend, *(state or ()))
     if recipe is not None:
         return backends.run_with_state(q, k, v, state, recipe, call)
     k, v = hide(k, key_mask), hide(v, key_mask)
@@ -190,7 +190,7 @@ def attention_with_residual(
     own = _own_grid(mechanism, grid)
     made, call = prepare(q, k, v, mechanism, False, key_mask, None, scale, inputs, own, backend)
     validation.check_taps(taps, grid, prefix, q, k, v)
-    recipe = backends.fused(made, call, q, k, v, backend)
+    recipe = backends.fused(made, call, q, k, v, backend, taps)
     if recipe is not None:
         return backends.run((q, k, v), recipe, call, taps, (prefix, *grid))
     out = attention(q, k, v, made, key_mask=key_mask, scale=scale, inputs=inputs, grid=own, backend=backend)
@@ -229,7 +229,7 @@ def attention_qkv(
         validation.check_taps(taps, grid, prefix, q, k, v)
         assert grid is not None
         picture = (prefix, *grid)
-    recipe = backends.fused(made, call, q, k, v, backend)
+    recipe = backends.fused(made, call, q, k, v, backend, taps)
     if recipe is not None:
         return backends.run((qkv,), recipe, call, taps, picture)
     options: dict[str, Any] = {"key_mask": key_mask, "inputs": inputs, "backend": backend}
