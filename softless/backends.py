@@ -1,6 +1,7 @@
 """Torch or the fused kernels: `auto` decides, and an explicit backend that cannot run says why.
 
 `auto` takes the kernels for CUDA tensors they support, on devices whose evidence is recorded, and torch otherwise.
+Under `torch.func` transforms and forward-mode differentiation it always takes torch.
 Nothing here imports triton until CUDA tensors, or backend="triton", ask for it.
 """
 
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from softless.algebra.recipe import RULES, Recipe
 from softless.algebra.state import State, check_continues
@@ -15,15 +17,34 @@ from softless.errors import BackendError
 from softless.mechanisms import Call, Mechanism
 
 
-def fused(made: Mechanism, call: Call, q: Tensor, k: Tensor, v: Tensor, backend: str) -> Recipe | None:
-    """The recipe to run on the kernels, or None for torch."""
-    if backend in ("reference", "torch") or (backend == "auto" and not q.is_cuda):
+def fused(
+    made: Mechanism, call: Call, q: Tensor, k: Tensor, v: Tensor, backend: str, *more: Tensor | None
+) -> Recipe | None:
+    """The recipe to run on the kernels, or None for torch. `more` is what the call reads besides: taps, a state."""
+    if backend in ("reference", "torch") or (backend == "auto" and not on_gpu(q)):
         return None
-    reason = refusal(made, call, q, k, v, q.device, ask=backend == "triton")
+    reason = transform_refusal(q, k, v, *call.inputs.values(), *more)
+    reason = reason or refusal(made, call, q, k, v, q.device, ask=backend == "triton")
     if reason and backend == "triton":
         raise BackendError(f"backend 'triton' was asked for and cannot run: {reason}; 'auto' runs torch here")
     empty = 0 in (q.shape[2], k.shape[2], v.shape[3])
     return None if reason or empty else made.recipe(call.scale)
+
+
+def on_gpu(q: Tensor) -> bool:
+    """Whether `auto` considers the kernels at all."""
+    return q.is_cuda
+
+
+def transform_refusal(*tensors: Tensor | None) -> str | None:
+    """Why the kernels cannot be differentiated or mapped as this call is, or None. They know reverse mode alone."""
+    if torch._C._are_functorch_transforms_active():
+        return "torch.func transforms (grad, vjp, jvp, jacrev, vmap) cannot see into a kernel"
+    if forward_ad._current_level >= 0 and any(
+        x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors
+    ):
+        return "the kernels have no forward-mode derivative"
+    return None
 
 
 def refusal(

@@ -152,7 +152,7 @@ def attention_with_state(
         raise BackendError("backend 'reference' forms all weights at once and has no state: use 'auto' or 'torch'")
     if q.shape[2] > k.shape[2]:
         raise ArgumentError(f"{q.shape[2]} queries and {k.shape[2]} keys: every query needs its own token's key")
-    recipe = backends.fused(made, call, q, k, v, backend)
+    recipe = backends.fused(made, call, q, k, v, backend, *(state or ()))
     if recipe is not None:
         return sign(*backends.run_with_state(q, k, v, state, recipe, call), made)
     k, v = hide(k, key_mask), hide(v, key_mask)
@@ -187,7 +187,7 @@ def attention_with_residual(
     own = _own_grid(mechanism, grid)
     made, call = prepare(q, k, v, mechanism, False, key_mask, None, scale, inputs, own, backend)
     validation.check_taps(taps, grid, prefix, q, k, v)
-    recipe = backends.fused(made, call, q, k, v, backend)
+    recipe = backends.fused(made, call, q, k, v, backend, taps)
     if recipe is not None:
         return backends.run((q, k, v), recipe, call, taps, (prefix, *grid))
     wide = (q, k, v) if made.fused_on_gpu and not q.is_cpu else (widen(q), widen(k), widen(v))
@@ -230,7 +230,7 @@ def attention_qkv(
         picture = (prefix, *grid)
     elif prefix != 0:
         raise ArgumentError(f"prefix {prefix!r} is only read with taps, and none were given")
-    recipe = backends.fused(made, call, q, k, v, backend)
+    recipe = backends.fused(made, call, q, k, v, backend, taps)
     if recipe is not None:
         return backends.run((qkv,), recipe, call, taps, picture)
     options: dict[str, Any] = {"key_mask": key_mask, "inputs": inputs, "backend": backend}

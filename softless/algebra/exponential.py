@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from softless.algebra.chunks import before, first_kept, fold, incoming, relative, unfold, view
-from softless.algebra.readers import answer, level
+from softless.algebra.readers import answer, level, shares
 from softless.algebra.state import Log, State, keep
 
 CENTERED = ("subtract", "contrast")  # readers that take a mean off the keys
@@ -79,9 +79,8 @@ def _query(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """(value, exponent, log_gain): phi(q) e^-log_gain = value e^exponent, bounded on what is visible and the origin."""
     if reader == "channel":
-        assert isinstance(phi_q, Tensor), "channel reads a softmax over channels, not a logarithm"
         units, total = running_total(logs, state, chunk)
-        return phi_q / total, -units, None
+        return shares(phi_q) / total, -units, None
     seen = torch.maximum(logs.detach().cummax(-2).values, origin)  # [*b, n, d]
     if state is not None:
         seen = torch.maximum(seen, state.shift[..., None, :])

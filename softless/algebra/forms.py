@@ -14,8 +14,9 @@ from torch import Tensor
 
 from softless.algebra import exponential
 from softless.algebra.chunks import before, fold, incoming, relative, unfold, view
-from softless.algebra.readers import answer, grow, level, per_channel, quotient, read, settle
+from softless.algebra.readers import answer, grow, level, per_channel, quotient, read, settle, shares
 from softless.algebra.state import Log, State, keep, merge, observe
+from softless.errors import ArgumentError
 
 CHUNK = 64  # as long as a head is wide: the N/64 states then take the room of the N keys
 
@@ -39,9 +40,8 @@ def weights(
     """
     n = visible.sum(-1, keepdim=True)
     if reader == "channel":
-        assert isinstance(phi_q, Tensor), "channel reads a softmax over channels, not a logarithm"
-        shares = exponential.token_softmax(phi_k, visible)  # [*b, n, m, d]
-        return (shares @ phi_q[..., None]).squeeze(-1)
+        by_token = exponential.token_softmax(phi_k, visible)  # [*b, n, m, d]
+        return (by_token @ shares(phi_q)[..., None]).squeeze(-1)
     score, log_gain = _scores(phi_q, phi_k, reader, visible)
     mass = score.sum(-1, keepdim=True)
     even = visible / n.clamp(min=1).to(score.dtype)
@@ -107,7 +107,8 @@ def recurrent(
         seen = observe(_tokens(phi_k, here), v[..., here, :], None if mask is None else mask[..., here])
         state = seen if state is None else merge(state, seen)
         outputs.append(read(_tokens(phi_q, here), state, reader, scale))
-    assert state is not None, "recurrent needs at least one token"
+    if state is None or not outputs:
+        raise ArgumentError(f"recurrent needs at least one token, got v {list(v.shape)}")
     return torch.cat(outputs, -2), state
 
 
@@ -138,8 +139,7 @@ def chunked(
     k, log_gain = keep(phi_k, mask), None
     v_ref, v = relative(v, mask, state)
     if reader == "channel":
-        assert isinstance(phi_q, Tensor), "channel reads a softmax over channels, not a logarithm"
-        q = per_channel(phi_q, _running(k, state))
+        q = per_channel(shares(phi_q), _running(k, state))
     elif isinstance(phi_q, Log):
         q, log_gain = settle(phi_q.value, _running(k.detach().abs(), state))
     else:

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from softless.algebra.state import Log, State
+from softless.errors import ArgumentError
 
 READERS = ("divide", "subtract", "contrast", "channel", "none")
 
@@ -48,8 +49,7 @@ def read(
     total, comoment = state.n[..., None] * state.k_mean, state.comoment  # sum of phi(k): [*b, d]
     log_gain = None
     if reader == "channel":
-        assert isinstance(phi_q, Tensor), "channel reads a softmax over channels, not a logarithm"
-        q = per_channel(phi_q, total[..., None, :])
+        q = per_channel(shares(phi_q), total[..., None, :])
     elif isinstance(phi_q, Log):
         used = total.detach().abs() + comoment.detach().abs().sum(-1)  # a channel may have covariance and no mean
         q, log_gain = settle(phi_q.value + state.shift[..., None, :], used[..., None, :])
@@ -113,6 +113,13 @@ def level(phi_q: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
     if phi_q.requires_grad:
         phi_q = torch.where(alive(largest), phi_q, phi_q.detach())
     return phi_q / torch.where(largest > 0, largest, 1.0)
+
+
+def shares(phi_q: Float[Tensor, "*b n d"] | Log) -> Float[Tensor, "*b n d"]:
+    """A softmax over channels, which reader `channel` takes as it is."""
+    if isinstance(phi_q, Log):
+        raise ArgumentError("reader 'channel' needs phi_q as a softmax over channels, got its logarithm")
+    return phi_q
 
 
 def per_channel(rho: Float[Tensor, "*#b n d"], total: Float[Tensor, "*#b #n d"]) -> Float[Tensor, "*b n d"]:

@@ -18,7 +18,7 @@ from softless.kernels.mask import Mask, mask_of
 from softless.kernels.observe import merge_kernel, observe_kernel
 from softless.kernels.read import read_kernel
 from softless.kernels.record import numbers
-from softless.kernels.rows import output_like, rows
+from softless.kernels.rows import dense, output_like, rows
 from softless.kernels.short import short_kernel
 from softless.kernels.tiles import (
     Tile,
@@ -111,7 +111,7 @@ def backward(
     sizes, mask, tapped = _sizes(q, v), mask_of(key_mask), None if taps is None else rows(taps)
     dtype = _products(recipe, q.dtype, backward=True)
     products = {"DTYPE": as_triton(dtype)}
-    d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
+    d_out = dense(d_out)
     if is_whole(queries, keys, sizes["BD"], sizes["BE"]):
         kind = "whole gradient divide" if recipe.reader == "divide" else "whole gradient"
         cut = _tile(kind if taps is None else "whole local gradient", sizes, dtype)

@@ -23,7 +23,7 @@ from softless.algebra.state import State
 from softless.kernels import causal_attend, causal_tiles
 from softless.kernels.causal_attend import Past, Recipe, Sums, past_like
 from softless.kernels.operator import fake, gradient, no_gradient, operator
-from softless.kernels.rows import output_like
+from softless.kernels.rows import dense, output_like
 
 
 def causal(
@@ -31,7 +31,7 @@ def causal(
     scale: float, constant: bool,
 ) -> tuple[Tensor, State]:  # fmt: skip
     """Causal attention that goes on from `state`; the output and the State after it."""
-    past = _enter(state, k, constant)
+    q, k, v, past = dense(q), dense(k), dense(v), _enter(state, k, constant)
     out, *after = _causal(q, k, v, key_mask, *past, phi_q, phi_k, reader, scale, constant)[:5]
     return out, _leave(Past(*after), q, constant, state)
 
@@ -41,7 +41,7 @@ def decode(
     scale: float, constant: bool,
 ) -> tuple[Tensor, State]:  # fmt: skip
     """`causal` for one token, without gradients."""
-    past = _enter(state, k, constant)
+    q, k, v, past = dense(q), dense(k), dense(v), _enter(state, k, constant)
     out, *after = _decode(q, k, v, key_mask, *past, phi_q, phi_k, reader, scale, constant)
     return out, _leave(Past(*after), q, constant, state)
 
@@ -136,7 +136,7 @@ def _backward(
     filled = output_like(q, q.shape[3]), output_like(k, k.shape[3]), output_like(v, v.shape[3])
     past, cut = _past(n, k_mean, v_mean, comoment), _past(n_cut, k_cut, v_cut, comoment_cut)
     last = _after(n_ref, k_ref, v_ref, dk_mean, dv_mean, dcomoment)
-    given = given if given.stride(3) == 1 else given.contiguous()
+    given = dense(given)
     sums = causal_attend.backward(
         q, k, v, given, key_mask, past if cut is None else cut, v_ref, last, filled, past is not None,
         Recipe(phi_q, phi_k, reader, scale, constant),

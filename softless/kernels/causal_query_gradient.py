@@ -41,6 +41,14 @@ from softless.kernels.rows import keep, load, store
 
 
 @triton.jit
+def refined(rest, gradient, phi, usual, gain, n):
+    """rest = total - n delta of a division, made again from what keys differ by, where they differ by little."""
+    share = n * usual * gain  # 1 where every key is k_ref
+    again = rest * (1.0 - share) - n * gain * tl.sum(phi * gradient, 1)
+    return tl.where(tl.abs(share) <= 2.0, again, rest)
+
+
+@triton.jit
 def answer_gradient(phi, keys, plain, values, given, sight, known, past, turned, k_sums, v_sums, k_ref, v_ref, scale,
                     READER: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
     """(g, delta, b, df / g) of a chunk's queries; keys (h'), plain (h), values (v') and given are factors, `turned` is
@@ -57,6 +65,7 @@ def answer_gradient(phi, keys, plain, values, given, sight, known, past, turned,
         inner = tl.sum(scores, 1) + dot_rows(phi, z + past * k_ref)
         gain, even = weigh(inner, zero, known, scale, READER, CONSTANT)
         drawn = tl.sum(scores * through, 1)
+        usual = dot_rows(phi, k_ref) + (1.0 if CONSTANT else 0.0)
     elif READER == "subtract":
         gain = share * scale
         queries = factor(gain[:, None] * phi, DTYPE)
@@ -72,7 +81,10 @@ def answer_gradient(phi, keys, plain, values, given, sight, known, past, turned,
     pulls = factor(tl.where(sight, through - delta[:, None], 0.0), DTYPE)
     gradient = product(pulls, keys, gradient, DTYPE) - delta[:, None] * z[None, :]
     if READER != "subtract":
-        gradient += (total - known * delta)[:, None] * k_ref[None, :]
+        rest = total - known * delta
+        if READER == "divide":
+            rest = refined(rest, gradient, phi, usual, gain, known)
+        gradient += rest[:, None] * k_ref[None, :]
     return gain, delta, even, gradient
 
 

@@ -14,14 +14,14 @@ from softless.algebra.state import State
 from softless.kernels import delta_attend
 from softless.kernels.delta_attend import Filled, Solved, memory_like, solved_like
 from softless.kernels.operator import fake, gradient, no_gradient, operator
-from softless.kernels.rows import output_like
+from softless.kernels.rows import dense, output_like
 
 
 def delta(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, key_mask: Tensor | None, state: State | None, rule: str, scale: float
 ) -> tuple[Tensor, State]:
     """The rule `delta` or `efla`, going on from `state`; the output and the State after it."""
-    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+    q, k, v = dense(q), dense(k), dense(v)
     heads = (*k.shape[:2], 1) if k.shape[1] != q.shape[1] else tuple(k.shape[:2])
     memory = None if state is None else state.comoment.reshape(*k.shape[:2], *state.comoment.shape[-2:]).contiguous()
     out, after = _delta(q, k, v, beta, key_mask, memory, rule, scale)[:2]
@@ -60,7 +60,7 @@ def _backward(
 ) -> Tensors5:  # fmt: skip
     """Gradients of q, k, v, beta and the incoming memory: empty where there is none."""
     filled = _room(q, k, v, beta, memory)
-    given = given if given.stride(3) == 1 else given.contiguous()
+    given = dense(given)
     last = None if last is None else last.contiguous()
     into = Filled(*filled[:4], None if memory is None else filled[4])
     delta_attend.backward(q, k, v, beta, given, key_mask, memory, Solved(scalars, inverse), last, into, rule, scale)

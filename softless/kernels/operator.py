@@ -10,6 +10,9 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
+from torch.autograd import forward_ad
 
 from softless.errors import UnsupportedError
 from softless.kernels.arithmetic import INTERPRETED
@@ -50,7 +53,23 @@ def fake(name: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 def gradient(name: str, backward: Callable[..., Any], setup_context: Callable[..., None]) -> None:
-    torch.library.register_autograd(f"softless::{name}", backward, setup_context=setup_context, lib=LIBRARY)
+    """Reverse mode, one upstream gradient at a time: a batch of them or a forward-mode one is an error."""
+
+    @wraps(backward)
+    def alone(ctx: Any, *upstream: Any) -> Any:
+        if any(isinstance(x, Tensor) and (is_legacy_batchedtensor(x) or is_dual(x)) for x in upstream):
+            raise UnsupportedError(
+                f"the backward pass of the kernels' operator softless::{name} takes one upstream gradient at a time, "
+                "neither a batch (is_grads_batched, vectorize=True) nor a forward-mode dual: use backend='torch' there"
+            )
+        return backward(ctx, *upstream)
+
+    torch.library.register_autograd(f"softless::{name}", alone, setup_context=setup_context, lib=LIBRARY)
+
+
+def is_dual(x: Tensor) -> bool:
+    """Whether forward-mode differentiation follows x."""
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
 
 
 def no_gradient(name: str) -> None:

@@ -18,7 +18,7 @@ from softless.kernels import attend
 from softless.kernels.attend import Picture
 from softless.kernels.operator import fake, gradient, no_gradient, operator
 from softless.kernels.record import numbers
-from softless.kernels.rows import output_like
+from softless.kernels.rows import dense, output_like
 
 
 @operator("attend")
@@ -118,7 +118,7 @@ def attend_backward_flops(d_out, q, k, v, key_mask, taps, records, *options, **_
 
 def given(q: Tensor, k: Tensor | None, v: Tensor | None) -> list[Tensor]:
     """Those there are, each copied only if its last dimension is not contiguous."""
-    return [x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v) if x is not None]
+    return [dense(x) for x in (q, k, v) if x is not None]
 
 
 def heads_of(qkv: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,4 +132,4 @@ def gradients_like(qkv: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _contiguous(taps: Tensor | None) -> Tensor | None:
-    return taps if taps is None or taps.stride(3) == 1 else taps.contiguous()
+    return None if taps is None else dense(taps)

@@ -23,8 +23,13 @@ class Rows(NamedTuple):
 
 def rows(x: Tensor) -> Rows:
     assert x.ndim == 4, f"rows need [batch, heads, tokens, dim], got {list(x.shape)}"
-    assert x.stride(3) == 1 or x.shape[3] == 1, "the last dimension must be contiguous"
+    assert x.stride(3) == 1 or x.shape[3] == 1, "the operators call `dense` first"
     return Rows(x, *x.stride()[:3])
+
+
+def dense(x: Tensor) -> Tensor:
+    """x, copied only if its last dimension is not contiguous: kernels take every other stride as it is."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def output_like(q: Tensor, e: int) -> Tensor:

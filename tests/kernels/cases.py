@@ -3,15 +3,17 @@
 The truth is the explicit weights in float64, differentiated by autograd, on the same rounded inputs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import Tensor
 
-from softless import Mechanism, attention, attention_weights, mechanism
+from softless import Mechanism, attention, attention_weights, attention_with_state, mechanism
+from softless.functional import attention_qkv, attention_with_residual
 from tests.numerics import eager
 from tests.numerics.budget import worst
 from tests.numerics.eager import Formula
@@ -150,3 +152,58 @@ def assert_same(one: Any, other: Any) -> None:
     """Bit for bit."""
     for a, b in zip(one, other, strict=True):
         assert torch.equal(a, b)
+
+
+class Family(NamedTuple):
+    """One kind of kernel: the tensors it takes, and the call that runs it on a backend."""
+
+    draw: Callable[[], list[Tensor]]
+    call: Callable[..., Tensor]
+
+
+TOKENS, HEADS, GRID = 6, 2, (2, 3)
+
+
+def _plain(name: str, **call: Any) -> Family:
+    return Family(
+        lambda: list(draw(TOKENS, batch=2, heads=HEADS, dims=(3, 4))),
+        lambda q, k, v, **options: attention(q, k, v, name, **call, **options),
+    )
+
+
+def _rule(name: str) -> Family:
+    return Family(
+        lambda: [*draw(TOKENS, batch=2, heads=HEADS, dims=(3, 4)), torch.rand(2, HEADS, TOKENS)],
+        lambda q, k, v, beta, **options: attention(q, k, v, name, is_causal=True, inputs={"beta": beta}, **options),
+    )
+
+
+def _stateful(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """A prompt, then a single token that reads its state."""
+    *prompt, last = zip(*(x.split([TOKENS - 1, 1], 2) for x in (q, k, v)), strict=True)
+    first, state = attention_with_state(*prompt[0], "linear", **options)
+    return torch.cat([first, attention_with_state(*last, "linear", state, **options)[0]], 2)
+
+
+# Every family of kernels, for laws that hold for all of them; small, since each law has many cases.
+FAMILIES: dict[str, Family] = {
+    "linear": _plain("linear"),
+    "inline": _plain("inline"),
+    "taylor": _plain("taylor"),
+    "efficient": _plain("efficient"),
+    "causal linear": _plain("linear", is_causal=True),
+    "causal inline": _plain("inline", is_causal=True),
+    "causal taylor": _plain("taylor", is_causal=True),
+    "a state": Family(_plain("linear").draw, _stateful),
+    "delta": _rule("delta"),
+    "efla": _rule("efla"),
+    "local residual": Family(
+        lambda: [*draw(TOKENS, batch=2, heads=HEADS, dims=(3, 4)), torch.randn(2, HEADS, 9, 4)],
+        lambda q, k, v, taps, **options: attention_with_residual(q, k, v, taps, grid=GRID, **options),
+    ),
+    "packed": Family(
+        lambda: [torch.randn(2, TOKENS, 3, HEADS, 4), torch.randn(2, HEADS, 9, 4)],
+        lambda qkv, taps, **options: attention_qkv(qkv, taps=taps, grid=GRID, **options),
+    ),
+}
+every_family = pytest.mark.parametrize("family", FAMILIES)
