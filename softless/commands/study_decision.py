@@ -135,8 +135,8 @@ def _obstacles(
     if unseen := [label for label, each in gains.items() if each is None]:
         found.append(
             (
-                f"{listed(unseen)} was evaluated once, so that nobody knows whether it still gains",
-                "training for several epochs",
+                f"one evaluation of {listed(unseen)} does not show whether accuracy still rises",
+                "training for several epochs (--epochs)",
             )
         )
     rising = {label: each for label, each in gains.items() if each is not None and each > margin}
@@ -217,14 +217,12 @@ def answer_in_words(decision: Mapping[str, Any], found: Mapping[str, Group], tes
     if decision["headline"] is None:
         return _no_pair(found)
     first = pairs[decision["headline"]]
-    said = [f"{capital(first['answer'])}. {_numbers(first, found, margin, test_images)}."]
+    said = [f"{first['answer'].capitalize()}. {_numbers(first, found, margin, test_images)}."]
     said += _reasons(first)
     for other in pairs:
         if other is not first:
             said.append(f"{_kind(other)}: {other['answer']}. {_numbers(other, found, margin, None)}.")
             said += _reasons(other)
-    if any(pair["low"] is not None for pair in pairs):
-        said.append(f"Anything above {points(-margin)} counts as no loss.")
     return " ".join(said)
 
 
@@ -233,7 +231,7 @@ def _reasons(pair: Mapping[str, Any]) -> list[str]:
     if pair["answer"] != CANNOT:
         return []
     return [
-        f"{capital(pair['because'])}.",
+        f"Why: {pair['because']}.",
         *([f"What would tell: {pair['would_tell']}."] if pair["would_tell"] else []),
     ]
 
@@ -249,6 +247,7 @@ def _numbers(pair: Mapping[str, Any], found: Mapping[str, Group], margin: float,
     if test_images is not None:
         seeds = min(len(softmax.accuracies), len(linear.accuracies))
         says += f" ({seeds} {'seed' if seeds == 1 else 'seeds'}, {test_images:,} test images)"
+        says += "" if pair["low"] is None else f"; anything above {points(-margin)} counts as no loss"
     return says
 
 
@@ -287,7 +286,3 @@ def span(low: float, high: float, margin: float) -> str:
 def listed(names: Sequence[str]) -> str:
     """a, b and c."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
-
-
-def capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

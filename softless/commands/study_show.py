@@ -83,7 +83,7 @@ def images_in_words(data: dict[str, Any]) -> str:
         f"{data['name']}: {data['train']:,} images to train on, {data['test']:,} to test on, {classes} classes",
         *sizes,
         f"trained at {side} x {side}, patches of {data['patch']} x {data['patch']}, {data['tokens']} tokens",
-        f"recipe {data['recipe']}, {data['epochs']} epochs",
+        f"recipe {data['recipe']}, {data['epochs']} {'epoch' if data['epochs'] == 1 else 'epochs'}",
     ]
     return "; ".join(said) + "." + (f" {data['split']}" if data["split"] else "")
 

@@ -93,10 +93,11 @@ def _range(layers: Sequence[Document], curves: Sequence[Document]) -> str:
     says = ""
     if own:
         spans = [layer["score_range"]["mean"] for layer in own]
+        ends = [units.short(min(spans)), units.short(max(spans))]
         errors = [layer["first_order_error"]["mean"] for layer in own]
         says = (
-            f"in the softmax twin, the scores of one query span {units.short(min(spans))} to {units.short(max(spans))} "
-            f"by layer. Weights to first order in those scores, as inline has them, are {units.percent(fmean(errors))} "
+            f"in the softmax twin, the scores of one query span {' to '.join(dict.fromkeys(ends))} on average, by "
+            f"layer. Weights to first order in those scores, as inline has them, are {units.percent(fmean(errors))} "
             "away from the softmax's."
         )
     if safe is not None:
@@ -163,8 +164,10 @@ def _memory(part: Document) -> str:
     if reference is None or not laps:
         return ""
     least, most = min(laps, key=laps.__getitem__), max(laps, key=laps.__getitem__)
-    others = f"from {units.size(laps[least])} ({least}) to {units.size(laps[most])} ({most})"
-    return f"at {longest:,} tokens SDPA takes {units.size(reference)}, the others {others}."
+    others = f"{most} {units.size(laps[most])}"
+    if least != most:
+        others = f"the others from {units.size(laps[least])} ({least}) to {units.size(laps[most])} ({most})"
+    return f"at {longest:,} tokens SDPA takes {units.size(reference)}, {others}."
 
 
 def _training(found: Iterable[Group], margin: float) -> str:

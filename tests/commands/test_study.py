@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from softless.commands import study, study_measure, study_plan, study_run
+from softless.commands import study, study_measure, study_plan, study_report, study_run
+from softless.commands.study_decision import FAIR
 from softless.commands.study_run import Asked
 from softless.errors import ArgumentError, NonFiniteError
 from softless.train import grid
@@ -26,21 +27,26 @@ from tests.commands.conftest import MECHANISMS, RECIPE, TINY, small_studies
 EST = {"mean", "low", "high", "n"}
 KEYS = {
     "": [
-        "schema", "command", "date", "versions", "machine", "seed", "preset", "data", "verdict", "twins", "tables",
-        "layers", "mask_out", "induced", "collinear", "range", "viewer", "speed", "files",
+        "schema", "command", "date", "versions", "machine", "seed", "preset", "data", "decision", "verdict", "twins",
+        "tables", "examined", "layers", "mask_out", "induced", "collinear", "range", "viewer", "speed", "files",
     ],
-    "data": ["name", "train", "test", "classes", "image_size", "patch", "grid"],
+    "data": [
+        "name", "train", "test", "classes", "image_size", "patch", "grid", "came", "tokens", "recipe", "epochs",
+        "split",
+    ],
+    "decision": ["margin", "pairs", "headline"],
     "twins": [
         "id", "label", "mechanism", "options", "local", "cut", "tables", "parameters", "macs", "seconds_per_epoch",
         "accuracy", "seeds",
     ],
-    "tables": ["id", "title", "says", "columns", "rows", "paper"],
+    "tables": ["id", "title", "says", "columns", "rows", "paper", "setting"],
+    "examined": ["images", "masked"],
     "mask_out": ["twin", "mask", "accuracy"],
     "induced": ["twin", "what", "accuracy"],
     "collinear": ["twin", "layer", "keys", "p", "q", "rows"],
     "range": ["curves", "layers", "threshold", "distributions"],
     "viewer": ["grid", "images", "maps"],
-    "speed": ["dtype", "threads", "heads", "head_dim", "tokens", "laps", "trends"],
+    "speed": ["dtype", "threads", "heads", "head_dim", "tokens", "laps", "trends", "own"],
 }  # fmt: skip
 
 
@@ -59,6 +65,9 @@ def without_time(document):
     for lap in document["speed"]["laps"]:
         for key in ("seconds", "fastest", "speedup", "repeats"):
             del lap[key]
+    for row in document["speed"]["own"]["rows"]:
+        for key in ("training_seconds", "inference_seconds", "training_ratio", "inference_ratio"):
+            del row[key]
     document["speed"]["trends"] = [(trend["label"], trend["bytes_growth"]) for trend in document["speed"]["trends"]]
     for twin in document["twins"]:
         del twin["seconds_per_epoch"]
@@ -95,8 +104,12 @@ def test_the_json_has_what_its_contract_names(report):
     assert document["schema"] == "softless.study/4"
     assert document["data"] == {
         "name": "digits", "train": 1437, "test": 360, "classes": list("0123456789"), "image_size": 8, "patch": 4,
-        "grid": [2, 2],
+        "grid": [2, 2], "came": {"smallest": [8, 8], "median": [8, 8], "largest": [8, 8]}, "tokens": 5,
+        "recipe": "quick.toml", "epochs": 1, "split": study_report.SPLIT,
     }  # fmt: skip
+    assert document["examined"] == {"images": 6, "masked": 6}
+    assert {row["twin"] for row in document["speed"]["own"]["rows"]} == set(TINY.twins)
+    assert document["speed"]["own"]["tokens"] == 5
     assert {each["twin"] for each in document["layers"]} == set(TINY.twins)
     assert document["twins"][0]["accuracy"].keys() == EST
     assert document["layers"][0]["score_range"].keys() == EST
@@ -154,6 +167,7 @@ def test_a_rerun_goes_on_where_it_was_and_says_so(softless, report, monkeypatch)
     monkeypatch.setattr(grid, "execute", lambda *_: pytest.fail("it trained again"))
     monkeypatch.setattr(study_run, "examined", lambda *_, **__: pytest.fail("it examined again"))
     monkeypatch.setattr(study_measure, "timed", lambda *_: pytest.fail("it timed again"))
+    monkeypatch.setattr(study_measure, "own_speed", lambda *_: pytest.fail("it timed the twins again"))
     again = studied(softless)
     assert {key: again[key] for key in again if key != "date"} | {"machine": 0} == {
         key: report[0][key] for key in again if key != "date"
@@ -165,7 +179,7 @@ def test_another_twin_is_added_to_a_study(softless, report, monkeypatch):
     more = studied(softless, "--twins", "softmax,inline-local,linear-relu,taylor")
     assert [twin["id"] for twin in more["twins"]] == ["softmax", "inline-local", "linear-relu", "taylor"]
     assert more["twins"][:3] == report[0]["twins"]
-    assert more["speed"] == report[0]["speed"]
+    assert more["speed"]["laps"] == report[0]["speed"]["laps"]
 
 
 def test_another_recipe_needs_another_folder(softless, report, tmp_path):
@@ -183,14 +197,32 @@ def test_the_command_that_is_recorded_repeats_the_study(softless):
         "--device cpu"
     )
     assert [len(twin["seeds"]) for twin in document["twins"]] == [2, 2]
+    (pair,) = document["decision"]["pairs"]
+    assert (pair["softmax"], pair["linear"], pair["answer"]) == ("softmax", "inline", "cannot tell")
+    assert pair["low"] < pair["difference"] < pair["high"]
+    assert pair["parameters"][0] == pair["parameters"][1] == document["twins"][0]["parameters"]
+    assert all(f'"{key}"' in study.__doc__ for key in (*pair, *document["speed"]["own"]["rows"][0]))
+    softmax, inline = document["speed"]["own"]["rows"]
+    assert softmax["inference_ratio"] == softmax["training_ratio"] == 1
+    assert inline["inference_ratio"] == softmax["inference_seconds"] / inline["inference_seconds"] > 0
+    assert inline["training_ratio"] == softmax["training_seconds"] / inline["training_seconds"] > 0
+    assert document["verdict"][0]["answer"] == "cannot tell"
+    assert "at the 5 tokens of these twins, inline answers at" in str(document["verdict"])
     assert without_time(studied(softless, *document["command"].split()[2:])) == without_time(document)
 
 
 def test_the_command_that_is_recorded_can_be_typed(tmp_path):
-    asked = Asked(out=tmp_path / "a report", data="my flowers/", recipe="it's.toml", mechanisms=("linear relu",))
+    asked = Asked(
+        out=tmp_path / "a report",
+        data="my flowers/",
+        recipe="it's.toml",
+        mechanisms=("linear relu",),
+        epochs=7,
+        margin=0.5,
+    )
     assert shlex.split(asked.command("cpu")) == [
         *("softless", "study", "--mechanisms", "linear relu", "--data", "my flowers/", "--recipe", "it's.toml"),
-        *("--seed", "0", "--out", str(tmp_path / "a report"), "--device", "cpu"),
+        *("--epochs", "7", "--seed", "0", "--margin", "0.5", "--out", str(tmp_path / "a report"), "--device", "cpu"),
     ]
 
 
@@ -198,7 +230,7 @@ def test_when_the_minutes_are_over_it_says_what_is_left(softless):
     document = studied(softless, "--minutes", "0.000001")
     assert document["twins"] == document["layers"] == []
     said = {sentence["about"]: sentence["says"] for sentence in document["verdict"]}
-    assert said["Softmax"].startswith("no answer yet")
+    assert said["Softmax"].startswith("Cannot tell: no two of the twins trained (no twin) differ in attention alone.")
     assert said["Left"] == "3 of the runs are left: the same command goes on with them."
     assert len(studied(softless)["twins"]) == 3
 
@@ -266,6 +298,19 @@ def test_a_twin_that_cannot_be_made_is_refused_before_any_training(softless, tmp
     assert not (tmp_path / "report/twins").exists()
 
 
+@pytest.mark.parametrize("margin", ["0", "-1", "100", "nan", "much"])
+def test_a_margin_that_is_no_number_of_points_is_refused(softless, margin):
+    result = softless("study", "--margin", margin)
+    assert result.exit_code == 2
+    assert f"'{margin}' is not a number of points of accuracy between 0 and 100" in " ".join(result.stderr.split())
+
+
+def test_the_epochs_and_the_margin_are_those_asked_for(softless):
+    document = studied(softless, "--twins", "softmax", "--epochs", "2", "--margin", "0.25")
+    assert (document["data"]["epochs"], document["decision"]["margin"]) == (2, 0.25)
+    assert len(document["twins"][0]["seeds"][0]["curve"]) == 2
+
+
 @pytest.mark.parametrize("option", ["--twins", "--mechanisms"])
 def test_a_list_of_nothing_is_refused(softless, option):
     result = softless("study", option, " ,")
@@ -315,6 +360,9 @@ def test_a_folder_of_images_is_studied(softless, tmp_path):
     document = studied(softless, "--data", "pictures", "--twins", "softmax,inline")
     assert (document["data"]["name"], document["data"]["classes"]) == ("pictures", ["bright", "dark"])
     assert (document["data"]["train"], document["data"]["test"]) == (700, 8)
+    assert document["data"]["came"]["median"] == [10, 9]
+    assert document["data"]["split"] is None
+    assert [image["name"] for image in document["viewer"]["images"]] == ["1.png", "0.png"]
 
 
 def test_recipes_for_digits_and_for_other_images():
@@ -340,8 +388,10 @@ def test_a_full_study_has_every_table_and_windows_beside_it(tmp_path):
 
 def test_presets_are_the_documented_ones(tmp_path):
     default, quick = (Asked(out=tmp_path, preset=name).settled() for name in ("default", "quick"))
-    assert (len(default.twins), default.seeds) == (6, 2)
-    assert (len(quick.twins), quick.seeds) == (4, 1)
+    assert (len(default.twins), default.seeds) == (7, 2)
+    assert (quick.twins, quick.seeds) == (default.twins[:4], 1)
+    assert {*default.twins} >= {*quick.twins} == {id_ for pair in FAIR for id_ in pair}
+    assert study_run.recipe_named("twins-digits", quick, 3).epochs == 3
     epochs = {name: read_recipe(f"twins-{name}").epochs for name in ("digits", "images")}
     assert epochs == {"digits": 14, "images": 10}
     for name, most in (("digits", 12), ("images", 10)):

@@ -2,10 +2,12 @@
 
 from math import sqrt
 
+import numpy as np
 import pytest
 
-from softless.commands import study_tables as results
+from softless.commands import study_statistics, study_tables
 from softless.errors import FileError
+from softless.train.metrics import Answers
 from softless.train.twins import twins_named
 
 
@@ -33,55 +35,55 @@ RUNS = [
 
 
 def test_the_spread_is_that_of_all_twins_that_learned():
-    found = results.groups(RUNS)
+    found = study_statistics.groups(RUNS)
     assert list(found) == ["softmax", "inline", "inline-local", "linear-relu", "linear-identity"]
-    spread = results.shared_spread(found)
+    spread = study_statistics.shared_spread(found)
     assert spread.deviation == pytest.approx(sqrt(2))  # four twins, each 1 point either side of its mean
-    assert spread.quantile == pytest.approx(2.776, abs=1e-3)
+    assert spread.freedom == 4
     assert spread.margin(2, 2) == pytest.approx(2.776 * sqrt(2), abs=1e-3)
     assert spread.margin(2) == pytest.approx(2.776, abs=1e-3)
     assert spread.margin(2, 0) is None
 
 
 def test_one_seed_has_no_spread():
-    found = results.groups([*runs("softmax", 0.8), *runs("inline", 0.7)])
-    spread = results.shared_spread(found)
+    found = study_statistics.groups([*runs("softmax", 0.8), *runs("inline", 0.7)])
+    spread = study_statistics.shared_spread(found)
     assert spread.deviation is None
-    assert results.estimate(found["softmax"], spread) == {"mean": 0.8, "low": None, "high": None, "n": 1}
-    assert results.compare(found["softmax"], found["inline"], spread) == (
+    assert study_statistics.estimate(found["softmax"], spread) == {"mean": 0.8, "low": None, "high": None, "n": 1}
+    assert study_tables.compare(found["softmax"], found["inline"], spread) == (
         "softmax is 10.0 points ahead of inline, from one seed each."
     )
 
 
 def test_an_estimate_is_a_share_with_its_interval():
-    found = results.groups(RUNS)
-    spread = results.shared_spread(found)
-    est = results.estimate(found["softmax"], spread)
+    found = study_statistics.groups(RUNS)
+    spread = study_statistics.shared_spread(found)
+    est = study_statistics.estimate(found["softmax"], spread)
     assert est == {
         "mean": pytest.approx(0.81),
         "low": pytest.approx(0.78224, abs=1e-5),
         "high": pytest.approx(0.83776, abs=1e-5),
         "n": 2,
     }
-    assert results.estimate(results.Group("x", "x", (), 2), spread)["mean"] is None
-    assert results.estimate(results.Group("x", "x", (99.9, 99.9), 2), spread)["high"] == 1.0
+    assert study_statistics.estimate(study_statistics.Group("x", "x", (), 2), spread)["mean"] is None
+    assert study_statistics.estimate(study_statistics.Group("x", "x", (99.9, 99.9), 2), spread)["high"] == 1.0
 
 
 def test_a_difference_within_the_spread_is_called_that():
-    found = results.groups(RUNS)
-    spread = results.shared_spread(found)
-    assert results.compare(found["inline"], found["softmax"], spread) == (
+    found = study_statistics.groups(RUNS)
+    spread = study_statistics.shared_spread(found)
+    assert study_tables.compare(found["inline"], found["softmax"], spread) == (
         "softmax and inline are 1.0 points apart, within the spread of seeds (3.9)."
     )
-    assert results.compare(found["softmax"], found["inline-local"], spread) == (
+    assert study_tables.compare(found["softmax"], found["inline-local"], spread) == (
         "inline + local is 10.0 points ahead of softmax, more than the spread of seeds (3.9)."
     )
-    lost = results.groups(runs("linear-identity", None, None))["linear-identity"]
-    assert results.compare(found["softmax"], lost, spread) == "linear identity did not get through a training."
+    lost = study_statistics.groups(runs("linear-identity", None, None))["linear-identity"]
+    assert study_tables.compare(found["softmax"], lost, spread) == "linear identity did not get through a training."
 
 
 def test_a_table_has_the_twins_that_ran_beside_the_papers_numbers():
-    made = {table["id"]: table for table in results.tables(RUNS)}
+    made = {table["id"]: table for table in study_tables.tables(RUNS)}
     assert set(made) == {"3", "4", "9"}
     assert made["3"]["columns"] == ["twin", "accuracy", "spread", "seeds", "against softmax", "paper"]
     assert made["3"]["rows"] == [
@@ -91,28 +93,62 @@ def test_a_table_has_the_twins_that_ran_beside_the_papers_numbers():
     ]
     assert made["9"]["says"] == "inline + local is 10.0 points ahead of softmax, more than the spread of seeds (3.9)."
     assert made["9"]["paper"].startswith("InLine with its local residual is ahead")
+    assert {id_: table["setting"].removeprefix("ImageNet-1K, ") for id_, table in made.items()} == {
+        "3": "Swin-T", "4": "Swin-T", "9": "DeiT-T",
+    }  # fmt: skip
+
+
+def test_parameters_have_a_column_where_they_differ():
+    sizes = {"inline-local": 61_400}
+    sized = [{**run, "parameters": sizes.get(run["twin"]["id"], 58_000)} for run in RUNS]
+    made = {table["id"]: table for table in study_tables.tables(sized)}
+    assert made["3"]["columns"] == list(study_tables.COLUMNS)
+    assert made["4"]["columns"][:3] == ["twin", "parameters", "accuracy"]
+    assert [row[:2] for row in made["4"]["rows"]] == [["inline", 58_000], ["inline + local", 61_400]]
+    assert "| inline + local | 61.4 k | 91.00 ± 1.41 |" in study_tables.markdown(made.values())
+    assert "inline + local (61.4 k parameters) is 11.0 points ahead of inline (58 k parameters)" in made["4"]["says"]
+
+
+def test_answers_to_images_widen_what_chance_can_do():
+    rng = np.random.default_rng(0)
+    answered = [
+        {
+            **run,
+            "answers": vars(Answers.of(rng.random(100) < run["accuracy"])),
+            "curve": [{"epoch": 1, "accuracy": 0.5}],
+        }
+        for run in RUNS
+        if run["status"] == "done"
+    ]
+    found = study_statistics.groups(answered)
+    assert found["softmax"].right.shape == (2, 100)
+    assert found["softmax"].curves == (((1, 50.0),), ((1, 50.0),))
+    spread = study_statistics.shared_spread(found)
+    says = study_tables.compare(found["inline"], found["softmax"], spread)
+    assert "within the spread of seeds and test images (" in says
+    assert float(says.split("(")[-1].rstrip(").")) > spread.margin(2, 2)
 
 
 def test_markdown_says_what_the_tables_hold():
     lost = [*runs("linear-leaky", None, None), *runs("inline-leaky", None, None, lost="failed")]
-    text = results.markdown(results.tables([*RUNS, *lost]))
+    text = study_tables.markdown(study_tables.tables([*RUNS, *lost]))
     assert "### Table 3: Divide against subtract" in text
     assert "| linear relu | 71.00 ± 1.41 | 2 | -10.00 | 77.3 |" in text
     assert "| linear leaky relu | not finite | 0 of 2 |  | 1.5 |" in text
     assert "| inline leaky relu | failed | 0 of 2 |  | 79.8 |" in text
-    assert "In the paper: Subtracting gains" in text
+    assert "In the paper (ImageNet-1K, Swin-T): Subtracting gains" in text
 
 
 def test_markdown_leaves_out_a_column_that_says_nothing():
     windows = [run for id_ in ("inline", "inline-cut8") for run in runs(id_, 0.8)]
-    text = results.markdown(results.tables(windows))
+    text = study_tables.markdown(study_tables.tables(windows))
     assert "| twin | top-1 | seeds | the paper's |\n|---|---|---|---|\n| inline | 80.00 | 1 | 80.2 |" in text
 
 
 def test_a_folder_without_runs_is_one_sentence(tmp_path):
     with pytest.raises(FileError, match="holds no runs: there is no JSON in"):
-        results.read_runs(tmp_path)
+        study_statistics.read_runs(tmp_path)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/a.json").write_text("[]")
     with pytest.raises(FileError, match="is no record of a run"):
-        results.read_runs(tmp_path)
+        study_statistics.read_runs(tmp_path)

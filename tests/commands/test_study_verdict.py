@@ -1,47 +1,13 @@
-"""The verdict: a plain answer first, and no more certainty than seeds and repeats allow."""
+"""The rows of the verdict below the answer: what was measured, in words that say no more than that."""
 
-import pytest
+from softless.commands import study_document, study_verdict
+from softless.commands.study_statistics import Group, Spread
 
-from softless.commands import study_verdict
-from softless.commands.study_tables import Group, Spread
-
-DATA = {"test": 360, "classes": list("0123456789")}
-SPREAD = Spread(0.5, 2.0)  # a difference of two means over two seeds counts from 1 point on
+SPREAD = Spread(0.5, 60)  # Student's t is 2.0: a difference of two means over two seeds counts from 1 point on
 
 
-def group(id_, *accuracies, runs=None):
-    return Group(id_, id_.replace("-", " "), accuracies, runs or len(accuracies))
-
-
-def answer(softmax, other, spread=SPREAD):
-    found = {"softmax": group("softmax", *softmax), "inline-local": group("inline-local", *other)}
-    return study_verdict.needed(found, spread, DATA)
-
-
-@pytest.mark.parametrize(
-    ("softmax", "other", "spread", "says"),
-    [
-        (
-            (90, 91),
-            (95, 96),
-            SPREAD,
-            "no: inline local reaches 95.5 %, softmax 90.5 % of 360 test images, ahead by",
-        ),
-        ((90, 91), (90, 90), SPREAD, "no: inline local reaches 90.0 %, softmax 90.5 % of 360 test images, and the "),
-        ((95, 96), (90, 91), SPREAD, "yes, for accuracy: inline local reaches 90.5 %, softmax 95.5 % of 360"),
-        ((90,), (95,), Spread(None, 0.0), "it seems not: inline local reaches 95.0 %, softmax 90.0 %"),
-        ((95,), (90,), Spread(None, 0.0), "it seems so: inline local reaches 90.0 %"),
-        ((11, 12), (13, 14), SPREAD, "no answer: no twin learned much more than chance (10 %)"),
-        ((), (90, 91), SPREAD, "no answer yet: a twin with softmax and one without must be trained."),
-    ],
-)
-def test_the_first_sentence_answers_the_question(softmax, other, spread, says):
-    assert answer(softmax, other, spread).startswith(says)
-
-
-def test_the_difference_within_the_spread_is_said_to_be_so():
-    assert answer((90, 91), (90, 90)).endswith("and the difference is within the spread of seeds.")
-    assert answer((95,), (90,), Spread(None, 0.0)).endswith("from one seed each, so that chance is not ruled out.")
+def group(id_, *accuracies, runs=None, **more):
+    return Group(id_, id_.replace("-", " "), accuracies, runs or len(accuracies), **more)
 
 
 def lap(label, tokens, seconds, speedup, **more):
@@ -50,14 +16,14 @@ def lap(label, tokens, seconds, speedup, **more):
 
 
 def test_the_verdict_names_the_fastest_and_the_slow():
-    part = {"head_dim": 64, "tokens": [8, 16], "threads": 1}
+    part = {"head_dim": 64, "tokens": [8, 16], "threads": 1, "trends": []}
     part["laps"] = [lap("SDPA", 16, 0.1, 1.0), lap("inline", 16, 0.025, 4.0), lap("hydra", 16, 0.01, 10.0)]
-    part["laps"] += [lap("threshold", 16, 0.4, 0.25), lap("hydra", 8, 9.0, 0.1)]
+    part["laps"] += [lap("threshold", 16, 0.4, 0.25, peak_bytes=2000), lap("hydra", 8, 9.0, 0.1)]
     says = study_verdict._speed(part)
-    assert says.startswith("at 16 tokens hydra is fastest, 10x SDPA (10 ms against 100 ms). inline is 4.0x.")
+    assert says.startswith("At 16 tokens hydra is fastest, 10x SDPA (10 ms against 100 ms). inline is 4.0x.")
     assert says.endswith("Slower than SDPA there: threshold.")
     assert study_verdict._memory(part) == (
-        "at 16 tokens SDPA takes 1 kB, the others from 1 kB (inline) to 1 kB (inline)."
+        "at 16 tokens SDPA takes 1 kB, the others from 1 kB (inline) to 2 kB (threshold)."
     )
     part["laps"] = [lap("SDPA", 16, 0.1, 1.0), lap("inline", 16, 0.2, 0.5)]
     assert "nothing is faster than SDPA; inline comes closest" in study_verdict._speed(part)
@@ -66,14 +32,14 @@ def test_the_verdict_names_the_fastest_and_the_slow():
 
 
 def test_without_a_lap_of_the_reference_the_verdict_says_nothing_of_speed():
-    part = {"head_dim": 64, "tokens": [16], "threads": 1}
+    part = {"head_dim": 64, "tokens": [16], "threads": 1, "trends": []}
     for laps in ([lap("SDPA", 16, 0.1, 1.0, head_dim=16), lap("taylor order 2", 16, 0.2, 0.5, head_dim=16)], []):
         assert study_verdict._speed({**part, "laps": laps}) == study_verdict._memory({**part, "laps": laps}) == ""
 
 
 def test_the_verdict_says_when_numbers_are_rough():
     quiet = {"threads": 2, "laps": [lap("SDPA", 16, 0.1, 1.0)]}
-    one_seed = Spread(None, 0.0)
+    one_seed = Spread(None, 0)
     assert study_verdict._trust(quiet, 2, [], one_seed) == ""
     assert "timed on 1 thread" in study_verdict._trust({**quiet, "threads": 1}, 2, [], one_seed)
     rough = {"threads": 2, "laps": [lap("SDPA", 16, 0.1, 1.0, fastest=0.02)]}
@@ -95,17 +61,18 @@ def layer(twin, confused, span=3.0, error=0.4):
     }
 
 
-def test_confused_queries_are_counted_in_the_worst_layer():
+def test_confused_queries_are_counted_in_the_worst_layer_by_one_definition():
     layers = [layer("a", 0.0), layer("a", 41.0), layer("b", 0.1), layer("c", 7.5)]
-    assert study_verdict._queries(layers, TWINS) == (
-        "pairs of queries with the same weights, an image and head in the worst layer: A 41, C 7.5. B tells queries "
-        "apart."
+    says = study_verdict._queries(layers, TWINS)
+    assert says == (
+        "two different queries are confused where their rows of weights differ by less than 0.001 in all (Euclidean "
+        "distance). Confused pairs per image and head, in the worst layer of each twin: A 41, C 7.5, B 0.1."
     )
-    assert study_verdict._queries([layer("a", 0.0), layer("b", 0.0)], TWINS) == "A and B tell queries apart."
+    assert "apart" not in says
     assert study_verdict._queries([], TWINS) == ""
 
 
-def test_hidden_neighbors_are_compared_with_hidden_strangers():
+def test_hidden_neighbors_are_compared_with_hidden_strangers_in_a_table():
     rows = [
         {"twin": twin, "mask": mask, "accuracy": {"mean": mean}}
         for twin, mask, mean in (
@@ -113,29 +80,65 @@ def test_hidden_neighbors_are_compared_with_hidden_strangers():
             ("b", "none", 0.9), ("b", "local 3", 0.7), ("b", "random 9", 0.9),
         )
     ]  # fmt: skip
-    assert study_verdict._neighbors(rows, TWINS) == (
-        "hiding a query's 3 x 3 costs B 20.0 points (nine others: 0.0), A 10.0 points (nine others: 1.0)."
-    )
-    assert study_verdict._neighbors([], TWINS) == ""
+    says, more = study_verdict._neighbors(rows, TWINS)
+    assert says.startswith("points of accuracy that a twin loses")
+    assert more["table"] == {
+        "columns": ["twin", "the 3 x 3 around it", "9 keys elsewhere"],
+        "rows": [["B", 20.0, 0.0], ["A", 10.0, 1.0]],
+    }
+    assert study_verdict._neighbors([], TWINS) == ("", {})
 
 
 def test_the_range_of_the_softmax_twin_stands_beside_the_safe_one():
     layers = [layer("softmax", 0, 2.0, 0.2), layer("softmax", 0, 6.0, 0.6), layer("inline", 0, 90.0, 9.0)]
     says = study_verdict._range(layers, [{"label": "inline", "safe_range": 2.2}])
-    assert says.startswith("the scores of the softmax twin span 2 to 6 a query, and first order is 40% away")
-    assert says.endswith("within 10 % while they span less than 2.2.")
+    assert says.startswith("in the softmax twin, the scores of one query span 2 to 6 on average, by layer. Weights to")
+    assert "as inline has them, are 40% away from the softmax's." in says
+    assert says.endswith("within 10 % while scores span less than 2.2.")
     assert study_verdict._range([], []) == ""
 
 
-def curve(*accuracies):
-    return {"curve": [{"epoch": n, "accuracy": a, "loss": 1.0} for n, a in enumerate(accuracies, 1)]}
+def test_what_a_linear_kernel_costs_is_said_of_softmax_layers_alone():
+    found = {
+        twin: {"layers": [{"name": "blocks.0.attn", "mechanism": mechanism, "verdict": "A linear kernel would cost"}]}
+        for twin, mechanism in (("softmax", "softmax"), ("inline", "inline"), ("linear-relu", "linear"))
+    }
+    assert [each["verdict"] for each in study_document.layers(found)] == ["A linear kernel would cost", None, None]
+
+
+def own(twin, label, inference, training, together=1):
+    return {
+        "twin": twin, "label": label, "training_seconds": 1.0, "inference_seconds": 1.0,
+        "inference_ratio": inference, "training_ratio": training, "together": together,
+    }  # fmt: skip
+
+
+def test_speed_begins_at_the_tokens_of_the_twins():
+    part = {"head_dim": 64, "tokens": [256, 4096], "threads": 1}
+    part["laps"] = [lap("SDPA", 4096, 0.1, 1.0), lap("inline", 4096, 0.025, 4.0)]
+    part["trends"] = [{"label": "inline", "crossover": 310, "faster_everywhere": False}]
+    rows = [own("softmax", "softmax", 1.0, 1.0), own("inline", "inline", 0.8, 0.62), own("taylor", "taylor", 3.0, 3.0)]
+    part["own"] = {"tokens": 65, "rows": rows}
+    assert study_verdict._speed(part) == (
+        "at the 65 tokens of these twins, inline answers at 0.80x the speed of softmax and trains at 0.62x. "
+        "Timed alone, inline is faster than SDPA from about 310 tokens on. "
+        "At 4,096 tokens inline is fastest, 4.0x SDPA (25 ms against 100 ms)."
+    )
+    rows[1] |= {"training_ratio": None, "together": 2}
+    assert "the speed of softmax (2 runs shared the device while training). " in study_verdict._speed(part)
+    part["trends"][0] |= {"crossover": None}
+    assert "inline is not faster than SDPA up to 4,096 tokens." in study_verdict._speed(part)
+    part["trends"][0] |= {"crossover": 256, "faster_everywhere": True}
+    assert "from 256 tokens on, the shortest length timed." in study_verdict._speed(part)
 
 
 def test_twins_that_were_still_learning_are_named():
-    flat, rising = curve(0.5, 0.9, 0.9, 0.9, 0.9), curve(0.1, 0.2, 0.3, 0.4, 0.5)
-    twins = [{"label": "A", "seeds": [flat, flat]}, {"label": "B", "seeds": [rising, flat]}]
-    assert study_verdict._training(twins) == "B still gained at the end: longer training may change the order."
-    assert study_verdict._training([{"label": "A", "seeds": [flat, curve(0.1, 0.9), curve()]}]) == ""
+    flat, rising = (tuple((float(n), y) for n, y in enumerate(ys, 1)) for ys in ((90,) * 10, range(10, 110, 10)))
+    found = [group("a", 90, 90, curves=(flat, flat)), group("b", 90, 90, curves=(rising, flat))]
+    assert study_verdict._training(found, 1.0) == (
+        "b still gained more than 1 point in the last tenth of training: longer training may change the order."
+    )
+    assert study_verdict._training(found, 5.0) == study_verdict._training([group("c", 90)], 1.0) == ""
 
 
 def test_the_residual_is_compared_with_the_twin_without_it():
@@ -144,3 +147,14 @@ def test_the_residual_is_compared_with_the_twin_without_it():
         "inline local is 10.0 points ahead of inline, more than the spread of seeds (1.0)."
     )
     assert study_verdict._dividing(found, SPREAD) == ""
+
+
+def test_parameters_stand_beside_a_comparison_that_differs_in_them():
+    found = {
+        "inline": group("inline", 80, 81, parameters=58_000),
+        "inline-local": group("inline-local", 90, 91, parameters=61_400),
+    }
+    assert study_verdict._residual(found, SPREAD) == (
+        "inline local (61.4 k parameters) is 10.0 points ahead of inline (58 k parameters), more than the spread of "
+        "seeds (1.0)."
+    )

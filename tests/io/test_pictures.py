@@ -13,7 +13,7 @@ from PIL import Image, ImageCms
 
 from softless.errors import FileError
 from softless.io import pictures
-from softless.io.pictures import BadImage, decode, read
+from softless.io.pictures import BadImage, decode, picture_size, read
 from tests.data.pictures import FORMS, encoded, mutants, pixels
 
 
@@ -215,3 +215,24 @@ def test_a_file_larger_than_any_picture_is_not_read(tmp_path):
         file.truncate(pictures.MOST_BYTES + 1)
     with pytest.raises(BadImage, match="more than the 400000000 of the largest picture"):
         read(tmp_path / "big.png", "big.png")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_size_of_a_picture_is_read_from_its_header(form, tmp_path):
+    data = encoded(0, form)
+    (tmp_path / "a").write_bytes(data)
+    assert picture_size(data, "a") == picture_size(tmp_path / "a", "a") == decode(data, "a").size == (20, 24)
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_the_size_is_that_of_the_picture_turned_upright(turn):
+    exif = Image.Exif()
+    exif[0x112] = turn
+    data = encoded(0, "jpeg", exif=exif)
+    assert picture_size(data, "a") == decode(data, "a").size
+
+
+def test_bytes_without_a_size_are_refused():
+    for data in (b"", b"none", encoded()[:20]):
+        with pytest.raises(BadImage, match="a: its size cannot be read"):
+            picture_size(data, "a")

@@ -1,16 +1,23 @@
-"""Simulated studies: twins with known accuracies, whose seeds and images vary as real ones do.
+"""How often the verdict of a study is right: simulated studies, whose true differences are known.
+
+    python benchmarks/decision.py            # the table of docs/study.md: 1,000 studies per row, a minute
+    python benchmarks/decision.py 200
 
 A run of a twin answers an image right where
 
     mean + difficulty of the image + what this twin makes of it + luck of the seed + what this seed makes of it > 0
 
 All five are normal, so that the true accuracy of a twin, over all seeds and images there could be, is exactly
-Phi(mean / deviation of the sum), and the true difference of two twins is known.
+Phi(mean / deviation of the sum). Each study has seven twins, of which the linear ones lose the same, and goes through
+the rule as the records of a real one do (softless/commands/study_decision.py).
 """
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +29,8 @@ from softless.train.twins import twins_named
 TWINS = ("softmax", "inline", "softmax-local", "inline-local", "linear-relu", "linear-elu", "taylor")
 LOSSES, SEEDS, IMAGES = (0, 1, 2, 4), (2, 3), (360, 3600)
 ANSWERS = ("no", "yes", "cannot tell")
+
+Row = tuple[int, int, int, dict[str, float]]  # seeds, images, points lost, share of each answer
 
 
 @dataclass(frozen=True)
@@ -35,16 +44,16 @@ class World:
     chance: float = 1.0  # of a seed, image by image
 
 
-def answers(world, loss, seeds, images, rng):
+def answers(world: World, loss: float, seeds: int, images: int, rng: np.random.Generator) -> np.ndarray:
     """bool [twins, seeds, images]: softmax twins at the accuracy of the world, linear ones `loss` points below."""
     normal = NormalDist()
-    true = np.array([world.accuracy - (loss / 100) * (not id_.startswith("softmax")) for id_ in TWINS])
+    true = [world.accuracy - (loss / 100) * (not id_.startswith("softmax")) for id_ in TWINS]
     reach = sqrt(world.difficulty**2 + world.taste**2 + world.chance**2)
-    z = np.array([normal.inv_cdf(each) for each in true])
+    z = [normal.inv_cdf(each) for each in true]
     luck = world.luck / 100 * reach / np.array([normal.pdf(each) for each in z])
-    mean = z * np.sqrt(reach**2 + luck**2)
+    mean = np.array(z) * np.sqrt(reach**2 + luck**2)
 
-    def draw(*shape):
+    def draw(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape, dtype=np.float32)
 
     latent = world.chance * draw(len(TWINS), seeds, images)
@@ -53,7 +62,7 @@ def answers(world, loss, seeds, images, rng):
     return latent > 0
 
 
-def records(right):
+def records(right: np.ndarray) -> list[dict[str, Any]]:
     """As a grid leaves them; the curve is flat from its first epoch."""
     return [
         {
@@ -70,7 +79,9 @@ def records(right):
     ]
 
 
-def rates(world, loss, seeds, images, studies, rng):
+def rates(
+    world: World, loss: float, seeds: int, images: int, studies: int, rng: np.random.Generator
+) -> dict[str, float]:
     """How often the first pair of a study of a true loss is answered with no, yes and cannot tell."""
     counts = dict.fromkeys(ANSWERS, 0)
     for _ in range(studies):
@@ -80,8 +91,8 @@ def rates(world, loss, seeds, images, studies, rng):
     return {answer: count / studies for answer, count in counts.items()}
 
 
-def table(studies, world=None, seed=0):
-    """Rows of (seeds, images, loss, rates)."""
+def simulate(studies: int, world: World | None = None, seed: int = 0) -> list[Row]:
+    """Of every number of seeds and images, and every loss."""
     rng, world = np.random.default_rng(seed), world or World()
     return [
         (seeds, images, loss, rates(world, loss, seeds, images, studies, rng))
@@ -89,3 +100,18 @@ def table(studies, world=None, seed=0):
         for images in IMAGES
         for loss in LOSSES
     ]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A wrong answer is no where at least the margin of 1 point is lost, and yes where less is."""
+    lines = ["| seeds | test images | true loss | no | yes | cannot tell | wrong |", "|---|---|---|---|---|---|---|"]
+    for seeds, images, loss, found in rows:
+        wrong = found["no"] if loss >= 1 else found["yes"]
+        cells = [*(f"{found[answer]:.1%}" for answer in ANSWERS), f"{wrong:.1%}"]
+        unit = "point" if loss == 1 else "points"
+        lines.append(f"| {seeds} | {images:,} | {loss} {unit} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(simulate(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)))
