@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
 
+from softless.commands.ctrl_c import INTERRUPTED
 from softless.errors import ArgumentError, SoftlessError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-CHECK_FAILED, USAGE, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 1, 2, 3, 130, 141
+CHECK_FAILED, USAGE, BAD_INPUT, CLOSED_PIPE = 1, 2, 3, 141
 
 LONGEST_NUMBER = 15  # digits: no product of a few of them is mistaken for infinity
 

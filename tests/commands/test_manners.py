@@ -17,7 +17,7 @@ import typer
 from softless.cli import app
 from softless.commands import manners, study_measure
 from softless.errors import ArgumentError
-from tests.commands.conftest import RECIPE
+from tests.commands.conftest import HEEDS_CTRL_C, RECIPE
 from tests.data.pictures import encoded, folder
 
 ROOT = Path(__file__).parents[2]
@@ -223,9 +223,7 @@ def test_a_closed_pipe_ends_the_program_without_a_word(fresh):
 @pytest.mark.parametrize("moment", ["while torch is imported", pytest.param("while it trains", marks=pytest.mark.slow)])
 def test_ctrl_c_exits_130_and_leaves_no_report(tmp_path, moment):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    # A background job starts with Ctrl-C ignored: heed it as a terminal's job would.
-    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import softless.__main__"
-    command = [sys.executable, "-c", program, "study", "--pack", "1", "--out", "out"]
+    command = [sys.executable, "-c", HEEDS_CTRL_C, "study", "--pack", "1", "--out", "out"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=tmp_path, env=env, **pipes) as process:
         torch_is_loading = wait_for(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text())
@@ -239,6 +237,61 @@ def test_ctrl_c_exits_130_and_leaves_no_report(tmp_path, moment):
     assert err == ("stopped: the same command goes on\n" if moment == "while it trains" else "")
     assert not list(tmp_path.glob("out/report.json"))
     assert bool(list(tmp_path.glob("out/twins/trainings/softmax-0/last/step-*"))) == (moment == "while it trains")
+
+
+DEAF = """
+import signal, sys, time
+from softless.commands.ctrl_c import WATCH
+signal.signal(signal.SIGINT, lambda *_: None)
+ends = time.monotonic() + float(sys.argv[1])
+WATCH.says, WATCH.is_saving = "stopped: the same command goes on", lambda: time.monotonic() < ends
+WATCH.start()
+print("begun", flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("saves", [0, 5], ids=["idle", "saving"])
+def test_ctrl_c_ends_a_program_that_does_not_listen_after_it_has_saved(saves):
+    """As where a library swallows it, or one call takes minutes."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", DEAF, str(saves)], cwd=ROOT, **pipes) as process:
+        assert process.stdout.readline() == "begun\n"
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    took = time.monotonic() - start
+    assert (process.returncode, err) == (130, "stopped: the same command goes on\n")
+    assert max(1.9, saves - 2) <= took <= max(3, saves + 1)
+
+
+SWEEP = {
+    "study": ["study", "--quick"],
+    "train": ["train", "--workers", "2"],
+    "bench": ["bench"],
+    "bench --model": ["bench", "--model", "inline_deit_tiny"],
+    "probe": ["probe", "inline_deit_tiny"],
+    "data check": ["data", "check", "digits", "--workers", "2"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [0.3, 1, 3, 6, 10, 20])
+@pytest.mark.parametrize("words", SWEEP.values(), ids=SWEEP)
+def test_ctrl_c_at_any_moment_exits_130_within_three_seconds(tmp_path, words, moment):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen([sys.executable, "-c", HEEDS_CTRL_C, *words], cwd=tmp_path, env=env, **pipes) as process:
+        time.sleep(moment)
+        if process.poll() is not None:
+            pytest.skip("it was over before")
+        start = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: workers get it too
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert time.monotonic() - start <= 3
+    assert "Traceback" not in err
 
 
 def wait_for(condition, seconds=60):
