@@ -1,12 +1,15 @@
 """Manners of the command line (R24): exit codes, one-line errors, quick help, clean pipes, whole files."""
 
 import json
+import logging
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,10 @@ import pytest
 import typer
 
 from softless.cli import app
-from softless.commands import manners, study_measure
+from softless.commands import bench_measure, manners, study_measure
 from softless.errors import ArgumentError
 from tests.commands.conftest import HEEDS_CTRL_C, RECIPE
+from tests.commands.tiny import words as training
 from tests.data.pictures import encoded, folder
 
 ROOT = Path(__file__).parents[2]
@@ -319,6 +323,39 @@ def test_an_error_is_one_line_whatever_it_says(capsys):
         verb()
     assert exit_.value.exit_code == manners.BAD_INPUT
     assert capsys.readouterr().err == "error: two lines and a [bracket]\n"
+
+
+def test_warnings_of_other_libraries_come_after_the_table_one_line_each(capsys):
+    @manners.polite
+    def verb() -> None:
+        typer.echo("first row")
+        for _ in range(2):
+            warnings.warn_explicit("this\nis old", UserWarning, "/x/site-packages/timm/layers/y.py", 1)
+            logging.getLogger("timm.models").warning("no %s", "weights")
+            assert capsys.readouterr().err == ""
+        with manners.warnings_in_one_line():
+            warnings.warn_explicit("mine", RuntimeWarning, manners.__file__, 1)
+            assert capsys.readouterr().err == "warning: mine\n"
+            warnings.warn_explicit("late", UserWarning, "/x/site-packages/torch/z.py", 1)
+        typer.echo("last row")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        verb()
+    said = capsys.readouterr()
+    assert said.err == "warning: timm: this is old\nwarning: timm.models: no weights\nwarning: torch: late\n"
+    assert not [handler for handler in logging.getLogger().handlers if type(handler).__name__ == "Keep"]
+
+
+def test_one_of_a_thing_is_said_in_the_singular(softless, monkeypatch, flowers):
+    monkeypatch.setattr(bench_measure, "steady_threads", lambda: 1)
+    bench = softless("bench", "inline", "--shape", "1,1,8,4", "--keys", "1", "--repeats", "1", "--quick")
+    train = softless(*training("--out", "a", "--set", "epochs=1", "--set", "batch=10", "--set", "log_every=1"))
+    for result in (bench, train):
+        assert result.exit_code == 0, result.output
+        assert re.findall(r"(?<![\d.,])1 (?:\w+s|classes)\b(?<!pixels)", result.stdout) == []
+    assert ", 1 thread, " in bench.stdout
+    assert "updates  1: 1 epoch of 1, batch 10" in train.stdout
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
