@@ -3,14 +3,16 @@
 Exit status of every verb: 0 ok, 1 a check failed, 2 usage, 3 bad input, 130 interrupted.
 """
 
+import os
+import signal
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from softless.commands import bench, data_check, evaluate, explain, probe, report, study, train
+from softless.commands import bench, ctrl_c, data_check, evaluate, explain, probe, report, study, train
 from softless.commands import list as list_
-from softless.commands.manners import INTERRUPTED, installed_version
+from softless.commands.manners import installed_version
 from softless.errors import did_you_mean
 
 # Plain help: rich would double the time `--help` takes.
@@ -73,8 +75,15 @@ def options(
 
 
 def main() -> None:
-    """Entry point of the console script and of `python -m softless`."""
+    """The command, with an answer to Ctrl-C within seconds (softless/commands/ctrl_c.py)."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job ignores it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        ctrl_c.WATCH.start()
     try:
         app(prog_name="softless")
     except KeyboardInterrupt:
-        raise SystemExit(INTERRUPTED) from None
+        ctrl_c.end()
+    except SystemExit as ended:
+        if ended.code == ctrl_c.INTERRUPTED and "WORLD_SIZE" not in os.environ:
+            ctrl_c.end()
+        raise

@@ -17,7 +17,7 @@ def show(document: dict[str, Any], plot: Path | None, out: "Console") -> None:
     from rich.text import Text
 
     machine, versions = document["machine"], document["versions"]
-    place = f"{document['threads']} threads" if document["device"] == "cpu" else "cuda"
+    place = units.counted(document["threads"], "thread") if document["device"] == "cpu" else "cuda"
     out.print(Text(f"{machine['processor']}, {place}, {document['dtype']}, torch {versions['torch']}", "dim"))
     for result in document["results"]:
         out.print()
@@ -50,7 +50,7 @@ def verdict(document: dict[str, Any]) -> str:
 def setting(result: dict[str, Any]) -> str:
     """forward, 16 images of 1024 x 1024, windows 7 x 7."""
     window = "" if result["window"] is None else f", windows {result['window']} x {result['window']}"
-    images = "1 image" if result["batch"] == 1 else f"{result['batch']} images"
+    images = units.counted(result["batch"], "image")
     return f"{result['pass']}, {images} of {units.picture(result['image_size'])}{window}"
 
 

@@ -15,7 +15,7 @@ def show(document: dict[str, Any], plot: Path | None, out: "Console") -> None:
     from rich.text import Text
 
     machine, versions = document["machine"], document["versions"]
-    place = f"{document['threads']} threads" if document["device"] == "cpu" else "cuda"
+    place = units.counted(document["threads"], "thread") if document["device"] == "cpu" else "cuda"
     rate = units.size(document["copy_bytes_per_second"])
     out.print(Text(f"{machine['processor']}, {place}, torch {versions['torch']}, copies {rate}/s", "dim"))
     for result in document["results"]:
@@ -86,7 +86,7 @@ def _call(result: dict[str, Any]) -> str:
 
 
 def _keys(shape: dict[str, int]) -> str:
-    return f" with {shape['keys']} keys in {shape['kv_heads']} heads"
+    return f" with {units.counted(shape['keys'], 'key')} in {units.counted(shape['kv_heads'], 'head')}"
 
 
 def _table(result: dict[str, Any]) -> "Table":

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from softless.commands import units
 from softless.commands.manners import CHECK_FAILED, console, emit_json, plain, polite
 from softless.commands.words import processes
 
@@ -28,12 +29,13 @@ SCHEMA = "softless.data-check/1"
 SUMMARY = "Decode every image of a set; name what is damaged."
 HELP = """Decode every image of a set, and name each one that is damaged and why.
 
-PATH is a folder of class folders, one with train/ and val/ or test/, a parquet file with columns image and label, or
-digits, the embedded set.
+PATH is a folder of class folders, one with train/ and val/ or test/, a parquet file with columns image and label, a
+folder of such files, or digits, the embedded set.
 
 \b
 $ softless data check flowers
 $ softless data check flowers-train.parquet --json
+$ softless data check parquet-files/
 """
 
 
@@ -108,7 +110,7 @@ def _show(source: str, parts: "list[Part]") -> None:
     from softless.commands.layout import plain_table
 
     out = console()
-    table = plain_table("part", "images", "classes", "a class", "smallest", "largest", "damaged")
+    table = plain_table("part", "images", "classes", "per class", "smallest", "largest", "damaged")
     for part in parts:
         table.add_row(
             part.name,
@@ -130,10 +132,10 @@ def _show(source: str, parts: "list[Part]") -> None:
 def _verdict(parts: "list[Part]") -> str:
     images, damaged = sum(part.images for part in parts), sum(len(part.damaged) for part in parts)
     if not damaged:
-        return f"All {images:,} images decode."
+        return f"All {units.counted(images, 'image')} can be decoded."
     if not images:
         return "Nothing could be read."
-    share = f"{damaged:,} damaged among {images:,} images."
+    share = f"{damaged:,} damaged among {units.counted(images, 'image')}."
     if all(map(_skippable, parts)):
         return f"{share} --on-bad-image skip leaves them out."
     return f"{share} That is more than the 0.1% that --on-bad-image skip leaves out."
@@ -147,6 +149,4 @@ def _range(part: "Part") -> str:
 
 
 def _picture(size: tuple[int, int] | None) -> str:
-    from softless.commands import units
-
     return units.picture(size) if size else "-"

@@ -146,7 +146,10 @@ def _show(document: dict[str, Any]) -> None:
     from softless.commands import units
 
     out = console()
-    out.print(f"{document['images']:,} images of {plain(document['data'])}, {document['device']}", soft_wrap=True)
+    out.print(
+        f"{units.counted(document['images'], 'image')} of {plain(document['data'])}, {document['device']}",
+        soft_wrap=True,
+    )
     for name, why in document["skipped"].items():
         out.print(f"skipped {plain(name)}: {plain(why)}", soft_wrap=True)
     out.print(f"top-1  {document['top1']:.2%}")

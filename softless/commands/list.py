@@ -241,7 +241,8 @@ def _show_all_recipes(rows: list[dict[str, Any]]) -> None:
     out = console()
     for row in rows:
         size = units.picture([row["image_size"]] * 2)
-        about = f"{row['model']}, {size}, batch {row['batch']:,}, {row['epochs']} epochs, {row['precision']}"
+        epochs = units.counted(row["epochs"], "epoch")
+        about = f"{row['model']}, {size}, batch {row['batch']:,}, {epochs}, {row['precision']}"
         out.print(Text.assemble((row["name"], "bold"), f": {about}"), soft_wrap=True)
         for key in ("expected", "cost", "command"):
             out.print(Text(f"  {key:<9}{row[key]}", style="dim"), soft_wrap=True)

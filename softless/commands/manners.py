@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import signal
 import sys
@@ -16,12 +17,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
 
+from softless.commands.ctrl_c import INTERRUPTED
 from softless.errors import ArgumentError, SoftlessError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-CHECK_FAILED, USAGE, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 1, 2, 3, 130, 141
+CHECK_FAILED, USAGE, BAD_INPUT, CLOSED_PIPE = 1, 2, 3, 141
 
 LONGEST_NUMBER = 15  # digits: no product of a few of them is mistaken for infinity
 
@@ -34,10 +36,11 @@ def polite(verb: Callable[P, None]) -> Callable[P, None]:
     @wraps(verb)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            with importing():
-                import torch  # noqa: F401
-            verb(*args, **kwargs)
-            sys.stdout.flush()
+            with warnings_afterwards():
+                with importing():
+                    import torch  # noqa: F401
+                verb(*args, **kwargs)
+                sys.stdout.flush()
         except SoftlessError as error:
             complain(str(error))
             raise typer.Exit(BAD_INPUT) from None
@@ -62,11 +65,57 @@ def plain(name: str) -> str:
 
 @contextmanager
 def warnings_in_one_line() -> Iterator[None]:
-    """What softless warns of, such as a damaged checkpoint, for people to read."""
+    """Show what softless itself warns of, such as a damaged checkpoint, at once."""
     with warnings.catch_warnings():
         warnings.filterwarnings("always", category=RuntimeWarning, module=r"softless\.")
-        warnings.showwarning = lambda message, *_, **__: typer.secho(f"warning: {message}", fg="yellow", err=True)
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
+            if _library(filename) == "softless":
+                _warn(str(message))
+            else:
+                others(message, category, filename, *rest, **more)
+
+        warnings.showwarning = show
         yield
+
+
+@contextmanager
+def warnings_afterwards() -> Iterator[None]:
+    """Warnings and log lines of other libraries wait for the end, one line each, so that none runs through a table."""
+    lines: dict[str, None] = {}
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines[f"{record.name}: {record.getMessage()}"] = None
+
+    def keep(message: Warning | str, _category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
+        lines[f"{_library(filename)}: {message}"] = None
+
+    handler = Keep(logging.WARNING)
+    logging.getLogger().addHandler(handler)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = keep
+            yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        for line in lines:
+            _warn(line)
+
+
+def _library(filename: str) -> str:
+    """The package that a file belongs to: torch for .../site-packages/torch/nn/x.py."""
+    parts = Path(filename).parts
+    known = [at for at, part in enumerate(parts) if part in ("site-packages", "softless")]
+    if not known:
+        return Path(filename).stem
+    return parts[known[-1]] if parts[known[-1]] == "softless" else Path(parts[known[-1] + 1]).stem
+
+
+def _warn(sentence: str) -> None:
+    color = False if "NO_COLOR" in os.environ else None
+    typer.secho(f"warning: {' '.join(sentence.split())}", fg="yellow", err=True, color=color)
 
 
 def complain(sentence: str) -> None:

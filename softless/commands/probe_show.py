@@ -120,7 +120,8 @@ def _what(layers: list[dict[str, Any]]) -> str:
     spans = [f"{x[0]:,}" if len(x) == 1 else f"{x[0]:,} to {x[-1]:,}" for x in (heads, tokens)]
     before, _, after = _names(layers)
     counted = f"{len(layers)} layers" if len(layers) > 1 else "1 layer"
-    return f"{counted} of {mechanisms} attention, {spans[0]} heads, {spans[1]} tokens: {before}*{after}"
+    head = "head" if heads == [1] else "heads"
+    return f"{counted} of {mechanisms} attention, {spans[0]} {head}, {spans[1]} tokens: {before}*{after}"
 
 
 def _names(layers: list[dict[str, Any]]) -> tuple[str, list[str], str]:

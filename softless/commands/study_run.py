@@ -12,6 +12,7 @@ import torch
 import typer
 
 from softless.commands import study_document, study_measure
+from softless.commands.ctrl_c import WATCH
 from softless.commands.progress import Advance, progress
 from softless.commands.study_examine import Exhibit, examined
 from softless.commands.study_parts import Parts
@@ -79,10 +80,11 @@ def study(asked: Asked, out: "Console | None") -> tuple[dict[str, Any], Path]:
 @contextmanager
 def goes_on() -> Iterator[None]:
     """Ctrl-C inside loses an update at most, and says so."""
+    WATCH.says = "stopped: the same command goes on"
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo("stopped: the same command goes on", err=True)
+        typer.echo(WATCH.says, err=True)
         raise
 
 

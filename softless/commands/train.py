@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from softless.commands.ctrl_c import WATCH
 from softless.commands.manners import CHECK_FAILED, complain, emit_json, polite, prepare_folder, warnings_in_one_line
 from softless.commands.words import OnBad, Where, from_zero, key_value, processes
 
@@ -100,6 +101,7 @@ def run(
     means = Means(
         device=device.value, sharing=sharing.value, workers=int(workers), on_bad_image=on_bad_image.value, graph=graph
     )
+    WATCH.says = f"stopped before the state was saved; to go on from the last checkpoint: {how_to_go_on(out, means)}"
     with warnings_in_one_line(), Showing(not json, start) as showing:
         warn_of_shrinking(start, recipe)
         given = {"means": means, "resume": resume, "splits": start.parts, "tick": showing.decoding, **asked}

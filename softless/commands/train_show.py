@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 import typer
 
 from softless.commands import units
+from softless.commands.ctrl_c import WATCH
 from softless.commands.manners import console
 from softless.commands.progress import Bar, progress
 
@@ -76,6 +77,7 @@ class Showing:
 
     def begin(self, job: "Job", parameters: int) -> None:
         self.open.close()
+        WATCH.is_saving = lambda: job.stop.saving
         self.parameters, self.epochs, self.per_epoch = parameters, job.recipe.all_epochs, job.train.per_epoch
         total = self.per_epoch * self.epochs
         if self.wanted:

@@ -11,7 +11,8 @@ import numpy as np
 
 from softless.data.images import Images, MissingPartError, Split
 from softless.data.reading import Bad, Draw, Reader, read_all
-from softless.data.sources import open_images, the_same
+from softless.data.sources import open_images, parquet_files, the_same
+from softless.errors import FileError
 from softless.io.pictures import BadImage
 
 if TYPE_CHECKING:
@@ -41,7 +42,28 @@ class Part:
 
 
 def open_parts(source: str | Path | None) -> dict[str, Images | BadImage]:
-    """The parts of a set that are there; a file that is itself damaged stands for its part."""
+    """The parts of a set that are there; a file that is itself damaged stands for its part.
+
+    Of a folder of parquet files, every set in it: "flowers train", "flowers test", "trees whole".
+    """
+    files = parquet_files(source)
+    if not files:
+        return _open_set(source)
+    from softless.data.parquet import find_file
+
+    parts: dict[str, Images | BadImage] = {}
+    for file in files:
+        if find_file(file, "train") not in (None, file):
+            continue  # the other half of a set that is opened by its file to train on
+        name = file.stem.removesuffix("-train").removesuffix("-trainval")
+        try:
+            parts |= {f"{name} {part}": images for part, images in _open_set(file).items()}
+        except FileError as error:
+            parts[file.name] = BadImage(str(file), str(error).removeprefix(f"{file}: "))
+    return parts
+
+
+def _open_set(source: str | Path | None) -> dict[str, Images | BadImage]:
     parts: dict[str, Images | BadImage] = {}
     missing = []
     splits: tuple[Split, Split] = ("train", "test")

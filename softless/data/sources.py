@@ -32,6 +32,10 @@ def open_images(source: str | Path | None, split: Split) -> Images:
 
         return DigitImages(split)
     path = Path(source)
+    if files := parquet_files(source):
+        raise FileError(
+            f"{path}: it holds parquet files and no folders of images: give one of them, such as {files[0]}"
+        )
     if path.is_dir():
         from softless.data.folder import open_folder
 
@@ -41,6 +45,14 @@ def open_images(source: str | Path | None, split: Split) -> Images:
 
         return open_parquet(path, split)
     raise FileError(f"{path}: there is no such folder of images or parquet file")
+
+
+def parquet_files(source: str | Path | None) -> list[Path]:
+    """Those of a folder that holds nothing else to read images from; none for any other source."""
+    if source is None or source == DIGITS or not Path(source).is_dir():
+        return []
+    inside = sorted(path for path in Path(source).iterdir() if not path.name.startswith("."))
+    return [] if any(path.is_dir() for path in inside) else [path for path in inside if path.suffix == ".parquet"]
 
 
 def the_same(train: Images, test: Images) -> bool:

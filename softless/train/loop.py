@@ -130,6 +130,7 @@ class Loop:
                 self.job.watch.tick(self.engine.step)
                 self._after_update()
                 if stop.agreed(self.devices, self.engine.step, self.recipe.log_every):
+                    stop.saving = True
                     self._save()
                     self.devices.wait()  # torchrun ends the others soon after the first that ends
                     raise Interrupted(self.engine.step, self.total)

@@ -19,7 +19,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stop:
-    """While it is entered, both are noted, and a second Ctrl-C stops at once.
+    """While it is entered, both are noted, and a second Ctrl-C stops at once. `saving` says that the state is written.
 
     A second SIGTERM does not: a scheduler sends it to every process, and torchrun passes its own on.
     """
@@ -27,7 +27,7 @@ class Stop:
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked = self.saving = False
         self.before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:

@@ -18,6 +18,14 @@ from tests.data.pictures import folder
 ROOT = Path(__file__).parents[2]
 RECIPE = str(Path(__file__).parent / "quick.toml")
 
+# A background job starts with Ctrl-C ignored: this program heeds it as a terminal's job does.
+HEEDS_CTRL_C = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from softless.__main__ import main
+main()
+"""
+
 MECHANISMS = ("softmax", "inline", "linear relu")
 TINY = Preset(
     twins=("softmax", "inline-local", "linear-relu"), seeds=1, examined=6, masked=6, shown=2,

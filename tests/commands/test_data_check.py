@@ -32,7 +32,7 @@ def checked(softless, *words):
 def test_an_intact_set_exits_0_and_says_so(softless, flowers):
     result = softless("data", "check", str(flowers))
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout.endswith("All 7 images decode.\n")
+    assert result.stdout.endswith("All 7 images can be decoded.\n")
     words = " ".join(result.stdout.split())
     assert "train 5 2 2 to 3 24 x 20 24 x 20 0 test 2 2 1 24 x 20" in words
 
@@ -101,6 +101,34 @@ def test_a_damaged_parquet_file_is_damage_and_its_other_half_is_checked(softless
     (tmp_path / "x-classes.json").unlink()
     test.unlink()
     assert softless("data", "check", str(cut)).stdout.endswith("Nothing could be read.\n")
+
+
+def test_every_set_in_a_folder_of_parquet_files_is_checked(softless, tmp_path):
+    root = tmp_path / "sets"
+    root.mkdir()
+    parquet(root / "flowers-train.parquet", [0, 1, 1])
+    parquet(root / "flowers-val.parquet", [0, 1])
+    parquet(root / "trees.parquet", [0, 1], images=[encoded(), b"x"])
+    parquet(root / "one.parquet", [0, 0])
+    (root / "flowers-classes.json").write_text('["rose", "lily"]')
+    code, document = checked(softless, root)
+    assert code == 1
+    assert [(part["part"], part["images"]) for part in document["parts"]] == [
+        ("flowers train", 3), ("flowers test", 2), ("one.parquet", 0), ("trees whole", 2),
+    ]  # fmt: skip
+    named = [(bad["name"], bad["why"]) for part in document["parts"] for bad in part["damaged"]]
+    assert named[0] == (f"{root}/one.parquet", "it has one class, '0', and at least two are needed")
+    assert named[1][0] == f"{root}/trees.parquet[row 1]"
+    result = softless("data", "check", str(root))
+    assert "2 damaged among 7 images." in result.stdout
+    for name in ("one", "trees"):
+        (root / f"{name}.parquet").unlink()
+    assert softless("data", "check", str(root)).stdout.endswith("All 5 images can be decoded.\n")
+    refused = softless("train", "--data", str(root))
+    assert refused.stderr == (
+        f"error: {root}: it holds parquet files and no folders of images: give one of them, such as "
+        f"{root}/flowers-train.parquet\n"
+    )
 
 
 @pytest.mark.parametrize(("name", "parts", "says"), WRONG)

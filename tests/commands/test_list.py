@@ -197,11 +197,10 @@ def test_the_table_of_models_fits_and_holds_every_number(softless, monkeypatch, 
 
 
 def test_models_are_listed_without_timm():
-    code = (
-        "import sys; sys.modules['timm'] = None; sys.argv = ['softless', 'list', '--models']; import softless.__main__"
-    )
+    code = "import sys; sys.modules['timm'] = None; from softless.__main__ import main; main()"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", code, "list", "--models"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "inline_swin_tiny" in done.stdout
 

@@ -1,12 +1,15 @@
 """Manners of the command line (R24): exit codes, one-line errors, quick help, clean pipes, whole files."""
 
 import json
+import logging
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,10 @@ import pytest
 import typer
 
 from softless.cli import app
-from softless.commands import manners, study_measure
+from softless.commands import bench_measure, manners, study_measure
 from softless.errors import ArgumentError
-from tests.commands.conftest import RECIPE
+from tests.commands.conftest import HEEDS_CTRL_C, RECIPE
+from tests.commands.tiny import words as training
 from tests.data.pictures import encoded, folder
 
 ROOT = Path(__file__).parents[2]
@@ -223,9 +227,7 @@ def test_a_closed_pipe_ends_the_program_without_a_word(fresh):
 @pytest.mark.parametrize("moment", ["while torch is imported", pytest.param("while it trains", marks=pytest.mark.slow)])
 def test_ctrl_c_exits_130_and_leaves_no_report(tmp_path, moment):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    # A background job starts with Ctrl-C ignored: heed it as a terminal's job would.
-    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import softless.__main__"
-    command = [sys.executable, "-c", program, "study", "--pack", "1", "--out", "out"]
+    command = [sys.executable, "-c", HEEDS_CTRL_C, "study", "--pack", "1", "--out", "out"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=tmp_path, env=env, **pipes) as process:
         torch_is_loading = wait_for(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text())
@@ -239,6 +241,61 @@ def test_ctrl_c_exits_130_and_leaves_no_report(tmp_path, moment):
     assert err == ("stopped: the same command goes on\n" if moment == "while it trains" else "")
     assert not list(tmp_path.glob("out/report.json"))
     assert bool(list(tmp_path.glob("out/twins/trainings/softmax-0/last/step-*"))) == (moment == "while it trains")
+
+
+DEAF = """
+import signal, sys, time
+from softless.commands.ctrl_c import WATCH
+signal.signal(signal.SIGINT, lambda *_: None)
+ends = time.monotonic() + float(sys.argv[1])
+WATCH.says, WATCH.is_saving = "stopped: the same command goes on", lambda: time.monotonic() < ends
+WATCH.start()
+print("begun", flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("saves", [0, 5], ids=["idle", "saving"])
+def test_ctrl_c_ends_a_program_that_does_not_listen_after_it_has_saved(saves):
+    """As where a library swallows it, or one call takes minutes."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", DEAF, str(saves)], cwd=ROOT, **pipes) as process:
+        assert process.stdout.readline() == "begun\n"
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    took = time.monotonic() - start
+    assert (process.returncode, err) == (130, "stopped: the same command goes on\n")
+    assert max(1.9, saves - 2) <= took <= max(3, saves + 1)
+
+
+SWEEP = {
+    "study": ["study", "--quick"],
+    "train": ["train", "--workers", "2"],
+    "bench": ["bench"],
+    "bench --model": ["bench", "--model", "inline_deit_tiny"],
+    "probe": ["probe", "inline_deit_tiny"],
+    "data check": ["data", "check", "digits", "--workers", "2"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [0.3, 1, 3, 6, 10, 20])
+@pytest.mark.parametrize("words", SWEEP.values(), ids=SWEEP)
+def test_ctrl_c_at_any_moment_exits_130_within_three_seconds(tmp_path, words, moment):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen([sys.executable, "-c", HEEDS_CTRL_C, *words], cwd=tmp_path, env=env, **pipes) as process:
+        time.sleep(moment)
+        if process.poll() is not None:
+            pytest.skip("it was over before")
+        start = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: workers get it too
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert time.monotonic() - start <= 3
+    assert "Traceback" not in err
 
 
 def wait_for(condition, seconds=60):
@@ -266,6 +323,39 @@ def test_an_error_is_one_line_whatever_it_says(capsys):
         verb()
     assert exit_.value.exit_code == manners.BAD_INPUT
     assert capsys.readouterr().err == "error: two lines and a [bracket]\n"
+
+
+def test_warnings_of_other_libraries_come_after_the_table_one_line_each(capsys):
+    @manners.polite
+    def verb() -> None:
+        typer.echo("first row")
+        for _ in range(2):
+            warnings.warn_explicit("this\nis old", UserWarning, "/x/site-packages/timm/layers/y.py", 1)
+            logging.getLogger("timm.models").warning("no %s", "weights")
+            assert capsys.readouterr().err == ""
+        with manners.warnings_in_one_line():
+            warnings.warn_explicit("mine", RuntimeWarning, manners.__file__, 1)
+            assert capsys.readouterr().err == "warning: mine\n"
+            warnings.warn_explicit("late", UserWarning, "/x/site-packages/torch/z.py", 1)
+        typer.echo("last row")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        verb()
+    said = capsys.readouterr()
+    assert said.err == "warning: timm: this is old\nwarning: timm.models: no weights\nwarning: torch: late\n"
+    assert not [handler for handler in logging.getLogger().handlers if type(handler).__name__ == "Keep"]
+
+
+def test_one_of_a_thing_is_said_in_the_singular(softless, monkeypatch, flowers):
+    monkeypatch.setattr(bench_measure, "steady_threads", lambda: 1)
+    bench = softless("bench", "inline", "--shape", "1,1,8,4", "--keys", "1", "--repeats", "1", "--quick")
+    train = softless(*training("--out", "a", "--set", "epochs=1", "--set", "batch=10", "--set", "log_every=1"))
+    for result in (bench, train):
+        assert result.exit_code == 0, result.output
+        assert re.findall(r"(?<![\d.,])1 (?:\w+s|classes)\b(?<!pixels)", result.stdout) == []
+    assert ", 1 thread, " in bench.stdout
+    assert "updates  1: 1 epoch of 1, batch 10" in train.stdout
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):

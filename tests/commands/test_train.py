@@ -20,6 +20,7 @@ from softless.train.assemble import Means
 from softless.train.choose import Usual, fitting, usual_size
 from softless.train.devices import leave
 from softless.train.stop import Interrupted
+from tests.commands.conftest import HEEDS_CTRL_C
 from tests.commands.tiny import words
 from tests.data.pictures import class_names, encoded, folder, parquet
 
@@ -356,8 +357,7 @@ def test_help_fits_a_terminal(softless, name):
 )
 def test_a_signal_to_stop_exits_130_saves_and_says_how_to_resume(flowers, tmp_path, number):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import softless.__main__"
-    command = [sys.executable, "-c", program, *words("--out", "a", "--set", "epochs=2000", "--workers", "1")]
+    command = [sys.executable, "-c", HEEDS_CTRL_C, *words("--out", "a", "--set", "epochs=2000", "--workers", "1")]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     with subprocess.Popen(command, cwd=tmp_path, env=env, **pipes) as process:
         log, deadline = tmp_path / "a/log.jsonl", time.monotonic() + 100

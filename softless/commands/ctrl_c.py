@@ -1,0 +1,70 @@
+"""Ctrl-C ends the program within three seconds, whatever it is doing.
+
+Python runs the handler of a signal between two of its own instructions. A backward pass, a compiler or a library that
+swallows `KeyboardInterrupt` can keep it waiting for minutes. So a second thread hears of Ctrl-C as well, through
+`signal.set_wakeup_fd`, and ends the process if it has not ended by itself. Trainings and studies can be killed at any
+moment and go on from what they saved, so nothing is lost that a power failure would not lose too.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+INTERRUPTED = 130
+PATIENCE = 2.0  # seconds for a program to end by itself
+LONGEST_SAVE = 60.0  # seconds
+SHOW_CURSOR = "\x1b[?25h"
+
+
+class Watch:
+    """What a verb can say about its end.
+
+    says        the last words, if the program has to be ended
+    is_saving   whether a checkpoint is being written, which may take longer
+    """
+
+    def __init__(self) -> None:
+        self.says = ""
+        self.is_saving: Callable[[], bool] = lambda: False
+
+    def start(self) -> None:
+        """From now on Ctrl-C ends the program. One of several ranks is left alone: they save together."""
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            return
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        threading.Thread(target=self._listen, args=(read,), daemon=True).start()
+
+    def _listen(self, read: int) -> None:
+        while signal.SIGINT not in os.read(read, 64):
+            pass
+        time.sleep(PATIENCE)
+        longest = time.monotonic() + LONGEST_SAVE
+        while self.is_saving() and time.monotonic() < longest:
+            time.sleep(0.05)
+        end(self.says)
+
+
+WATCH = Watch()
+
+
+def end(says: str = "") -> NoReturn:
+    """Exit with 130 now: taking a process with torch in it apart takes seconds."""
+    if sys.stderr.isatty():
+        sys.stderr.write(SHOW_CURSOR)  # a bar hides it
+    if says:
+        sys.stderr.write(f"{says}\n")
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+    for child in multiprocessing.active_children():
+        child.terminate()
+    os._exit(INTERRUPTED)
