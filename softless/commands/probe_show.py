@@ -22,8 +22,8 @@ ESTIMATES: tuple[str, ...] = (
     "local_mass",
     "attention_distance",
 )
-ESTIMATES += ("residual_share", "score_range", "score_deviation", "entropy", "first_order_error", "uniform_error")
-ESTIMATES += ("bound", "effective_rank", "smallest_singular_value")
+ESTIMATES += ("residual_share", "score_range", "score_deviation", "entropy", "score_volume")
+ESTIMATES += ("first_order_error", "uniform_error", "bound", "effective_rank", "smallest_singular_value")
 FACTS = ("name", "mechanism", "heads", "tokens", "local_baseline", "distance_baseline", "rank", "full_rank")
 
 COSTS = {

@@ -26,6 +26,7 @@ from softless.errors import UnsupportedError
 from softless.nn.mixing import Mixing
 from softless.probes.adapters.ours import mixing_kept
 from softless.probes.adapters.picture import picture, pixels
+from softless.probes.adapters.trails import version_of
 from softless.probes.adapters.watching import Watch
 from softless.probes.layer import Layer
 
@@ -39,19 +40,27 @@ class Captured:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.calls: list[Layer] = []
+        self.stamps: list[tuple[int | None, ...]] = []  # versions of each one's q, k and v
+        self.modules = dict(model.named_modules())
         self.running: list[tuple[str, nn.Module]] = []  # modules that are in their forward, the innermost last
         self.seen: dict[str, nn.Module] = {}  # modules that ran and are called attention
+        self.unread: dict[int, str] = {}  # softmaxes of scores, and the module of each; those captured are gone
         self.image: tuple[int, int] | None = None
 
     @property
     def missed(self) -> dict[str, nn.Module]:
-        """Modules that are called attention, ran, and did nothing that is known as attention."""
-        found = {layer.name for layer in self.calls}
-        return {
+        """Modules whose attention was not captured.
+
+        They took a softmax of scores in a way that is not known, or are called attention and took none.
+        """
+        missed = {name: self.modules[name] for name in self.unread.values()}
+        found = {*missed, *(layer.name for layer in self.calls)}
+        silent = {
             name: module
             for name, module in self.seen.items()
             if not any(f"{one}.".startswith(f"{other}.") for at in found for one, other in ((at, name), (name, at)))
         }
+        return missed | silent
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -68,6 +77,17 @@ class Captured:
         """Whether a module runs whose attention must be found out: not ours, which says what it mixes."""
         return bool(self.running) and not isinstance(self.running[-1][1], Mixing)
 
+    def module(self) -> str:
+        """The innermost module's path."""
+        return self.running[-1][0]
+
+    def miss(self, softmax: int) -> None:
+        """Attention with this softmax counts as missed until it is found."""
+        self.unread[softmax] = self.module()
+
+    def find(self, softmax: int) -> None:
+        self.unread.pop(softmax, None)
+
     def where(self, tokens: int) -> dict[str, Any]:
         """The innermost module's path, and how its tokens lie in the picture."""
         grid, prefix = picture([module for _, module in self.running], self.image, tokens)
@@ -75,7 +95,8 @@ class Captured:
 
     def enter(self, name: str, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         if module is self.model:
-            self.calls, self.running, self.seen, self.image = [], [], {}, pixels(args, kwargs)
+            self.calls, self.stamps, self.running, self.image = [], [], [], pixels(args, kwargs)
+            self.seen, self.unread = {}, {}
         self.running.append((name, module))
         if "Attention" in type(module).__name__ or name.rpartition(".")[2] in CALLED:
             self.seen[name] = module
@@ -83,8 +104,21 @@ class Captured:
     def leave(self, module: nn.Module, _args: Any, out: Any) -> None:
         if self.running and self.running[-1][1] is module:
             self.running.pop()
-        if module is self.model and out is not None and not self.calls:
-            raise UnsupportedError(nothing_found(module, self.missed))
+        if module is self.model and out is not None:
+            self.drop_changed()
+            if not self.calls:
+                raise UnsupportedError(nothing_found(module, self.missed))
+
+    def add(self, layer: Layer) -> None:
+        self.calls.append(layer)
+        self.stamps.append(stamp(layer))
+
+    def drop_changed(self) -> None:
+        """Layers whose q, k or v the model changed in place after it used them are missed."""
+        kept = [layer for layer, was in zip(self.calls, self.stamps, strict=True) if stamp(layer) == was]
+        for number, layer in enumerate(layer for layer in self.calls if layer not in kept):
+            self.unread[-1 - number] = layer.name
+        self.calls, self.stamps = kept, [stamp(layer) for layer in kept]
 
 
 @contextmanager
@@ -106,7 +140,7 @@ def capture(model: nn.Module, *, edit: Edit | None = None) -> Iterator[Captured]
     captured = Captured(model)
 
     def keep(layer: Layer) -> Tensor | None:
-        captured.calls.append(layer)
+        captured.add(layer)
         if edit is None:
             return None
         out = layer.combined(edit(layer, layer.weights()))
@@ -121,8 +155,12 @@ def capture(model: nn.Module, *, edit: Edit | None = None) -> Iterator[Captured]
             stack.callback(module.register_forward_pre_hook(partial(captured.enter, name), with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(captured.leave, always_call=True).remove)
         stack.enter_context(mixing_kept(model, keep))
-        stack.enter_context(Watch(keep, captured.watched, captured.where))
+        stack.enter_context(Watch(keep, captured))
         yield captured
+
+
+def stamp(layer: Layer) -> tuple[int | None, ...]:
+    return tuple(map(version_of, (layer.q, layer.k, layer.v)))
 
 
 def is_leaf_of_torch(module: nn.Module) -> bool:
@@ -138,7 +176,7 @@ def nothing_found(model: nn.Module, missed: dict[str, nn.Module]) -> str:
         return (
             f"the attention of {kind} cannot be captured: {name} ({type(module).__name__})"
             f"{f' and {more} more' if more else ''} used neither F.scaled_dot_product_attention nor "
-            "softmax(q k^T) v written out"
+            "softmax(scale q k^T + bias) v written out"
         )
     parts = sorted({type(module).__name__ for module in model.modules() if not any(module.children())})
     return f"{kind} has no attention: it is made of {', '.join(parts[:6])}{', ...' if len(parts) > 6 else ''}"

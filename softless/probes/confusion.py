@@ -3,7 +3,8 @@
     p and q are confused   if p != q and |w(p) - w(q)| < 1e-3 over the whole row
 
 N tokens have N (N - 1) / 2 pairs. Rows are compared block by block, |a - b|^2 = |a|^2 + |b|^2 - 2 a.b in float64, so
-memory holds a few blocks, whatever N is.
+memory holds a few blocks, whatever N is. Large weights cancel in this sum: pairs for which its rounding could decide
+are compared again, as |a - b|^2 itself.
 """
 
 from dataclasses import replace
@@ -42,7 +43,7 @@ def confusions(
         rows = slice(start, start + size)
         for other in range(start, tokens, size):
             columns = slice(other, other + size)
-            close = _square_distance(weights[:, :, rows], weights[:, :, columns]) < tolerance**2
+            close = _are_close(weights[:, :, rows], weights[:, :, columns], tolerance)
             if start == other:
                 close = close.triu(1)
             if real is not None:
@@ -65,10 +66,18 @@ def collinear_distance(
     return row_distance(weights, replace(layer, q=factor * layer.q).weights(), layer.q.shape[1])
 
 
-def _square_distance(a: Float[Tensor, "b c n k"], b: Float[Tensor, "b c m k"]) -> Float[Tensor, "b c n m"]:
+def _are_close(a: Float[Tensor, "b c n k"], b: Float[Tensor, "b c m k"], tolerance: float) -> Bool[Tensor, "b c n m"]:
     a, b = a.double(), b.double()
     product = a @ b.mT.contiguous()  # some CPUs take ten times as long for a transposed view
-    return a.square().sum(-1)[..., None] + b.square().sum(-1)[..., None, :] - 2 * product
+    sizes = a.square().sum(-1)[..., None] + b.square().sum(-1)[..., None, :]
+    square, rounding = sizes - 2 * product, (a.shape[-1] + 4) * torch.finfo(a.dtype).eps * sizes
+    close = square < tolerance**2
+    pairs = ((square - tolerance**2).abs() <= rounding).nonzero()
+    for some in pairs.split(max(1, BLOCK // max(a.shape[-1], 1))):
+        sample, matrix, row, column = some.unbind(-1)
+        apart = a[sample, matrix, row] - b[sample, matrix, column]
+        close[sample, matrix, row, column] = apart.square().sum(-1) < tolerance**2
+    return close
 
 
 def _fingerprints(q: Float[Tensor, "b c n d"]) -> Int[Tensor, "b c n"]:

@@ -21,6 +21,7 @@ PLAIN: tuple[str, ...] = (
     "score_range",
     "score_deviation",
     "entropy",
+    "score_volume",
 )
 PLAIN += ("first_order_error", "uniform_error", "bound", "effective_rank", "smallest_singular_value")
 
@@ -37,6 +38,7 @@ class LayerFindings:
     attention_distance        in patches; distance_baseline is that of uniform weights
     residual_share            of the local residual in the output
     score_range to bound      of the scores a softmax would see (score_range.py); entropy in nats
+    score_volume              the side of the cube that a query's scores fill: e to their differential entropy
     kept, discarded           of the threshold filter, for each tau
     rank, full_rank           the smallest rank of [phi(K), 1] seen, and what Propositions 1 and 3 need
     by_head                   the estimates of each head
@@ -59,6 +61,7 @@ class LayerFindings:
     score_range: Estimate
     score_deviation: Estimate
     entropy: Estimate
+    score_volume: Estimate
     first_order_error: Estimate
     uniform_error: Estimate
     bound: Estimate

@@ -96,6 +96,7 @@ def _check_finite(name: str, weights: Tensor, scores: Tensor, real: Tensor) -> N
 def _of_scores(scores: Tensor, real: Tensor, images: int, tau: Sequence[float]) -> Values:
     found, kept = spread(scores), filtered(scores, tau)
     each = {"score_range": found.range, "score_deviation": found.deviation, "entropy": found.entropy}
+    each |= {"score_volume": found.volume}
     each |= {"first_order_error": found.first_order_error, "uniform_error": found.uniform_error, "bound": found.bound}
     each |= {f"kept {t:g}": x for t, x in zip(tau, kept.kept.unbind(-1), strict=True)}
     each |= {f"discarded {t:g}": x for t, x in zip(tau, kept.discarded.unbind(-1), strict=True)}

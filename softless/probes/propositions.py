@@ -36,11 +36,15 @@ EQUAL = 1e-9  # relative; pairs are built and compared in float64
 
 @dataclass(frozen=True)
 class RankCondition:
-    """Of every sample and head. The propositions need rank [phi(K), 1] = features + 1, so phi(K) is full too."""
+    """Of every sample and head. The propositions need rank [phi(K), 1] = features + 1, so phi(K) is full too.
+
+    A rank does not depend on the scale of keys, so it is counted in [phi(K) / c, 1], where c is the root mean square of
+    the entries of phi(K): without it, small keys would be lost beside the ones, and the ones beside large keys.
+    """
 
     features: int
     rank: Int[Tensor, "b g"]  # of [phi(K), 1]
-    singular_values: Float[Tensor, "b g r"]  # the largest first
+    singular_values: Float[Tensor, "b g r"]  # of [phi(K), 1], the largest first
 
     @property
     def holds(self) -> Tensor:
@@ -58,9 +62,20 @@ def rank_condition(
     """Of [phi(K), 1] over real keys; phi is the identity for mechanisms that have none of their own."""
     k = hide(widen(k), key_mask)
     phi = hide(key_features(k, resolve(mechanism), inputs or {}), key_mask)
-    with_one = hide(torch.cat([phi, phi.new_ones(*phi.shape[:-1], 1)], -1), key_mask)
-    values = torch.linalg.svdvals(with_one.double())  # float32 gives NaN for subnormal keys, those of a dead relu
-    return RankCondition(phi.shape[-1], _rank(values, with_one), values)
+    values, scaled = (
+        torch.linalg.svdvals(hide(torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1), key_mask))
+        for x in (phi.double(), _unit_size(phi.double(), key_mask))  # float32 gives NaN for subnormal keys
+    )
+    return RankCondition(phi.shape[-1], _rank(scaled, scaled[..., :1], phi), values)
+
+
+def _unit_size(phi: Float[Tensor, "b g m f"], key_mask: Bool[Tensor, "b m"] | None) -> Float[Tensor, "b g m f"]:
+    """phi(K) / c, whose entries over real keys have a mean square of 1; zero keys stay zero."""
+    largest = phi.abs().amax((2, 3), keepdim=True) if phi.numel() else phi.new_ones(*phi.shape[:2], 1, 1)
+    phi = phi / torch.where(largest > 0, largest, 1.0)  # squares neither overflow nor vanish
+    real = phi.shape[2] if key_mask is None else key_mask.sum(1)[:, None, None, None].clamp(min=1)
+    mean = phi.square().sum((2, 3), keepdim=True) / (real * phi.shape[3])
+    return phi / torch.where(mean > 0, mean, 1.0).sqrt()
 
 
 def key_features(k: Float[Tensor, "b g m d"], mechanism: Mechanism, inputs: Inputs) -> Float[Tensor, "b h m f"]:
@@ -80,8 +95,8 @@ def colliding_pair(
 ) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]] | None:
     """p != q to which the mechanism gives the same row over these keys of one head; None if no way here finds any.
 
-    The search starts at `q`, or at the mean size of the keys, shortened until its largest score is 1: where scores
-    are small no rounding hides a difference.
+    The search starts at `q`, or at the mean size of the keys (ones, if all keys are zero), shortened until its largest
+    score is 1: where scores are small no rounding hides a difference.
     """
     made = resolve(mechanism)
     if not isinstance(made, Kernelized | Scored):
@@ -89,7 +104,9 @@ def colliding_pair(
             f"a row of '{made.name}' depends on more than its query and the keys: it has no colliding pair"
         )
     k, inputs = k.double(), {name: x.double() for name, x in (inputs or {}).items()}
-    q = k.abs().mean(0) if q is None else q.double()
+    if q is None:
+        q = k.abs().mean(0) if k.any() else torch.ones_like(k[0])
+    q = q.double()
     largest = (k @ q).abs().max() * q.shape[0] ** -0.5
     start = q / torch.where(largest > 0, largest, 1.0)
     for p, other in _candidates(start, k, made, inputs):
@@ -103,11 +120,12 @@ def _candidates(q: Tensor, k: Tensor, made: Mechanism, inputs: Inputs) -> Iterat
         for size in (1, 10, 100):  # far queries keep few keys, where a rule drops some
             kept = rows(size * q, k, made, inputs)[0, 0, -1] != 0
             for x in _flat_directions(k[kept]):
-                yield from ((size * q, size * (q + step * q.norm() * x)) for step in (1, 0.1, 0.01))
+                yield from ((size * q, size * (q + step * _size(q.norm()) * x)) for step in (1, 0.1, 0.01))
     if isinstance(made, FeatureMapped):
         phi_k = key_features(k[None, None], made, inputs)[0, 0]
         features = _features(q, made, inputs)
-        for target in (2 * features, *(features + 0.1 * x * features.abs().max() for x in _flat_directions(phi_k))):
+        step = 0.1 * _size(features.abs().max())
+        for target in (2 * features, *(features + step * x for x in _flat_directions(phi_k))):
             p = _preimage(target, made, inputs)
             if p is not None:
                 yield q, p
@@ -120,7 +138,12 @@ def _flat_directions(phi_k: Float[Tensor, "m f"]) -> Float[Tensor, "r f"]:
     """Unit vectors x with phi(K) x = c 1: the null space of the centered phi(K)."""
     centered = phi_k - phi_k.mean(0)
     _, values, basis = torch.linalg.svd(centered, full_matrices=True)
-    return basis[int(_rank(values, torch.cat([phi_k, phi_k.new_ones(len(phi_k), 1)], -1))) :]
+    return basis[int(_rank(values, torch.linalg.matrix_norm(phi_k, 2)[None], phi_k)) :]
+
+
+def _size(x: Tensor) -> Tensor:
+    """Of a step away from something of this size."""
+    return torch.where(x > 0, x, 1.0)
 
 
 def _features(q: Float[Tensor, " d"], made: FeatureMapped, inputs: Inputs) -> Float[Tensor, " f"]:
@@ -153,7 +176,9 @@ def _same_row(p: Tensor, q: Tensor, k: Tensor, made: Mechanism, inputs: Inputs) 
     return bool((row_distance(a, b, 1) <= EQUAL * row_distance(b, torch.zeros_like(b), 1)).all())
 
 
-def _rank(values: Float[Tensor, "*b r"], of: Float[Tensor, "*b m f"]) -> Int[Tensor, "*b"]:
-    """As `torch.linalg.matrix_rank` counts it, at the precision of the matrix."""
-    least = values[..., :1] * max(of.shape[-2:]) * torch.finfo(of.dtype).eps
+def _rank(
+    values: Float[Tensor, "*b r"], largest: Float[Tensor, "*b 1"], of: Float[Tensor, "*b m f"]
+) -> Int[Tensor, "*b"]:
+    """How many singular values rounding of a matrix like `of`, with this largest one, cannot have made."""
+    least = largest * max(of.shape[-2], of.shape[-1] + 1) * torch.finfo(of.dtype).eps
     return (values > least).sum(-1)

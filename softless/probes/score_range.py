@@ -3,11 +3,18 @@
 For a row s of scores over n keys, p = softmax(s) and R = max s - min s:
 
     deviation, entropy     of s; of p, in nats (log n if attention is flat)
+    volume                 exp(mean_i log(n (s_(i+m) - s_(i-m)) / 2m)), s in ascending order, m = floor(sqrt n), places
+                           beyond an end at that end (Vasicek 1976): e to the differential entropy of the scores
     first-order error      |w - p| / |p| with w_j = (1 + s_j - mean s)/n; never above the bound R^2/2 (approximation.py)
     uniform error          |1/n - p| / |p|: what ignoring the scores altogether costs
     kept, discarded        keys with s > max s - tau: their share, and the softmax mass on the others
     effective rank         (sum_i x_i^2)^2 / sum_i x_i^4 over the singular values x of S less its row means: how many
                            directions the scores use (r if r are equal); softmax ignores a row's mean, and so does this
+
+Scores with this entropy fill volume^n of the space of all rows: `volume` is the side of a cube of that size, in units
+of a score. It is never above R, and about R where scores spread evenly; about sqrt(2 pi e) = 4.13 deviations where they
+are normal, which is the most there is; 0 where all are equal. So rows whose variance is held at 1 fill at most 4.13^n,
+and rows that are cut to a range below tau less than tau^n, where a first-order kernel is at most tau^2/2 off.
 """
 
 from collections.abc import Sequence
@@ -29,6 +36,7 @@ class Spread:
     range: Tensor
     deviation: Tensor
     entropy: Tensor
+    volume: Tensor
     first_order_error: Tensor
     uniform_error: Tensor
     bound: Tensor
@@ -92,10 +100,24 @@ def spread(scores: Float[Tensor, "*b n m"]) -> Spread:
         range=reach,
         deviation=(x.square().sum(-1) / rows.tokens[..., 0]).sqrt(),
         entropy=(log_sum - (p * x).sum(-1)).clamp(min=0),
+        volume=volume(rows),
         first_order_error=_error(weights["first order"], p),
         uniform_error=_error(weights["uniform"], p),
         bound=reach.square() / 2,
     )
+
+
+def volume(rows: Rows) -> Float[Tensor, "*b n"]:
+    """The side of the cube that a row's scores fill; 0 for a row that sees one key or none."""
+    keys, count = rows.seen.shape[-1], rows.tokens
+    ordered = torch.where(rows.seen, rows.centered, torch.inf).sort(-1).values  # hidden keys last
+    reach = count.sqrt().floor().long()
+    place = torch.arange(keys, device=count.device)
+    above, below = torch.minimum(place + reach, count - 1), (place - reach).clamp(min=0)
+    gaps = ordered.gather(-1, above) - ordered.gather(-1, torch.minimum(below, count - 1))
+    inside = (place < count) & rows.seen.any(-1, keepdim=True)
+    logs = torch.where(inside, (gaps * (count / (2 * reach))).log(), 0.0)
+    return torch.where(inside[..., 0], (logs.sum(-1) / count[..., 0]).exp(), 0.0)
 
 
 def filtered(scores: Float[Tensor, "*b n m"], tau: Sequence[float] = TAU) -> Filtered:

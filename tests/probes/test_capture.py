@@ -282,7 +282,8 @@ class StrangeAttention(Strange):
     [
         (nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU()), "Sequential has no attention: it is made of Conv2d, ReLU"),
         (nn.Sequential(StrangeAttention()), r"attention of Sequential cannot be captured: 0 \(StrangeAttention\)"),
-        (nn.Sequential(Strange()), "Sequential has no attention: it is made of Linear"),
+        (nn.Sequential(Strange()), r"attention of Sequential cannot be captured: 0 \(Strange\)"),
+        (nn.Sequential(nn.Linear(5, 5), nn.Softmax(-1)), "Sequential has no attention: it is made of Linear, Softmax"),
     ],
 )
 def test_a_model_without_attention_that_is_known_is_refused(model, says):

@@ -134,3 +134,15 @@ def test_the_layers_own_options_are_used_for_the_stretched_queries():
     each = layer(q, k, "softmax", bias=bias, scale=0.2)
     expected = softless.attention_weights(2 * q, k, "softmax", bias=bias, scale=0.2) - each.weights()
     torch.testing.assert_close(collinear_distance(each, each.weights()), expected.norm(dim=-1))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4, 1e6, 1e9])
+def test_pairs_are_counted_right_whatever_the_size_of_the_weights(size):
+    """In multiples of 2^-20, which float64 adds to a large weight without rounding."""
+    steps = torch.tensor([0, 200, 900, 1100, 3000, 3100], dtype=torch.float64) / 2**20
+    weights = round(size) * torch.randint(-4, 5, (2, 3, 1, 40)).double() + torch.zeros(2, 3, 6, 40)
+    weights[..., 7] += steps
+    apart = (steps[:, None] - steps).abs()
+    expected = int((apart < 1e-3).triu(1).sum())
+    assert 0 < expected < 15
+    assert confusions(weights).tolist() == [[expected] * 3] * 2

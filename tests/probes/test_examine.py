@@ -69,6 +69,7 @@ def test_every_estimate_is_its_probe_over_the_images():
             "score_range": spreads.range.mean(-1),
             "score_deviation": spreads.deviation.mean(-1),
             "entropy": spreads.entropy.mean(-1),
+            "score_volume": spreads.volume.mean(-1),
             "first_order_error": spreads.first_order_error.mean(-1),
             "uniform_error": spreads.uniform_error.mean(-1),
             "bound": spreads.bound.mean(-1),

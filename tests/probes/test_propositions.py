@@ -46,6 +46,16 @@ def test_ranks_are_those_of_the_matrices():
     torch.testing.assert_close(found.singular_values, torch.linalg.svdvals(with_one))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e-6, 1.0, 1e6, 1e12, 1e30])
+def test_ranks_do_not_depend_on_the_scale_of_the_keys(scale, dtype):
+    k = torch.stack([keys(), keys(3), keys(on_plane=True), 0 * keys()])[:, None]
+    mask = (torch.arange(KEYS) < 15).expand(4, -1)
+    for key_mask in (None, mask):
+        found = rank_condition((scale * k).to(dtype), "softmax", key_mask=key_mask)
+        assert found.rank.flatten().tolist() == [7, 4, 6, 1]
+
+
 @pytest.mark.parametrize("phi", ["identity", "relu", "elu", "leaky_relu", "softmax"])
 def test_the_matrix_is_that_of_the_features(phi):
     k = keys()[None, None]
@@ -140,6 +150,30 @@ def test_maps_that_forget_something_of_a_query_have_a_pair(mechanism):
 def test_rules_that_drop_keys_confuse_queries_that_keep_few(mechanism):
     k = keys()
     assert_collide(k, mechanism, colliding_pair(k, mechanism))
+
+
+EQUAL_KEYS = [
+    "softmax",
+    "inline",
+    "linear",
+    "taylor",
+    "efficient",
+    "threshold",
+    softless.mechanism("linear", phi="relu"),
+]
+
+
+@pytest.mark.parametrize("value", [0.0, 0.3, -2.0])
+@pytest.mark.parametrize("mechanism", EQUAL_KEYS, ids=str)
+def test_equal_keys_give_a_pair_zero_or_not(mechanism, value):
+    k = torch.full((KEYS, DIM), value, dtype=torch.float64)
+    assert_collide(k, mechanism, colliding_pair(k, mechanism))
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "inline"])
+def test_a_search_that_starts_at_zero_finds_a_pair(mechanism):
+    k = keys(3)
+    assert_collide(k, mechanism, colliding_pair(k, mechanism, q=torch.zeros(DIM)))
 
 
 def test_softmax_is_not_accused_of_what_rounding_does():

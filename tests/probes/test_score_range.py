@@ -45,7 +45,14 @@ def by_hand(row: list[float]) -> dict[str, float]:
         "first_order_error": math.dist(first, p) / size,
         "uniform_error": math.dist(even, p) / size,
         "bound": (top - min(row)) ** 2 / 2,
+        "volume": volume_by_hand(sorted(row)),
     }
+
+
+def volume_by_hand(row: list[float]) -> float:
+    n, m = len(row), math.isqrt(len(row))
+    gaps = [row[min(i + m, n - 1)] - row[max(i - m, 0)] for i in range(n)]
+    return math.prod(n * gap / (2 * m) for gap in gaps) ** (1 / n)
 
 
 def test_every_number_is_that_of_the_formula():
@@ -74,6 +81,35 @@ def test_first_order_weights_are_inline_on_the_same_queries_and_keys():
     q, k = torch.randn(2, 2, 3, 9, 8, dtype=torch.float64)
     inline, softmax = (softless.attention_weights(q, k, name) for name in ("inline", "softmax"))
     torch.testing.assert_close(spread(q @ k.mT * 8**-0.5).first_order_error, relative_error(inline, softmax))
+
+
+@given(rows)
+def test_the_volume_of_a_row_is_never_above_its_range(row):
+    found = spread(torch.tensor([row], dtype=torch.float64))
+    assert 0 <= found.volume.item() <= found.range.item() * (1 + 1e-9)
+
+
+@given(rows, st.floats(1e-3, 1e3))
+def test_the_volume_grows_as_the_scores_do(row, factor):
+    scores = torch.tensor([row], dtype=torch.float64)
+    expected = factor * spread(scores).volume.item()
+    assert spread(factor * scores).volume.item() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def test_the_volume_is_the_range_of_even_scores_and_4_deviations_of_normal_ones():
+    found = spread(torch.stack([torch.linspace(0, 3, 10_000), 3 * torch.randn(10_000)]).double())
+    assert found.volume[0].item() == pytest.approx(3, rel=0.02)
+    assert found.volume[1].item() == pytest.approx(3 * math.sqrt(2 * math.pi * math.e), rel=0.05)
+
+
+def test_two_heaps_of_scores_fill_little_however_far_they_are_apart():
+    """What range and deviation do not tell."""
+    heaps = torch.cat([torch.zeros(50), torch.full((50,), 9.0)]).double()
+    found = spread(torch.stack([heaps + 1e-3 * torch.randn(100), 9 * torch.rand(100)]))
+    assert found.range[0] > 8.9
+    assert found.deviation[0] > found.deviation[1]
+    assert found.volume[0] < 0.1
+    assert found.volume[1] > 6
 
 
 def test_a_query_that_sees_nothing_has_zeros():

@@ -5,8 +5,11 @@
     visible_ij = both                      both
     anything else, or scores added to      bias
 
-A number below -5000 is minus infinity too: e to that power is 0 even in float64, and libraries use such numbers. A
+A number below -800 is minus infinity too: e to that power is 0 even in float64, and libraries use such numbers. A
 query that sees no key weighs nothing here, where theirs weighs all keys alike: it is padding, read by no one.
+
+Of attention that is written out, the bias is what was added to scale q.k. It is known up to the rounding of both, and
+the same number for every key of a query changes no weight: what is that, to rounding, is no bias.
 """
 
 from typing import NamedTuple
@@ -16,8 +19,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from softless.algebra.masks import causal
+from softless.functional import widen
 
-FAR = -5000.0
+FAR = -800.0
+EMPTY = -3e4  # as the bias of all keys of a query: it sees none; half precision has -65504 at least
 
 
 class Hidden(NamedTuple):
@@ -33,8 +38,35 @@ def from_bias(bias: Float[Tensor, "#b #h #n #m"], batch: int, queries: int) -> H
     bias = torch.where(bias < FAR, -torch.inf, bias)
     seen = bias > -torch.inf
     if torch.where(seen, bias, 0.0).any():
-        return Hidden(bias)
+        keys = seen.any(2).any(1)  # [b, M]
+        return Hidden(bias, key_mask=None if keys.all() else keys.expand(batch, bias.shape[3]))
     return from_visible(seen, batch, queries)
+
+
+def from_scores(
+    scores: Float[Tensor, "b h n m"], q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h m d"], scale: float, eps: float
+) -> Hidden:
+    """Of the scores that reached a softmax; `eps` is the unit of rounding they were computed in."""
+    if not scores.numel():
+        return Hidden()
+    q, k, scores = widen(q), widen(k), widen(scores)
+    plain = scale * (q @ k.mT)
+    bias = scores - plain
+    top, most = bias.amax(-1, keepdim=True), scores.amax(-1, keepdim=True)
+    masked = (bias - top < FAR).any() | (top < EMPTY)  # else the same low number for all keys hides none of them
+    top = torch.where(masked & (top < FAR) & (most < FAR), 0.0, top)  # a query that sees no key
+    seen = bias - top >= FAR
+    least = torch.where(seen, bias, torch.inf).amin(-1, keepdim=True)
+    middle = torch.where(seen.any(-1, keepdim=True), (top + least) / 2, 0.0)
+    size = q.norm(dim=-1)[..., None] * k.norm(dim=-1)[..., None, :]
+    noise = 4 * eps * (scores.abs() + plain.abs()) + q.shape[-1] * torch.finfo(q.dtype).eps * abs(scale) * size
+    noise = torch.where(seen, noise, 0.0)
+    plainly, alike = (torch.where(seen, x, 0.0).abs() for x in (bias, bias - middle))
+    largest = noise.amax(-1, keepdim=True)  # the middle is as far off
+    if ((plainly <= noise).all(-1) | (alike <= 2 * largest).all(-1)).all():
+        return from_visible(seen, q.shape[0], q.shape[2])
+    bias = torch.where(middle < FAR / 2, bias - middle, bias)
+    return from_bias(torch.where(seen, bias, -torch.inf), q.shape[0], q.shape[2])
 
 
 def from_visible(seen: Bool[Tensor, "#b #h #n m"], batch: int, queries: int) -> Hidden:
