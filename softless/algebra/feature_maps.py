@@ -62,6 +62,7 @@ ELEMENTWISE: dict[str, FeatureMap] = {
     "elu": elu,
     "softmax": softmax,
 }
+SIGNED = ("identity", "leaky_relu")  # those that may be negative
 NAMES = (*ELEMENTWISE, "exp", "affine_relu")
 
 

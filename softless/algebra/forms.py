@@ -14,7 +14,7 @@ from torch import Tensor
 
 from softless.algebra import exponential
 from softless.algebra.chunks import before, fold, incoming, relative, unfold, view
-from softless.algebra.readers import answer, grow, level, per_channel, quotient, read, settle, shares
+from softless.algebra.readers import answer, empty, grow, level, per_channel, quotient, read, rounding, settle, shares
 from softless.algebra.state import Log, State, keep, merge, observe
 from softless.errors import ArgumentError
 
@@ -27,8 +27,10 @@ def weights(
     reader: str,
     scale: float,
     visible: Bool[Tensor, "*#b #n m"],
+    *,
+    signed: bool = False,
 ) -> Float[Tensor, "*b n m"]:
-    """Explicit weights; a key that is not visible weighs 0.
+    """Explicit weights; a key that is not visible weighs 0. `signed` is that of `read`.
 
     >>> import torch
     >>> from softless.algebra import weights
@@ -46,7 +48,8 @@ def weights(
     mass = score.sum(-1, keepdim=True)
     even = visible / n.clamp(min=1).to(score.dtype)
     if reader == "divide":
-        return torch.where(mass != 0, quotient(score, mass), even)
+        lost = _lost(phi_q, visible.to(score.dtype) @ phi_k, n) if signed and not _logarithmic(phi_q, phi_k) else None
+        return torch.where(empty(mass, lost), even, quotient(score, mass, lost))
     if reader == "subtract":
         return even + grow(torch.where(visible, scale * (score - mass * even) / n.clamp(min=1), 0.0), log_gain)
     if reader == "contrast":
@@ -54,11 +57,21 @@ def weights(
     return grow(scale * score, log_gain)
 
 
+def _lost(phi_q: Tensor, total: Float[Tensor, "*#b #n d"], n: Tensor) -> Float[Tensor, "*b n 1"]:
+    """A mass no larger is 0: `total` is the sum of phi(k) that each query sees."""
+    terms = (level(phi_q).detach() * total.detach()).abs().sum(-1, keepdim=True)
+    return rounding(terms, n, phi_q.shape[-1])
+
+
+def _logarithmic(*features: Tensor | Log) -> bool:
+    return any(isinstance(phi, Log) for phi in features)
+
+
 def _scores(
     phi_q: Tensor | Log, phi_k: Tensor | Log, reader: str, visible: Tensor
 ) -> tuple[Float[Tensor, "*b n m"], Float[Tensor, "*#b #n 1"]]:
     """phi(q).phi(k) e^-log_gain on the visible keys."""
-    if isinstance(phi_q, Log) or isinstance(phi_k, Log):
+    if _logarithmic(phi_q, phi_k):
         return exponential.scores(phi_q, phi_k, visible)
     phi_q = level(phi_q) if reader == "divide" else phi_q
     return torch.where(visible, phi_q @ phi_k.mT, 0.0), phi_q.new_zeros((1,) * phi_q.ndim)
@@ -71,6 +84,8 @@ def parallel(
     reader: str,
     scale: float = 1.0,
     mask: Bool[Tensor, "*#b m"] | None = None,
+    *,
+    signed: bool = False,
 ) -> Float[Tensor, "*b n e"]:
     """Every query reads the state of all tokens.
 
@@ -80,7 +95,7 @@ def parallel(
     >>> parallel(torch.rand(2, 4, 5, 16), phi_k, v, "divide").shape             # [B, H, N, e]
     torch.Size([2, 4, 5, 8])
     """
-    return read(phi_q, observe(phi_k, v, mask), reader, scale, shifted=isinstance(phi_k, Log))
+    return read(phi_q, observe(phi_k, v, mask), reader, scale, shifted=isinstance(phi_k, Log), signed=signed)
 
 
 def recurrent(
@@ -91,6 +106,8 @@ def recurrent(
     scale: float = 1.0,
     mask: Bool[Tensor, "*#b n"] | None = None,
     state: State | None = None,
+    *,
+    signed: bool = False,
 ) -> tuple[Float[Tensor, "*b n e"], State]:
     """Token by token: the state grows by one and is read. Cost and memory do not depend on the past.
 
@@ -106,7 +123,7 @@ def recurrent(
         here = slice(i, i + 1)
         seen = observe(_tokens(phi_k, here), v[..., here, :], None if mask is None else mask[..., here])
         state = seen if state is None else merge(state, seen)
-        outputs.append(read(_tokens(phi_q, here), state, reader, scale))
+        outputs.append(read(_tokens(phi_q, here), state, reader, scale, signed=signed))
     if state is None or not outputs:
         raise ArgumentError(f"recurrent needs at least one token, got v {list(v.shape)}")
     return torch.cat(outputs, -2), state
@@ -121,6 +138,8 @@ def chunked(
     mask: Bool[Tensor, "*#b n"] | None = None,
     state: State | None = None,
     chunk: int = CHUNK,
+    *,
+    signed: bool = False,
 ) -> Float[Tensor, "*b n e"]:
     """The causal form for training: the chunk's own tokens by a triangular product, those before it by their sum.
 
@@ -152,7 +171,10 @@ def chunked(
         first = first + incoming(state)[..., None, :, :]
     past = before(first, blocks, -3).cumsum(-3)
     sums = unfold((q_c @ k_c.mT).tril() @ v_c + q_c @ past, v.shape[-2])  # [*b, n, e + 1]
-    return answer(view(sums, v, v_ref, state, log_gain), reader, scale)
+    seen = view(sums, v, v_ref, state, log_gain)
+    if signed and reader == "divide" and isinstance(phi_q, Tensor):
+        seen = seen._replace(lost=_lost(phi_q, _running(k, state), seen.n))
+    return answer(seen, reader, scale)
 
 
 def _running(k: Float[Tensor, "*b n d"], state: State | None) -> Float[Tensor, "*b n d"]:

@@ -11,6 +11,15 @@
 Division cancels any positive rescaling of phi(q): that one line is why linear attention is not
 injective (InLine, Proposition 2). Subtraction does not cancel it (Proposition 3).
 A query with phi(q) = 0, or whose mass is 0, reads the mean; a query that sees no token reads zero.
+
+Where features may be negative, the mass is a sum that may cancel: sum_c phi(q)_c K_c over the d features, with
+K = sum_j phi(k_j). It is 0 where nothing but rounding is left of it:
+
+    |mass| <= 2 sqrt(R) eps sum_c |phi(q)_c K_c|            R = 64 + 2 d + n / 64
+
+R counts the roundings of a term: 2 d for its two features and the sum over channels, 64 + n/64 for a sum of n tokens
+in chunks of 64. Each is at most eps/2 of the term, and R of random sign add up to sqrt(R) of them (Higham and Mary
+2019); the bound is four times that. Features that are never negative need no such test.
 """
 
 from typing import NamedTuple
@@ -33,12 +42,20 @@ class View(NamedTuple):
     v_mean: Float[Tensor, "*#b #n m"]
     correlation: Float[Tensor, "*b n m"]  # phi(q)^T comoment
     log_gain: Float[Tensor, "*#b #n 1"] | None  # None means 0
+    lost: Float[Tensor, "*b n 1"] | None = None  # a mass no larger is 0; None means 0
 
 
 def read(
-    phi_q: Float[Tensor, "*#b n d"] | Log, state: State, reader: str, scale: float = 1.0, *, shifted: bool = True
+    phi_q: Float[Tensor, "*#b n d"] | Log,
+    state: State,
+    reader: str,
+    scale: float = 1.0,
+    *,
+    shifted: bool = True,
+    signed: bool = False,
 ) -> Float[Tensor, "*b n m"]:
-    """Answer queries from a state. `shifted=False` says that its shift is zero, and saves the rescaling.
+    """Answer queries from a state. `shifted=False` says that its shift is zero, and saves the rescaling; `signed=True`
+    says that features may be negative, so that the mass of a division may cancel.
 
     >>> import torch
     >>> from softless.algebra import observe, read
@@ -47,7 +64,7 @@ def read(
     torch.Size([2, 4, 5, 8])
     """
     total, comoment = state.n[..., None] * state.k_mean, state.comoment  # sum of phi(k): [*b, d]
-    log_gain = None
+    log_gain = lost = None
     if reader == "channel":
         q = per_channel(shares(phi_q), total[..., None, :])
     elif isinstance(phi_q, Log):
@@ -58,15 +75,20 @@ def read(
         if shifted:
             units, log_gain = settle(state.shift[..., None, :].expand_as(q), q)
             q = q * units
-    view = View(state.n[..., None, None], q @ total[..., None], state.v_mean[..., None, :], q @ comoment, log_gain)
+        if signed and reader == "divide":
+            terms = q.detach().abs() @ total.detach().abs()[..., None]
+            lost = rounding(terms, state.n[..., None, None], q.shape[-1])
+    view = View(
+        state.n[..., None, None], q @ total[..., None], state.v_mean[..., None, :], q @ comoment, log_gain, lost
+    )
     return answer(view, reader, scale)
 
 
 def answer(view: View, reader: str, scale: float) -> Float[Tensor, "*b n m"]:
     """The readers themselves."""
-    n, mass, v_mean, correlation, log_gain = view
+    n, mass, v_mean, correlation, log_gain, lost = view
     if reader == "divide":
-        return v_mean + quotient(correlation, mass)
+        return v_mean + quotient(correlation, mass, lost)
     if reader == "subtract":
         return v_mean + grow(scale * correlation / n.clamp(min=1), log_gain)
     if reader == "contrast":
@@ -76,10 +98,26 @@ def answer(view: View, reader: str, scale: float) -> Float[Tensor, "*b n m"]:
     return grow(scale * (correlation + mass * v_mean), log_gain)
 
 
-def quotient(x: Float[Tensor, "*b n m"], mass: Float[Tensor, "*#b n 1"]) -> Float[Tensor, "*b n m"]:
+def rounding(
+    terms: Float[Tensor, "*b n 1"], n: Int[Tensor, "*#b #n 1"] | Float[Tensor, "*#b #n 1"], features: int
+) -> Float[Tensor, "*b n 1"]:
+    """What rounding alone may leave of a mass whose terms add up to `terms` in absolute value."""
+    roundings = 64 + 2 * features + n.to(terms.dtype) / 64
+    return 2 * torch.finfo(terms.dtype).eps * roundings.sqrt() * terms
+
+
+def empty(mass: Float[Tensor, "*b n 1"], lost: Float[Tensor, "*b n 1"] | None) -> Bool[Tensor, "*b n 1"]:
+    """Whether a mass is 0."""
+    return mass == 0 if lost is None else mass.abs() <= lost
+
+
+def quotient(
+    x: Float[Tensor, "*b n m"], mass: Float[Tensor, "*#b n 1"], lost: Float[Tensor, "*#b n 1"] | None = None
+) -> Float[Tensor, "*b n m"]:
     """x / mass, and 0 where the mass is 0. Where 1/mass would leave no room for a gradient, there is none."""
-    live = alive(mass)
-    mass = torch.where(live, mass, torch.where(mass != 0, mass, torch.inf).detach())
+    none = empty(mass, lost)
+    live = alive(mass) if lost is None else alive(mass) & ~none
+    mass = torch.where(live, mass, torch.where(none, torch.inf, mass).detach())
     return (torch.where(live, x, x.detach()) if x.requires_grad else x) / mass
 
 

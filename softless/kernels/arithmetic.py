@@ -140,6 +140,14 @@ def dots(x, sums, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def lost(terms, n, FEATURES: tl.constexpr):
+    """A mass of n tokens no larger is 0, where its terms add up to `terms` in absolute value: the bound that
+    `softless.algebra.readers` derives, for sums in float32.
+    """
+    return (2.0 * 2.0**-23) * tl.sqrt(64.0 + 2.0 * FEATURES + n * (1.0 / 64.0)) * terms
+
+
+@triton.jit
 def rounded(x, DTYPE: tl.constexpr):
     """x as it is stored: rounded once, to nearest."""
     if DTYPE == tl.bfloat16 and INTERPRETED:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from softless.algebra.recipe import Recipe
+from softless.kernels.features import may_cancel
 from softless.kernels.gradients import key_gradient_kernel, query_gradient_kernel, query_sums_kernel
 from softless.kernels.launch import as_triton, block, launch
 from softless.kernels.mask import Mask, mask_of
@@ -203,10 +204,10 @@ def keeps_records(q: Tensor, k: Tensor, v: Tensor, phi_k: str) -> bool:
 def _products(recipe: Recipe, dtype: torch.dtype, *, backward: bool) -> torch.dtype:
     """What to multiply in: the input's dtype, but float32 where small differences of rounded factors count.
 
-    A mass of signed keys may nearly cancel; exponential keys saturate, and then their gradients do; those of softmax
-    features leave out what the channels of a sum that nothing centers have in common.
+    A mass of signed features may nearly cancel; exponential keys saturate, and then their gradients do; those of
+    softmax features leave out what the channels of a sum that nothing centers have in common.
     """
-    signed = recipe.reader == "divide" and recipe.phi_k in ("identity", "leaky_relu")
+    signed = may_cancel(*recipe[:3])
     shared = recipe.reader == "none" and "softmax" in (recipe.phi_q, recipe.phi_k)
     return torch.float32 if signed or (backward and (shared or recipe.phi_k == "exp")) else dtype
 
@@ -250,7 +251,10 @@ def _tile(kind: str, sizes: dict[str, int], dtype: torch.dtype) -> Tile:
 
 
 def _names(recipe: Recipe) -> dict[str, str | bool]:
-    return {"PHI_Q": recipe.phi_q, "PHI_K": recipe.phi_k, "READER": recipe.reader, "CONSTANT": recipe.constant}
+    exponential = "exp" in (recipe.phi_q, recipe.phi_k)  # whose units differ by channel
+    signed = may_cancel(*recipe[:3]) and not exponential
+    named = {"PHI_Q": recipe.phi_q, "PHI_K": recipe.phi_k, "READER": recipe.reader}
+    return named | {"SIGNED": signed, "CONSTANT": recipe.constant}
 
 
 def _meta(cut: Tile) -> dict[str, int | None]:

@@ -20,6 +20,7 @@ from softless.kernels.causal_plain import plain_kernel
 from softless.kernels.causal_query_gradient import query_gradient_kernel
 from softless.kernels.causal_states import prefix_kernel, segment_kernel
 from softless.kernels.causal_tiles import Tile
+from softless.kernels.features import may_cancel
 from softless.kernels.launch import as_triton, block, launch
 from softless.kernels.mask import mask_of
 from softless.kernels.rows import rows
@@ -52,7 +53,16 @@ class Recipe(NamedTuple):
 
     @property
     def names(self) -> dict[str, Any]:
-        return {"PHI_Q": self.phi_q, "PHI_K": self.phi_k, "READER": self.reader, "CONSTANT": self.constant}
+        named = {"PHI_Q": self.phi_q, "PHI_K": self.phi_k, "READER": self.reader, "CONSTANT": self.constant}
+        return named | {"SIGNED": self.signed}
+
+    @property
+    def signed(self) -> bool:
+        return may_cancel(self.phi_q, self.phi_k, self.reader)
+
+    def products(self, dtype: torch.dtype) -> torch.dtype:
+        """What to multiply in: the input's dtype, but float32 where a mass may nearly cancel."""
+        return torch.float32 if self.signed else dtype
 
 
 def past_like(k: Tensor, v: Tensor, *states: int) -> Past:
@@ -73,18 +83,20 @@ def sizes(q: Tensor, v: Tensor, columns: int) -> dict[str, int]:
     return {"D": d, "E": e, "BD": block(d), "BE": min(block(e), block(columns))}
 
 
-def walk(table: dict[int, Tile], q: Tensor, v: Tensor) -> dict[str, int]:
-    """What a walking kernel is compiled for."""
-    tile = choose(table, q, v)
-    return sizes(q, v, tile.columns) | {"CHUNK": tile.chunk, "STAGES": tile.stages, "num_warps": tile.warps}
+def walk(table: dict[int, Tile], q: Tensor, v: Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    """What a walking kernel whose products are in `dtype` is compiled for."""
+    tile = choose(table, q, v, dtype)
+    steps = {"CHUNK": tile.chunk, "STAGES": tile.stages, "num_warps": tile.warps, "DTYPE": as_triton(dtype)}
+    return sizes(q, v, tile.columns) | steps
 
 
-def choose(table: dict[int, Tile], q: Tensor, v: Tensor) -> Tile:
-    return causal_tiles.tile(table, max(block(q.shape[3]), min(block(v.shape[3]), 128)), q.dtype)
+def choose(table: dict[int, Tile], q: Tensor, v: Tensor, dtype: torch.dtype) -> Tile:
+    return causal_tiles.tile(table, max(block(q.shape[3]), min(block(v.shape[3]), 128)), dtype)
 
 
-def starts(k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, phi: str, heads: int) -> Past:
+def starts(k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, recipe: Recipe, heads: int) -> Past:
     """The State before each segment."""
+    dtype = recipe.products(k.dtype)
     segments, length = causal_tiles.cut(k.shape[2], heads, k.shape[3])
     before, raw = past_like(k, v, segments), past_like(k[:, :, :0, :0], v, segments)
     states = Past(raw.n, before.k_mean, raw.v_mean, before.comoment)
@@ -92,11 +104,11 @@ def starts(k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, phi
     for at in range(0, v.shape[3], width):
         some = slice(at, at + width)
         size = sizes(k, v[..., some], width)
-        cut = tiles.tile("segment", size["BD"], size["BE"], k.dtype)
+        cut = tiles.tile("segment", size["BD"], size["BE"], dtype)
         launch(
             segment_kernel, k.shape[0] * k.shape[1] * (segments - 1), k, rows(k), rows(v[..., some]),
-            mask_of(key_mask), memory_of(states.columns(some)), k.shape[1], k.shape[2], segments, length, PHI=phi,
-            EVEN=key_mask is None and length % cut.tokens == 0, DTYPE=as_triton(k.dtype), T=cut.tokens,
+            mask_of(key_mask), memory_of(states.columns(some)), k.shape[1], k.shape[2], segments, length,
+            PHI=recipe.phi_k, EVEN=key_mask is None and length % cut.tokens == 0, DTYPE=as_triton(dtype), T=cut.tokens,
             num_warps=cut.warps, num_stages=cut.stages, **size,
         )  # fmt: skip
     launch(
@@ -113,9 +125,10 @@ def forward(
     """Fill `out`; the State after the last token, and those before each segment, if there are several."""
     heads, after = q.shape[0] * q.shape[1], past_like(k, v)
     segments, length = causal_tiles.cut(q.shape[2], heads, q.shape[3])
-    starting = starts(k, v, key_mask, past, recipe.phi_k, heads) if segments > 1 else None
-    size = walk(causal_tiles.FORWARD, q, v)
-    plain = recipe.reader != "subtract" and q.dtype != torch.float32
+    starting = starts(k, v, key_mask, past, recipe, heads) if segments > 1 else None
+    dtype = recipe.products(q.dtype)
+    size = walk(causal_tiles.FORWARD, q, v, dtype)
+    plain = recipe.reader != "subtract" and dtype != torch.float32
     launch(
         plain_kernel if plain else forward_kernel, heads * segments * -(-v.shape[3] // size["BE"]), q, rows(q),
         rows(k), rows(v), rows(out), mask_of(key_mask), memory_of(past if starting is None else starting),
@@ -163,7 +176,7 @@ def backward(
     v_ref  the values' mean over the whole call: they are taken relative to it
     last   the sums over what comes after the call
     """
-    e, columns = v.shape[3], choose(causal_tiles.QUERIES, q, v).columns
+    e, columns = v.shape[3], choose(causal_tiles.QUERIES, q, v, recipe.products(q.dtype)).columns
     if e <= columns:
         return _backward(q, k, v, given, key_mask, before, v_ref, last, filled, summed, recipe)
     dq, dk = (torch.zeros_like(x, dtype=torch.float32) for x in filled[:2])
@@ -193,18 +206,18 @@ def _backward(
     (batch, heads, tokens, d), groups, e = q.shape, k.shape[1], v.shape[3]
     segments, length = causal_tiles.cut(tokens, batch * heads, d)
     width, scalars = v_ref.stride(1), q.new_empty(batch, heads, 3, tokens, dtype=torch.float32)
-    names = {"SHARED": heads // groups, "PHI_Q": recipe.phi_q, "PHI_K": recipe.phi_k}
+    dtype, shared = recipe.products(q.dtype), heads // groups
     launch(
         query_gradient_kernel, batch * heads * segments, q, rows(q), rows(k), rows(v), rows(given), rows(filled[0]),
         mask_of(key_mask), memory_of(before), v_ref, width, scalars, heads, tokens,
-        segments, length, recipe.scale, READER=recipe.reader, CONSTANT=recipe.constant, **names,
-        **walk(causal_tiles.QUERIES, q, v),
+        segments, length, recipe.scale, SHARED=shared, **recipe.names, **walk(causal_tiles.QUERIES, q, v, dtype),
     )  # fmt: skip
     later = _later(q, k, given, key_mask, scalars, last, summed, recipe)
     launch(
         key_gradient_kernel, batch * groups * segments, q, rows(q), rows(k), rows(v), rows(given), rows(filled[1]),
         rows(filled[2]), mask_of(key_mask), v_ref, width, scalars, later, groups, tokens, segments, length,
-        CENTERED=recipe.reader == "subtract", **names, **walk(causal_tiles.KEYS, q, v),
+        SHARED=shared, PHI_Q=recipe.phi_q, PHI_K=recipe.phi_k, CENTERED=recipe.reader == "subtract",
+        **walk(causal_tiles.KEYS, q, v, dtype),
     )  # fmt: skip
     if later is None or not summed:
         return None
@@ -230,7 +243,8 @@ def _later(
     launch(
         sums_kernel, batch * heads * (pieces - left_out), q, rows(q), rows(k), rows(given), mask_of(key_mask), scalars,
         sums, heads, tokens, pieces, left_out, length // causal_tiles.PIECES, SHARED=shared, PHI_Q=recipe.phi_q,
-        PHI_K=recipe.phi_k, CENTERED=recipe.reader == "subtract", **walk(causal_tiles.KEYS, q, given),
+        PHI_K=recipe.phi_k, CENTERED=recipe.reader == "subtract",
+        **walk(causal_tiles.KEYS, q, given, recipe.products(q.dtype)),
     )  # fmt: skip
     later = q.new_empty(batch, groups, segments + 1, size, dtype=torch.float32)
     end = None if last is None else torch.cat([x.flatten(2) for x in last], 2)

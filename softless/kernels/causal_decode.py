@@ -19,7 +19,7 @@ from softless.kernels.rows import load, store
 @triton.jit(do_not_specialize=SIZES)
 def decode_kernel(q, k, v, out, mask, before, after, groups, scale, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
                   BE: tl.constexpr, SHARED: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr,
-                  READER: tl.constexpr, CONSTANT: tl.constexpr):  # fmt: skip
+                  READER: tl.constexpr, SIGNED: tl.constexpr, CONSTANT: tl.constexpr):  # fmt: skip
     """One program a key head and block of value columns."""
     BLOCKS: tl.constexpr = (E + BE - 1) // BE
     program = tl.program_id(0).to(tl.int64)
@@ -45,7 +45,8 @@ def decode_kernel(q, k, v, out, mask, before, after, groups, scale, D: tl.conste
         h = g * SHARED + r
         queries = feature(load(q, b, h, token, dims, (token < 1)[:, None] & inside), 0.0, D, PHI_Q)
         central = tl.sum(queries * k_mean[None, :], 1)
-        gain, _ = weigh(tl.zeros_like(central), central, n.to(tl.float32), scale, READER, CONSTANT)
+        terms = n.to(tl.float32) * tl.sum(tl.abs(queries * k_mean[None, :]), 1)
+        gain, _ = weigh(tl.zeros_like(central), central, terms, n.to(tl.float32), scale, D, READER, SIGNED, CONSTANT)
         answer = gain[:, None] * tl.sum(tl.sum(queries, 0)[:, None] * comoment, 0)[None, :]
         if READER == "none":
             answer += (gain * n.to(tl.float32) * central)[:, None] * v_mean[None, :]

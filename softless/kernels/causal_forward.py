@@ -34,10 +34,9 @@ from softless.kernels.rows import load, store
 @triton.jit(do_not_specialize=SIZES)
 def forward_kernel(q, k, v, out, mask, before, after, heads, tokens, segments, length, scale, D: tl.constexpr,
                    E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr,
-                   PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr,
-                   STAGES: tl.constexpr):  # fmt: skip
+                   PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr,
+                   CONSTANT: tl.constexpr, DTYPE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """One program a segment and block of value columns."""
-    DTYPE: tl.constexpr = q.at.dtype.element_ty
     BLOCKS: tl.constexpr = (E + BE - 1) // BE
     program = tl.program_id(0).to(tl.int64)
     columns = (program % BLOCKS).to(tl.int32) * BE + tl.arange(0, BE)
@@ -64,7 +63,10 @@ def forward_kernel(q, k, v, out, mask, before, after, heads, tokens, segments, l
         scores = tl.where(sight, scores, 0.0)
         known, new = counts(mask, n, seen, steps, stop - at)
         inner = tl.sum(scores, 1)
-        gain, even = weigh(inner, central, known, scale, READER, CONSTANT)
+        terms = inner
+        if SIGNED:
+            terms = tl.sum(tl.abs(scores), 1) + known * dot_rows(tl.abs(queries), tl.abs(k_mean))
+        gain, even = weigh(inner, central, terms, known, scale, D, READER, SIGNED, CONSTANT)
         weights = factor(tl.where(sight, gain[:, None] * scores + even[:, None], 0.0), DTYPE)
 
         answer = product(queries, factor(comoment, DTYPE), tl.zeros((CHUNK, BE), tl.float32), DTYPE)

@@ -29,11 +29,10 @@ from softless.kernels.rows import load, store
 
 @triton.jit
 def asked(q, do, scalars, b, h, here, stop, tokens, dims, columns, D: tl.constexpr, E: tl.constexpr,
-          PHI: tl.constexpr, PHI_K: tl.constexpr):  # fmt: skip
+          PHI: tl.constexpr, PHI_K: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
     """(g f, the same less what `query.contrast` knows keys' gradients do not see, do, delta, even) of a chunk's
     queries; the first three are factors.
     """
-    DTYPE: tl.constexpr = q.at.dtype.element_ty
     some, near = here < stop, tl.minimum(here, stop - 1)
     gain = tl.load(scalars + here, mask=some, other=0.0)
     delta = tl.load(scalars + tokens + here, mask=some, other=0.0)
@@ -82,9 +81,8 @@ def written(x, b, g, here, columns, seen, mask, stop, width, gradient):
 def key_gradient_kernel(q, k, v, do, dk, dv, mask, v_ref, width, scalars, later, groups, tokens, segments,
                         length, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                         CHUNK: tl.constexpr, SHARED: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr,
-                        CENTERED: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+                        CENTERED: tl.constexpr, DTYPE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """One program a segment and key head; it serves all query heads that share the key head."""
-    DTYPE: tl.constexpr = q.at.dtype.element_ty
     BARE: tl.constexpr = PHI_K == "softmax"
     program = tl.program_id(0).to(tl.int64)
     segment, p = program % segments, program // segments
@@ -109,13 +107,13 @@ def key_gradient_kernel(q, k, v, do, dk, dv, mask, v_ref, width, scalars, later,
         past, sight = factor(turned, DTYPE), backwards(mask, steps, seen)
         if SHARED == 1:
             queries, bare, given, delta, even = asked(q, do, scalars, b, g, here, stop, tokens, dims, columns, D, E,
-                                                      PHI_Q, PHI_K)  # fmt: skip
+                                                      PHI_Q, PHI_K, DTYPE)  # fmt: skip
         gradient = product(keys, tl.trans(past), tl.zeros((CHUNK, BE), tl.float32), DTYPE)
         of_chunk = of_outputs + summed(pulls)
         for r in range(SHARED):
             if SHARED > 1:
                 queries, _, given, _, even = asked(q, do, scalars + r * 3 * tokens, b, g * SHARED + r, here, stop,
-                                                   tokens, dims, columns, D, E, PHI_Q, PHI_K)  # fmt: skip
+                                                   tokens, dims, columns, D, E, PHI_Q, PHI_K, DTYPE)  # fmt: skip
             weights = product(keys, tl.trans(queries), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
             weights = factor(tl.where(sight, weights + even[None, :], 0.0), DTYPE)
             gradient = product(weights, given, gradient, DTYPE)
@@ -130,7 +128,7 @@ def key_gradient_kernel(q, k, v, do, dk, dv, mask, v_ref, width, scalars, later,
         for r in range(SHARED):
             if SHARED > 1:
                 queries, bare, given, delta, _ = asked(q, do, scalars + r * 3 * tokens, b, g * SHARED + r, here, stop,
-                                                       tokens, dims, columns, D, E, PHI_Q, PHI_K)  # fmt: skip
+                                                       tokens, dims, columns, D, E, PHI_Q, PHI_K, DTYPE)  # fmt: skip
             through = product(values, tl.trans(given), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
             through = factor(tl.where(sight, through - delta[None, :], 0.0), DTYPE)
             gradient = product(through, bare, gradient, DTYPE)
@@ -145,9 +143,9 @@ def key_gradient_kernel(q, k, v, do, dk, dv, mask, v_ref, width, scalars, later,
 @triton.jit(do_not_specialize=SIZES)
 def sums_kernel(q, k, do, mask, scalars, sums, heads, tokens, segments, skipped, length, D: tl.constexpr,
                 E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr,
-                PHI_Q: tl.constexpr, PHI_K: tl.constexpr, CENTERED: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+                PHI_Q: tl.constexpr, PHI_K: tl.constexpr, CENTERED: tl.constexpr, DTYPE: tl.constexpr,
+                STAGES: tl.constexpr):  # fmt: skip
     """One program a query head and segment but the `skipped` first: sum g f do^T, sum g delta f, sum even do."""
-    DTYPE: tl.constexpr = q.at.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
     segment, p = program % (segments - skipped) + skipped, program // (segments - skipped)
     b, h = p // heads, p % heads
@@ -160,7 +158,7 @@ def sums_kernel(q, k, do, mask, scalars, sums, heads, tokens, segments, skipped,
     for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
         here = at + tl.arange(0, CHUNK)
         queries, _, given, delta, even = asked(q, do, scalars, b, h, here, stop, tokens, dims, columns, D, E, PHI_Q,
-                                               "identity")  # fmt: skip
+                                               "identity", DTYPE)  # fmt: skip
         drifts = weighted_sums(delta[:, None], queries, drifts, DTYPE)
         pulls = weighted_sums(even[:, None], given, pulls, DTYPE)
         turned = product(tl.trans(given), queries, turned, DTYPE)

@@ -5,7 +5,7 @@ With h'_j = h_j - k_mean and v'_j = v_j - v_mean, where the means are those of e
     w_ij = g_i f_i.h'_j + b_i                weight of value j for query i
     o_i  = v_mean + g_i f_i comoment + sum_{j in the chunk, j <= i} w_ij v'_j
 
-    divide    g = 1 / mass                   b = g f.k_mean              mass = sum_j f.h_j; b = 1/n where it is 0
+    divide    g = 1 / mass                   b = g f.k_mean              mass = sum_j f.h_j; b = 1/n where it is lost
     subtract  g = scale / n                  b = (1 - g sum_j f.h'_j) / n
     none      g = scale                      b = g f.k_mean              o has g mass v_mean in place of v_mean
 
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from softless.kernels.arithmetic import ONES, factor, product
+from softless.kernels.arithmetic import ONES, factor, lost, product
 from softless.kernels.features import feature
 from softless.kernels.mask import first_visible, visible
 from softless.kernels.rows import keep, load
@@ -155,14 +155,23 @@ def dot_rows(x, vector):
 
 
 @triton.jit
-def weigh(inner, central, n, scale, READER: tl.constexpr, CONSTANT: tl.constexpr):
-    """(g, b) of each query, from sum_j f.h'_j, f.k_mean, and how many tokens it sees. CONSTANT adds a feature 1."""
+def weigh(inner, central, terms, n, scale, D: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr,
+          CONSTANT: tl.constexpr):  # fmt: skip
+    """(g, b) of each query, from sum_j f.h'_j, f.k_mean, and how many tokens it sees. CONSTANT adds a feature 1.
+
+    terms  what the mass is added up from, in absolute value; read where SIGNED, and CONSTANT's are 2 for each token
+    """
     tokens = tl.maximum(n, 1.0)
     if READER == "divide":
+        least = LEAST
+        if CONSTANT:
+            least = tl.maximum(lost(2.0 * tokens, tokens, D + 1), LEAST)
+        elif SIGNED:
+            least = tl.maximum(lost(terms, tokens, D), LEAST)
         if CONSTANT:
             central += 1.0
         mass = inner + tokens * central
-        empty = tl.abs(mass) <= LEAST
+        empty = tl.abs(mass) <= least
         gain = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, mass))
         return gain, tl.where(empty, 1.0 / tokens, gain * central)
     elif READER == "subtract":

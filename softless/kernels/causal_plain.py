@@ -3,10 +3,11 @@
     S = sum h v^T     z = sum h     y = sum v                          of all tokens before the chunk
 
     out_i = (f_i S + b_i y + sum_{j <= i} (f_i.h_j + b_i) v_j) / mass_i      mass_i = f_i.z + b_i n + the same weights
-    b_i   = 1 for Taylor attention's constant feature, and for a query of no mass: it reads the mean; else 0
+    b_i   = 1 for a query of no mass: it reads the mean; else 0
 
 Reader `none` has the factor `scale` in place of the division, and b = 0. Nothing waits for the means of the past, as in
-`causal_forward`, which centers: InLine's subtraction needs that, and float32's last digits do. Here every weight is
+`causal_forward`, which centers: InLine's subtraction needs that, float32's last digits do, and so does a mass that may
+cancel, as Taylor attention's. Here features are not negative, and every weight is
 rounded once, so the error is an ulp of the output at most, whatever keys and values have in common. Values go from
 memory to the tensor cores as they are.
 """
@@ -23,7 +24,7 @@ from softless.kernels.rows import load, store
 
 @triton.jit
 def read_chunk(queries, keys, values, sight, known, turned, k_sums, v_sums, scale, READER: tl.constexpr,
-               CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
+               DTYPE: tl.constexpr):  # fmt: skip
     """The outputs of a chunk of queries; they, keys and values are factors, and `turned` is S^T."""
     CHUNK: tl.constexpr = queries.shape[0]
     scores = product(queries, tl.trans(keys), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
@@ -32,7 +33,7 @@ def read_chunk(queries, keys, values, sight, known, turned, k_sums, v_sums, scal
     answer = product(queries, factor(tl.trans(turned), DTYPE), answer, DTYPE)
     if READER == "divide":
         mass = (tl.sum(scores, 1) + dots(queries, k_sums, DTYPE))[:, None]
-        even = tl.where((tl.abs(mass) <= LEAST) | CONSTANT, 1.0, 0.0)
+        even = tl.where(tl.abs(mass) <= LEAST, 1.0, 0.0)
         mass += even * known[:, None]
         answer += even * summed(v_sums)[None, :]
         answer = product(factor(tl.where(sight, scores + even, 0.0), DTYPE), values, answer, DTYPE)
@@ -54,10 +55,10 @@ def leave(memory, p, dims, columns, n, turned, k_sums, v_sums, D: tl.constexpr, 
 @triton.jit(do_not_specialize=SIZES)
 def plain_kernel(q, k, v, out, mask, before, after, heads, tokens, segments, length, scale, D: tl.constexpr,
                  E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr,
-                 PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr,
-                 STAGES: tl.constexpr):  # fmt: skip
+                 PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr,
+                 CONSTANT: tl.constexpr, DTYPE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """One program a segment and block of value columns; `causal_forward` has the arguments."""
-    DTYPE: tl.constexpr = q.at.dtype.element_ty
+    tl.static_assert(not SIGNED and not CONSTANT)
     BLOCKS: tl.constexpr = (E + BE - 1) // BE
     program = tl.program_id(0).to(tl.int64)
     columns = (program % BLOCKS).to(tl.int32) * BE + tl.arange(0, BE)
@@ -79,7 +80,7 @@ def plain_kernel(q, k, v, out, mask, before, after, heads, tokens, segments, len
 
         known, new = counts(mask, n, seen, steps, stop - at)
         answer = read_chunk(queries, keys, values, sees(mask, steps, seen), known, turned, k_sums, v_sums, scale,
-                            READER, CONSTANT, DTYPE)  # fmt: skip
+                            READER, DTYPE)  # fmt: skip
         if mask is not None:
             answer = tl.where(known[:, None] > 0, answer, 0.0)
         store(out, b, h, here, columns, (here < stop)[:, None] & valued, answer)

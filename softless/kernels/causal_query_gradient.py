@@ -14,8 +14,10 @@ all tokens before the chunk, and over those in it
 
 so the rounded output is not read back: it is made again, in float32, as far as do sees it. A weight of a division may
 be far smaller than its key's distance from what is typical: it is made of keys as they are, and only df of what keys
-differ by. A weight of a subtraction is 1 less a sum that may be a thousand: its queries enter as g f, rounded as the
-keys' gradient rounds them. Written for each query:
+differ by. Where keys are nearly equal, delta is then too coarse for the last term, total - n delta. With r for the
+rest of df / g as delta gives it and a = f.k_ref, the same is (total - n delta)(1 - n a g) - n g f.r, in which an error
+of delta is multiplied by what keys differ by (`refined`). A weight of a subtraction is 1 less a sum that may be a
+thousand: its queries enter as g f, rounded as the keys' gradient rounds them. Written for each query:
 
     gain g      delta      even b             scalars [B, H, 3, N] float32
 """
@@ -50,7 +52,8 @@ def refined(rest, gradient, phi, usual, gain, n):
 
 @triton.jit
 def answer_gradient(phi, keys, plain, values, given, sight, known, past, turned, k_sums, v_sums, k_ref, v_ref, scale,
-                    READER: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
+                    D: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr, CONSTANT: tl.constexpr,
+                    DTYPE: tl.constexpr):  # fmt: skip
     """(g, delta, b, df / g) of a chunk's queries; keys (h'), plain (h), values (v') and given are factors, `turned` is
     S^T.
     """
@@ -63,7 +66,10 @@ def answer_gradient(phi, keys, plain, values, given, sight, known, past, turned,
     if READER == "divide":
         scores = tl.where(sight, product(factor(phi, DTYPE), tl.trans(plain), square, DTYPE), 0.0)
         inner = tl.sum(scores, 1) + dot_rows(phi, z + past * k_ref)
-        gain, even = weigh(inner, zero, known, scale, READER, CONSTANT)
+        terms = inner
+        if SIGNED:
+            terms = tl.sum(tl.abs(scores), 1) + dot_rows(tl.abs(phi), tl.abs(z + past * k_ref))
+        gain, even = weigh(inner, zero, terms, known, scale, D, READER, SIGNED, CONSTANT)
         drawn = tl.sum(scores * through, 1)
         usual = dot_rows(phi, k_ref) + (1.0 if CONSTANT else 0.0)
     elif READER == "subtract":
@@ -72,7 +78,7 @@ def answer_gradient(phi, keys, plain, values, given, sight, known, past, turned,
         scores = tl.where(sight, product(queries, tl.trans(keys), square, DTYPE), 0.0)
         even, delta = share * (1.0 - tl.sum(scores, 1) - dot_rows(queries, z)), share * total
     else:
-        gain, even = weigh(zero, zero, known, scale, READER, CONSTANT)
+        gain, even = weigh(zero, zero, zero, known, scale, D, READER, SIGNED, CONSTANT)
         delta = -dot_rows(given, v_ref)
     gradient = product(given, factor(turned, DTYPE), tl.zeros((CHUNK, phi.shape[1]), tl.float32), DTYPE)
     if READER == "divide":
@@ -92,9 +98,9 @@ def answer_gradient(phi, keys, plain, values, given, sight, known, past, turned,
 def query_gradient_kernel(q, k, v, do, dq, mask, before, v_ref, width, scalars, heads, tokens, segments,
                           length, scale, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                           CHUNK: tl.constexpr, SHARED: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr,
-                          READER: tl.constexpr, CONSTANT: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+                          READER: tl.constexpr, SIGNED: tl.constexpr, CONSTANT: tl.constexpr,
+                          DTYPE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """One program a segment and head; it walks as the forward does. What is beyond the end is seen by no query."""
-    DTYPE: tl.constexpr = q.at.dtype.element_ty
     SEEN: tl.constexpr = mask is None
     b, h, g, p, segment = place(tl.program_id(0).to(tl.int64), heads, segments, SHARED)
     start = (segment * length).to(tl.int32)
@@ -119,7 +125,7 @@ def query_gradient_kernel(q, k, v, do, dq, mask, before, v_ref, width, scalars, 
         known, new = counts(mask, n, seen, steps, stop - at)
         gain, delta, even, gradient = answer_gradient(
             phi, keys, plain, values, given, sees(mask, steps, seen), known, n.to(tl.float32), turned, k_sums, v_sums,
-            k_ref, v_ref, scale, READER, CONSTANT, DTYPE)  # fmt: skip
+            k_ref, v_ref, scale, D, READER, SIGNED, CONSTANT, DTYPE)  # fmt: skip
         if mask is not None:
             gain, even = tl.where(known > 0, gain, 0.0), tl.where(known > 0, even, 0.0)
         tl.store(scalars + here, gain, mask=some)

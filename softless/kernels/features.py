@@ -15,6 +15,12 @@ from softless.kernels.arithmetic import exponential
 from softless.kernels.rows import keep
 
 NAMES = ("identity", "relu", "leaky_relu", "elu", "softmax", "unit", "exp")
+SIGNED = ("identity", "leaky_relu", "unit")  # those that may be negative
+
+
+def may_cancel(phi_q: str, phi_k: str, reader: str) -> bool:
+    """Whether a division's mass is a sum of either sign: its products are made in float32, whatever comes in."""
+    return reader == "divide" and (phi_q in SIGNED or phi_k in SIGNED)
 
 
 @triton.jit

@@ -26,8 +26,9 @@ from softless.kernels.rows import keep, load, store
 @triton.jit
 def query_gradient_tokens(q, d_out, d_q, scalars, b, h, begin, end, N, n, k_mean, comoment, shift, scale, t,
                           D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr,
-                          PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr,
-                          DTYPE: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+                          PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr,
+                          CONSTANT: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr,
+                          STAGES: tl.constexpr):  # fmt: skip
     """Write dq for queries begin..end; return (d (n k_mean), d v_mean, d comoment). `comoment` is a factor.
 
     With `scalars` [2, N] the gains and `along` are written there instead, for `query_sums_kernel`: a division of wide
@@ -49,7 +50,7 @@ def query_gradient_tokens(q, d_out, d_q, scalars, b, h, begin, end, N, n, k_mean
         if READER == "divide":
             phi = held(phi, DTYPE)
         u = product(cotangent, tl.trans(comoment), tl.zeros((T, BD), tl.float32), DTYPE)
-        df, gain, weighted, along = pull(u, phi * units, n, k_mean, top, scale, EXP, READER, CONSTANT)
+        df, gain, weighted, along = pull(u, phi * units, n, k_mean, top, scale, D, EXP, READER, SIGNED, CONSTANT)
         store(d_q, b, h, tokens, columns, here & (columns < D)[None, :],
               query_slope(x, phi, units, top, df, t, EXP, PHI_Q, READER), FULL_K)  # fmt: skip
         if scalars is not None:
@@ -108,8 +109,8 @@ def key_gradient_tokens(k, v, d_out, taps, mask, d_k, d_v, b, g, begin, end, n, 
 def query_gradient_kernel(q, d_out, d_q, scalars, records, gradients, N, H, span, splits, scale, t,
                           GROUP: tl.constexpr, NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
                           BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr,
-                          PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr,
-                          EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+                          PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr, CONSTANT: tl.constexpr,
+                          DTYPE: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """One program a query head and span of tokens; each writes its share of the state's gradient."""
     program = tl.program_id(0).to(tl.int64)
     head, begin = program // splits, (program % splits).to(tl.int32) * span
@@ -121,7 +122,7 @@ def query_gradient_kernel(q, d_out, d_q, scalars, records, gradients, N, H, span
         scalars += head * 2 * N
     d_k_total, d_v_mean, d_comoment = query_gradient_tokens(
         q, d_out, d_q, scalars, b, h, begin, tl.minimum(begin + span, N), N, n, k_mean, comoment, shift, scale, t, D, E,
-        BD, BE, T, PHI_Q, PHI_K, READER, CONSTANT, DTYPE, EVEN, STAGES)  # fmt: skip
+        BD, BE, T, PHI_Q, PHI_K, READER, SIGNED, CONSTANT, DTYPE, EVEN, STAGES)  # fmt: skip
     if scalars is None:
         write_state(gradients + program * NUMBERS, n, d_k_total, d_v_mean, d_comoment, shift, D, E)
 

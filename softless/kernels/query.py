@@ -8,13 +8,13 @@
     none      gain = scale                (k_mean and v_mean are 0, and the comoment is the plain sum)
 
 Taylor attention's features are [1, x^]: the 1 adds n to the mass and nothing to the comoment (CONSTANT). A query whose
-mass is 0, or no more than TINY, reads the mean.
+mass is 0, or no more than TINY, reads the mean; so does one whose mass is lost in rounding, where features are signed.
 """
 
 import triton
 import triton.language as tl
 
-from softless.kernels.arithmetic import ONES, dots, exponential
+from softless.kernels.arithmetic import ONES, dots, exponential, lost
 from softless.kernels.features import feature, slope
 from softless.kernels.record import FLOOR
 from softless.kernels.rows import keep
@@ -76,13 +76,26 @@ def spent(x):
 
 
 @triton.jit
-def answer(correlation, f, n, k_mean, v_mean, top, scale, EXP: tl.constexpr, READER: tl.constexpr,
-           CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
+def least_mass(f, total, n, floor, FEATURES: tl.constexpr, SIGNED: tl.constexpr, CONSTANT: tl.constexpr):
+    """A mass f.total no larger counts as 0, [tokens, 1] or one number: `floor`, or what rounding may leave. The terms
+    of Taylor attention are 1 and q^.k^ for each token: 2 n at most.
+    """
+    if CONSTANT:
+        return tl.maximum(lost(2.0 * n, n, FEATURES + 1), floor)
+    elif SIGNED:
+        return tl.maximum(lost(tl.sum(tl.abs(f.to(tl.float32) * total[None, :]), 1)[:, None], n, FEATURES), floor)
+    else:
+        return floor
+
+
+@triton.jit
+def answer(correlation, f, n, k_mean, v_mean, top, scale, D: tl.constexpr, EXP: tl.constexpr, READER: tl.constexpr,
+           SIGNED: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
     """The readers themselves: `softless.algebra.readers.answer`; f is a factor."""
     if READER == "divide":
         sums = tl.zeros((1, ONES), tl.float32) + (n * k_mean)[:, None]
         weight = dots(f, sums, DTYPE)[:, None] + (n if CONSTANT else 0.0)
-        alive = tl.abs(weight) > TINY
+        alive = tl.abs(weight) > least_mass(f, n * k_mean, n, TINY, D, SIGNED, CONSTANT)
         return v_mean[None, :] + correlation * tl.where(alive, 1.0 / tl.where(alive, weight, 1.0), 0.0)
     elif READER == "channel":
         return v_mean[None, :] + correlation
@@ -92,7 +105,8 @@ def answer(correlation, f, n, k_mean, v_mean, top, scale, EXP: tl.constexpr, REA
 
 
 @triton.jit
-def pull(u, f, n, k_mean, top, scale, EXP: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr):
+def pull(u, f, n, k_mean, top, scale, D: tl.constexpr, EXP: tl.constexpr, READER: tl.constexpr,
+         SIGNED: tl.constexpr, CONSTANT: tl.constexpr):  # fmt: skip
     """(df, g, weighted, along) from u = do @ comoment^T: the gradient of f, and what the query adds to the state's.
 
     d comoment = sum weighted^T do         d (n k_mean) = -sum along weighted
@@ -106,7 +120,7 @@ def pull(u, f, n, k_mean, top, scale, EXP: tl.constexpr, READER: tl.constexpr, C
     if READER == "divide":
         weight, along = tl.split(tl.sum(tl.join(f * (n * k_mean)[None, :], f * u), 1))  # both in the layout of u
         weight, along = weight[:, None] + (n if CONSTANT else 0.0), along[:, None]
-        alive = tl.abs(weight) > ALIVE
+        alive = tl.abs(weight) > least_mass(f, n * k_mean, n, ALIVE, D, SIGNED, CONSTANT)
         gain = tl.where(alive, 1.0 / tl.where(alive, weight, 1.0), 0.0)
         along *= gain
         return gain * (u - along * (n * k_mean)[None, :]), gain, gain * f, along

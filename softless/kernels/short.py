@@ -25,9 +25,12 @@ from softless.kernels.rows import keep, load, store
 @triton.jit(do_not_specialize=SIZES)
 def short_kernel(q, k, v, out, mask, N, M, G, scale, t, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
                  BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, KEYS: tl.constexpr, PHI_Q: tl.constexpr,
-                 PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr,
+                 PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr, CONSTANT: tl.constexpr,
                  DTYPE: tl.constexpr):  # fmt: skip
-    """At most KEYS keys, T queries at a time; no exponential features, which would need a shift."""
+    """At most KEYS keys, T queries at a time; no exponential features, which would need a shift, and no division whose
+    mass may cancel.
+    """
+    tl.static_assert(not SIGNED)
     program = tl.program_id(0).to(tl.int64)
     b, g = program // G, program % G
     tokens, columns, channels = tl.arange(0, KEYS), tl.arange(0, BD), tl.arange(0, BE)
@@ -47,7 +50,7 @@ def short_kernel(q, k, v, out, mask, N, M, G, scale, t, GROUP: tl.constexpr, D: 
         here = (rows < N)[:, None]
         x = load(q, b, h, rows, columns, here & (columns < D)[None, :])
         f = factor(contrast(feature(x, t, D, PHI_Q), D, PHI_K, READER == "subtract"), DTYPE)
-        weights = product(f, tl.trans(keys), tl.zeros((T, KEYS), tl.float32), DTYPE) + (1.0 if CONSTANT else 0.0)
+        weights = product(f, tl.trans(keys), tl.zeros((T, KEYS), tl.float32), DTYPE)
         if READER == "subtract":
             weights -= tl.sum(weights, 1)[:, None] / n
         weights = factor(weights, DTYPE)

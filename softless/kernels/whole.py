@@ -17,8 +17,8 @@ from softless.kernels.read import read_tokens
 @triton.jit(do_not_specialize=SIZES)
 def whole_kernel(q, k, v, out, taps, mask, N, M, G, scale, t, picture, GROUP: tl.constexpr, D: tl.constexpr,
                  E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr,
-                 PHI_K: tl.constexpr, READER: tl.constexpr, CONSTANT: tl.constexpr,
-                 DTYPE: tl.constexpr):  # fmt: skip
+                 PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr,
+                 CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
     """Observe, then read."""
     program = tl.program_id(0).to(tl.int64)
     b, g = program // G, program % G
@@ -27,14 +27,16 @@ def whole_kernel(q, k, v, out, taps, mask, N, M, G, scale, t, picture, GROUP: tl
     comoment = factor(comoment, DTYPE)
     for member in range(GROUP):
         read_tokens(q, v, out, taps, mask, b, g * GROUP + member, 0, N, n, k_mean, v_mean, comoment, shift, scale, t,
-                    picture, D, E, BD, BE, T, PHI_Q, PHI_K, READER, CONSTANT, DTYPE, False)  # fmt: skip
+                    picture, D, E, BD, BE, T, PHI_Q, PHI_K, READER, SIGNED, CONSTANT, DTYPE,
+                    False)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=SIZES)
 def whole_gradient_kernel(q, k, v, d_out, taps, mask, d_q, d_k, d_v, d_taps, N, M, G, scale, t, picture,
                           GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                           T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
-                          CONSTANT: tl.constexpr, DTYPE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+                          SIGNED: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr,
+                          STAGES: tl.constexpr):  # fmt: skip
     """Observe again, then both passes of `gradients`."""
     program = tl.program_id(0).to(tl.int64)
     b, g = program // G, program % G
@@ -46,7 +48,7 @@ def whole_gradient_kernel(q, k, v, d_out, taps, mask, d_q, d_k, d_v, d_taps, N, 
     for member in range(GROUP):
         of_k, of_v, of_comoment = query_gradient_tokens(
             q, d_out, d_q, None, b, g * GROUP + member, 0, N, N, n, k_mean, comoment, shift, scale, t, D, E, BD, BE, T,
-            PHI_Q, PHI_K, READER, CONSTANT, DTYPE, False, STAGES)  # fmt: skip
+            PHI_Q, PHI_K, READER, SIGNED, CONSTANT, DTYPE, False, STAGES)  # fmt: skip
         d_k_total, d_v_mean, d_comoment = d_k_total + of_k, d_v_mean + of_v, d_comoment + of_comoment
     sums = key_gradient_tokens(
         k, v, d_out, taps, mask, d_k, d_v, b, g, 0, M, n, k_mean, v_mean, shift, d_k_total, d_v_mean,

@@ -5,7 +5,7 @@
 Queries that share a key head share its state: [B, G, H/G, N, .] reads [B, G, 1, d, e].
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,6 +24,7 @@ class Kernelized(Mechanism):
     reader: ClassVar[str]  # divide | subtract | channel | none
     chunk: ClassVar[int] = algebra.CHUNK
     places: ClassVar[bool] = False  # whether features depend on where in the sequence a token is
+    signed: ClassVar[bool] = False  # whether features may be negative, so that the mass of a division may cancel
 
     def features_q(self, q: Tensor, call: Call) -> Tensor | Log:
         """phi(q), [B, H, N, D]."""
@@ -44,14 +45,14 @@ class Kernelized(Mechanism):
         k = repeat_heads(k, q.shape[1])
         phi_q, phi_k = self.features_q(q, call), self.features_k(k, call)
         _check_widths(phi_q, phi_k)
-        return algebra.weights(phi_q, phi_k, self.reader, call.scale, call.visible(q, k))
+        return algebra.weights(phi_q, phi_k, self.reader, call.scale, call.visible(q, k), signed=self.signed)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         if call.is_causal:
             return self._causal(q, k, v, None, call)
         phi_q, (phi_k, values, mask) = self._queries(q, v, call), self._keys(q, k, v, call)
         _check_widths(phi_q, phi_k)
-        out = algebra.parallel(phi_q, phi_k, values, self.reader, call.scale, mask)
+        out = algebra.parallel(phi_q, phi_k, values, self.reader, call.scale, mask, signed=self.signed)
         return _ungroup(out)
 
     def attend_with_state(
@@ -68,7 +69,7 @@ class Kernelized(Mechanism):
 
     def attend_to_state(self, q: Tensor, k: Tensor, v: Tensor, state: State, call: Call) -> Tensor:
         """The output where every query sees all tokens of a state; k and v are those of the queries."""
-        return _ungroup(algebra.read(self._queries(q, v, call), state, self.reader, call.scale))
+        return _ungroup(algebra.read(self._queries(q, v, call), state, self.reader, call.scale, signed=self.signed))
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call) -> Tensor:
         """The last query is aligned with the last key: earlier keys are past, missing ones are masked."""
@@ -85,7 +86,8 @@ class Kernelized(Mechanism):
             k, v = F.pad(k, (0, 0, -past, 0)), F.pad(v, (0, 0, -past, 0))
         phi_q, (phi_k, values, mask) = self._queries(q, v, call), self._keys(q, k, v, call)
         _check_widths(phi_q, phi_k)
-        out = algebra.chunked(phi_q, phi_k, values, self.reader, call.scale, mask, state, self.chunk)
+        how: Any = {"chunk": self.chunk, "signed": self.signed}
+        out = algebra.chunked(phi_q, phi_k, values, self.reader, call.scale, mask, state, **how)
         return _ungroup(out)
 
     def _queries(self, q: Tensor, v: Tensor, call: Call) -> Tensor | Log:

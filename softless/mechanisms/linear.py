@@ -84,6 +84,10 @@ class Linear(FeatureMapped):
     def reader(self) -> str:  # type: ignore[override]
         return self.normalize
 
+    @property
+    def signed(self) -> bool:  # type: ignore[override]
+        return any(callable(phi) or phi in feature_maps.SIGNED for phi in (self.phi, self.phi_k))
+
 
 @dataclass(frozen=True)
 class InLine(FeatureMapped):

@@ -5,7 +5,8 @@
 
     psi(x) = [1, x, {x_a x_b sqrt(2 - [a=b]) / sqrt(2) : a <= b}]     with |x| = 1, or x / d^(1/4)
 
-A zero vector has no direction: it weighs every key alike. Order 2 has 1 + d + d(d+1)/2 features.
+A zero vector has no direction: it weighs every key alike. A query that every key opposes has no mass, and reads the
+mean: `softless.algebra.readers` says where rounding leaves none. Order 2 has 1 + d + d(d+1)/2 features.
 """
 
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class Taylor(Kernelized):
     cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Su 2020, spaces.ac.cn/archives/7546"
     reader: ClassVar[str] = "divide"
+    signed: ClassVar[bool] = True
 
     order: int = 1
     normalize: bool | None = None  # None: order 1 does, order 2 does not

@@ -10,7 +10,10 @@ from torch import Tensor
 
 import softless
 from softless.errors import SoftlessError
-from tests.kernels.cases import CASES, SIGN_CHANGING
+from tests.kernels.cases import CASES, FAMILIES, SIGN_CHANGING
+from tests.kernels.test_layouts import LAYOUTS, laid_out
+from tests.kernels.test_layouts import run as layout_run
+from tests.kernels.test_transforms import TRANSFORMS, forward
 from tests.numerics.budget import FORWARD, GRADIENT
 from tests.numerics.eager import visible
 
@@ -109,6 +112,72 @@ def test_five_hundred_causal_cases_are_within_budget(case: str, dtype: torch.dty
         if found := hold(case, cases(tokens, dim, dtype, seed), True):
             wrong[tokens, dim] = found
     assert not wrong, wrong
+
+
+def cancelling(tokens: int, dim: int, dtype: torch.dtype, seed: int) -> list[Tensor]:
+    """Keys that oppose the query, by noise of 0.3 to 0.01, are nearly equal, equal or zero: a fifth of the samples each
+    for two noises and the rest.
+    """
+    torch.manual_seed(seed)
+    u = torch.randn(SAMPLES, 2, 1, dim, device="cuda", dtype=torch.float64)
+    q, k, v = (torch.randn(SAMPLES, 2, tokens, dim, device="cuda", dtype=torch.float64) for _ in "qkv")
+    kind = torch.arange(SAMPLES, device="cuda")[:, None, None, None] % 5
+    noise = torch.tensor([0.3, 0.03, 1, 1, 1], device="cuda", dtype=torch.float64)[kind]
+    size = torch.tensor([1, 1, 0.001, 0, 0], device="cuda", dtype=torch.float64)[kind]
+    apart = torch.where(kind < 2, noise * k - u, torch.where(kind == 3, u, size * k))
+    return [x.to(dtype) for x in (torch.where(kind < 2, u + noise * q, q), apart, v)]
+
+
+@every_half
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+    "case", ["taylor", "linear-elu", "linear-softmax", "inline-identity", "inline-elu", "none-elu"]
+)
+def test_a_thousand_cases_that_cancel_are_within_budget(case: str, is_causal: bool, dtype: torch.dtype) -> None:
+    """R32, two seeds of every shape."""
+    wrong = {}
+    for seed, (tokens, dim) in enumerate(2 * SHAPES):
+        if found := hold(case, cancelling(tokens, dim, dtype, seed), is_causal):
+            wrong[tokens, dim, seed] = found
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("tokens", "dim"), [(1, 1), (50, 2), (300, 64), (5000, 64)])
+def test_taylor_reads_the_mean_where_every_key_opposes_the_query(tokens, dim, dtype, is_causal) -> None:
+    u = torch.randint(1, 9, (2, 3, 1, dim), device="cuda") / 8
+    powers = 2.0 ** torch.randint(-3, 4, (2, 2, 3, tokens, 1), device="cuda")
+    v = torch.randn(2, 3, tokens, 32, device="cuda").to(dtype)
+    found = softless.attention((u * powers[0]).to(dtype), (-u * powers[1]).to(dtype), v, "taylor", is_causal=is_causal)
+    seen = torch.arange(1, tokens + 1, device="cuda")[:, None]
+    mean = v.double().cumsum(2) / seen if is_causal else v.double().mean(2, True)
+    assert (found - mean).abs().max() <= 4 * torch.finfo(dtype).eps * v.abs().max()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("turn", range(len(LAYOUTS)))
+def test_layouts_give_what_contiguous_copies_give(family: str, turn: int) -> None:
+    """R31: inputs and the upstream gradient, each in another layout."""
+    drawn = [x.cuda() for x in (torch.randn(2, 2, 6, 4), *FAMILIES[family].draw())]
+    given = laid_out(drawn, turn)
+    for mine, right in zip(
+        layout_run(family, *given), layout_run(family, *(x.contiguous() for x in given)), strict=True
+    ):
+        torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:FutureWarning")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_auto_finds_a_way_to_differentiate_and_map(family: str, transform: str) -> None:
+    """R30: reverse mode on the kernels, all else on torch."""
+    tensors, along = ([x.cuda() for x in FAMILIES[family].draw()] for _ in range(2))
+    wide = [[x.double() for x in each] for each in (tensors, along)]
+    right = TRANSFORMS[transform](forward(family, "torch"), *wide)
+    for mine, exact in zip(TRANSFORMS[transform](forward(family, "auto"), tensors, along), right, strict=True):
+        assert (mine - exact).abs().max() <= 1e-4 * (1 + exact.abs().max())
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
