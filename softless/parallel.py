@@ -21,6 +21,7 @@ from softless import functional
 from softless.algebra.state import State, merge, rescale
 from softless.errors import ArgumentError, UnsupportedError
 from softless.mechanisms import Mechanism
+from softless.mechanisms.base import transformed
 from softless.mechanisms.kernelized import Kernelized
 
 if TYPE_CHECKING:
@@ -58,6 +59,11 @@ def attention(
     group     a process group; None is all ranks
     key_mask  bool [B, M] of this rank's keys, True for a real token
     """
+    if transformed():
+        raise UnsupportedError(
+            "attention over ranks exchanges its gradients in reverse mode: it cannot run under forward_ad or the "
+            "transforms of torch.func; call backward() or torch.autograd.grad"
+        )
     group = _group(group)
     q, k, v = functional.autocast(q, k, v)
     made, call = functional.prepare(q, k, v, mechanism, is_causal, key_mask, None, scale, inputs, None, "auto")

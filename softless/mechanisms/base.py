@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Generator, Tensor
+from torch.autograd import forward_ad
 
 from softless.algebra.masks import visible
 from softless.algebra.recipe import Recipe
@@ -135,6 +136,16 @@ class Mechanism:
 def repeat_heads(x: Tensor, heads: int) -> Tensor:
     """[B, G, M, d] -> [B, H, M, d]: each key head serves H / G query heads."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def in_forward_mode() -> bool:
+    """Whether tangents may be at work: inside `forward_ad.dual_level`, `torch.func.jvp`, `jacfwd` or `hessian`."""
+    return forward_ad._current_level >= 0
+
+
+def transformed() -> bool:
+    """Whether forward mode or a transform of torch.func is at work."""
+    return in_forward_mode() or torch._C._functorch.maybe_current_level() is not None
 
 
 def readable(x: Tensor) -> bool:

@@ -24,7 +24,8 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, UnsupportedError
+from softless.mechanisms.base import transformed
 from softless.nn.inputs import Before
 
 STEP = 2.0**-30
@@ -81,6 +82,11 @@ class Reversible(nn.Module):
         self, x1: Float[Tensor, "b n c"], x2: Float[Tensor, "b n c"], **context: Any
     ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b n c"]]:
         """y1 and y2 of the last layer."""
+        if transformed():
+            raise UnsupportedError(
+                "Reversible computes its own gradients, in reverse mode: it cannot run under forward_ad or the "
+                "transforms of torch.func; call backward() or torch.autograd.grad"
+            )
         leaves = [each for each in (*self.parameters(), *_tensors(context)) if each.requires_grad]
         return _Run.apply(self, context, x1, x2, *leaves)
 

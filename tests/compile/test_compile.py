@@ -1,5 +1,6 @@
 """The public call compiles whole, forward and backward, for any length, and exports: R11."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Collection
@@ -12,7 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from softless import attention, attention_with_state, list_mechanisms
 from softless.nn import Attention
-from tests.numerics.cases import CASES, CAUSALITY, FORMS, STATEFUL, Draw, draw, gradients, grid
+from tests.numerics.cases import CASES, CAUSALITY, FORMS, STATEFUL, Draw, attend, draw, gradients, grid
 
 ROOT = Path(__file__).parents[2]
 
@@ -238,21 +239,40 @@ def test_the_first_call_of_a_process_may_be_compiled(name, is_causal):
 
 
 class Head(torch.nn.Module):
-    def __init__(self, case: str, is_causal: bool):
+    def __init__(self, case: str, is_causal: bool, inputs: dict[str, Tensor] | None = None):
         super().__init__()
-        self.case, self.is_causal = case, is_causal
+        self.case, self.is_causal, self.inputs = case, is_causal, inputs or {}
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q, k, v, CASES[self.case], is_causal=self.is_causal)
+        return attend(self.case, Draw(q, k, v, self.inputs), is_causal=self.is_causal)
 
 
-# torch.export refuses a symbolic number of chunks, so a causal linear graph is exported for one length at a time.
-@pytest.mark.parametrize(
-    ("case", "is_causal"), [("inline", False), ("linear", False), ("softmax", False), ("softmax", True)]
-)
-def test_it_exports_with_any_number_of_tokens(case, is_causal):
-    head, tokens = Head(case, is_causal), torch.export.Dim("tokens", min=2, max=4096)
-    exported = torch.export.export(head, draw(case, 70, 4)[:3], dynamic_shapes={key: {2: tokens} for key in "qkv"})
+EXPORTED = [("inline", False), ("linear", False), ("linear", True), ("softmax", False), ("softmax", True)]
+EXPORTED += [("topk", True), ("longformer", False)]
+RANGES = {"topk": (2, 4096), "linformer": (2, 199), "cosformer-fixed": (2, 199)}  # from k on, or below the length
+
+
+def documented(form: str) -> set[str]:
+    """The mechanisms that docs/mechanisms.md says are exported with a dynamic number of tokens."""
+    page = (ROOT / "docs" / "mechanisms.md").read_text()
+    row = next(line for line in page.split("## Exporting")[1].splitlines() if line.startswith(f"| {form} |"))
+    return set(re.findall("`([a-z0-9_]+)`", row))
+
+
+def test_the_table_of_exports_names_mechanisms_alone():
+    assert documented("not causal") | documented("causal") <= set(list_mechanisms())
+
+
+@cases(EXPORTED)
+def test_the_mechanisms_that_the_docs_name_export_with_any_number_of_tokens_and_no_others(case, is_causal):
+    least, most = RANGES.get(case, (2, 4096))
+    tokens, drawn = torch.export.Dim("tokens", min=least, max=most), draw(case, 70, 4)
+    head, shapes = Head(case, is_causal, drawn.inputs), {key: {2: tokens} for key in "qkv"}
+    if CASES[case].name not in documented("causal" if is_causal else "not causal"):
+        with pytest.raises(Exception, match=r"Constraints violated|non-negative|needs grid|beta"):  # torch's and ours
+            torch.export.export(head, drawn[:3], dynamic_shapes=shapes)
+        return
+    exported = torch.export.export(head, drawn[:3], dynamic_shapes=shapes)
     for length in (2, 63, 64, 70, 193):
         given = draw(case, length, 4)[:3]
         assert_same([exported.module()(*given)], [head(*given)])
