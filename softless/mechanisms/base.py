@@ -151,7 +151,7 @@ def transformed() -> bool:
 def readable(x: Tensor) -> bool:
     """Whether a check may look at the numbers of x: eager, on a CPU, outside vmap. Elsewhere it would cost a wait."""
     plain = type(x) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-    return plain and x.is_cpu and not torch.compiler.is_compiling() and not torch.jit.is_tracing()
+    return plain and x.is_cpu and not torch.compiler.is_compiling()
 
 
 def sign(out: Tensor, state: State, mechanism: Mechanism) -> tuple[Tensor, State]:

@@ -60,8 +60,8 @@ class Softmax(Scored):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         if in_forward_mode():  # SDPA has no tangents
-            wide = (x if x.dtype == torch.float64 else x.float() for x in (q, k, v))
-            return super().attend(*wide, call).to(q.dtype)
+            wide_q, wide_k, wide_v = (x if x.dtype == torch.float64 else x.float() for x in (q, k, v))
+            return super().attend(wide_q, wide_k, wide_v, call).to(q.dtype)
         q, scale = _positive(self.confused(q, call), call.scale)
         grouped: dict[str, Any] = {"enable_gqa": True} if k.shape[1] != q.shape[1] else {}
         if call.key_mask is None and call.bias is None and (not call.is_causal or q.shape[2] == k.shape[2]):

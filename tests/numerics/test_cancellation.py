@@ -1,4 +1,4 @@
-"""Keys that oppose, repeat or vanish, and scales of any sign: the mean where the mass is lost, R3's budget elsewhere (R32).
+"""Keys that oppose, repeat or vanish: the mean where the mass is lost, R3's budget elsewhere, at any scale (R32).
 
     opposed      q = u + noise, k = -u + noise         sums of q.k are large and negative
     collinear    k_j = c_j u                           one direction, both senses
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from softless import attention_weights
+from softless.algebra import Log
+from softless.mechanisms import Call
 from tests.numerics import eager, eager_scored
 from tests.numerics.budget import FORWARD, GRADIENT, assert_within_budget, worst
 from tests.numerics.cases import CASES, FORMS, Draw, attend, draw, gradients, grid
@@ -86,14 +88,23 @@ def plain(case: str, given: Draw, is_causal: bool, scale: float | None) -> Tenso
 def terms(case: str, given: Draw, is_causal: bool, scale: float | None) -> float:
     """max row sum |w| max |v|: what the terms of an output may add up to before they cancel."""
     call = {"is_causal": is_causal, "inputs": given.inputs, "grid": grid(case, given.q), "scale": scale}
-    sums = attention_weights(given.q, given.k, CASES[case], **call).abs().sum(-1)
-    return sums.max().item() * given.v.abs().max().item()
+    sums = attention_weights(given.q, given.k, CASES[case], **call).abs().sum(-1).max().item()
+    if (
+        case in READERS["subtract"] + READERS["contrast"] + READERS["scores"]
+    ):  # scores that their mean or maximum leaves
+        made, tokens = CASES[case], given.k.shape[2] if case in READERS["contrast"] else 1
+        phi_q, phi_k = (made.features_q(x.abs(), Call()) if made.carries_state else x.abs() for x in given[:2])
+        phi_q, phi_k = (x.value.exp() if isinstance(x, Log) else x for x in (phi_q, phi_k))
+        gain = made.default_scale(given.q.shape[3]) if scale is None else abs(scale)
+        sums += gain * tokens * (phi_q @ phi_k.mT).max().item()
+    return sums * given.v.abs().max().item()
 
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("case", [*EVERY, *SIGNED])
 def test_outputs_stay_within_budget_however_the_keys_cancel(case, dtype, count):
+    """Half precision where float32 sums can tell the output at all; the others relative to what cancels."""
     for kind, is_causal, scale, offset in asked(case, count):
         given = drawn(case, kind, dtype, offset)
         wide = given.to(torch.float64)
@@ -105,8 +116,10 @@ def test_outputs_stay_within_budget_however_the_keys_cancel(case, dtype, count):
         for backend in ("torch", "reference"):
             actual = attend(case, given, **options, backend=backend)
             if dtype.itemsize == 2:
-                eager_out = plain(case, given, is_causal, scale)
-                assert_within_budget(actual, exact, eager_out, **FORWARD, name=f"{name}, {backend}")
+                single = attend(case, given.to(torch.float32), **options, backend="reference")
+                if resolved(single, exact, dtype):
+                    eager_out = plain(case, given, is_causal, scale)
+                    assert_within_budget(actual, exact, eager_out, **FORWARD, name=f"{name}, {backend}")
                 continue
             size = exact.abs().max().item() + terms(case, wide, is_causal, scale)
             tolerance = 1e-5 if dtype == torch.float32 else 1e-12
@@ -120,6 +133,8 @@ def test_outputs_stay_within_budget_however_the_keys_cancel(case, dtype, count):
 def test_gradients_stay_within_budget_however_the_keys_cancel(case, dtype, count):
     """Where float32 sums can tell them at all."""
     for kind, is_causal, scale, offset in asked(case, count):
+        if case in READERS["scores"] and scale == 1e4:
+            continue  # a softmax that picks one key has no gradient but its rounding
         given = drawn(case, kind, dtype, offset)
         options = {"is_causal": is_causal, "scale": scale}
         found, upstream = [], None
@@ -159,16 +174,15 @@ MEANS = [
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize(("case", "size", "kind", "scale"), MEANS)
 def test_a_lost_mass_reads_the_mean(case, size, kind, scale, dtype):
-    """An ulp of half precision, which is rounded once; of the others, what 17 sums cost."""
+    """To an ulp of half precision, which is rounded once, and what sums over 17 keys cost in float32 or float64."""
     for is_causal in FORMS[case]:
         q, k, v, inputs = drawn(case, kind, torch.float64, 0.0)
         q, k = (size * x.abs() for x in (q, k)) if case == "linear-relu" else (size * q, k)
         given = Draw(q, k, v, inputs).to(dtype)
         expected = running_mean(given.v.double(), is_causal)
+        ulp = torch.finfo(dtype).eps * given.v.double().abs().max().item() if dtype.itemsize == 2 else 0.0
+        sums = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+        allowed = ulp + 17 * sums * terms(case, given.to(torch.float64), is_causal, scale)
         for backend in ("torch", "reference"):
-            out = attend(case, given, is_causal=is_causal, scale=scale, backend=backend)
-            ulp = torch.finfo(dtype).eps * given.v.double().abs().max().item()
-            gain = 1 if scale is None else max(1.0, abs(scale))  # what rounding leaves of equal keys is multiplied by it
-            allowed = ulp if dtype.itemsize == 2 and gain == 1 else 17 * gain * ulp
-            error = worst(out, expected)
-            assert error <= allowed, f"{backend}, causal {is_causal}: off by {error / ulp:.1f} ulp"
+            error = worst(attend(case, given, is_causal=is_causal, scale=scale, backend=backend), expected)
+            assert error <= allowed, f"{backend}, causal {is_causal}: off by {error:.1e}, allowed {allowed:.1e}"

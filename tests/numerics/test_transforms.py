@@ -5,8 +5,8 @@
     both          a Hessian times a vector: jvp of grad
     vmap          over the batch, and over gradients of samples
 
-Finite differences in float64 judge forward mode. The reverse mode of the specification judges the rest; test_gradients.py
-holds it to finite differences.
+Finite differences in float64 judge forward mode. The reverse mode of the specification judges the rest: it is held to
+finite differences in test_gradients.py.
 """
 
 import pytest
@@ -19,15 +19,19 @@ from softless import State, attention_with_state
 from softless.errors import UnsupportedError
 from softless.functional import attention_qkv, attention_with_residual
 from softless.nn import Attention, Reversible
-from tests.numerics.cases import CASES, STATEFUL, Draw, attend, draw, draw_smooth, every_form, gradients
+from tests.numerics.cases import CASES, HEADS, STATEFUL, Draw, attend, draw, draw_smooth, every_form, gradients
 
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # SDPA on a CPU has no batching rule
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),  # SDPA on a CPU has no batching rule
+    pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning"),  # torch's own, as forward mode is first used
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
 both_backends = pytest.mark.parametrize("backend", ["torch", "reference"])
 STEP = 1e-6
 
 
-def smooth(case: str, *, is_causal: bool, batch: int = 1) -> Draw:
-    return draw_smooth(case, tokens=3, dim=2, heads=2, batch=batch, is_causal=is_causal)
+def smooth(case: str, *, is_causal: bool) -> Draw:
+    return draw_smooth(case, tokens=3, dim=2, heads=HEADS[case], is_causal=is_causal)
 
 
 def tangents(leaves: list[Tensor]) -> list[Tensor]:
