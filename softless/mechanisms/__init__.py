@@ -2,6 +2,7 @@
 
 import numbers
 from dataclasses import fields
+from typing import Any
 
 from softless.errors import ArgumentError, shown
 from softless.mechanisms.agent import Agent
@@ -79,7 +80,7 @@ def resolve(mechanism_or_name: object) -> Mechanism:
     return mechanism(mechanism_or_name)
 
 
-def _plain(name: str, option: str, value: object) -> object:
+def _plain(name: str, option: str, value: Any) -> object:
     """An option's value as a plain one, which its class then judges: a switch takes a bool, a number takes a number.
 
     A number of NumPy becomes one of Python. A bool is not a number.
