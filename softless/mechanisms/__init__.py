@@ -86,7 +86,7 @@ def _plain(name: str, option: str, value: Any) -> object:
     A number of NumPy becomes one of Python. A bool is not a number.
     """
     default = OPTIONS[name][option]
-    if isinstance(value, numbers.Real) and type(value) not in (bool, int, float):
+    if not isinstance(value, bool) and isinstance(value, numbers.Real):
         value = int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(default, bool) and not isinstance(value, bool):
         raise ArgumentError(f"mechanism '{name}' takes {option}=True or False, got {shown(value)}")
