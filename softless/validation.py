@@ -153,7 +153,7 @@ def check_is_causal(is_causal: object, mechanism: Mechanism) -> None:
         raise UnsupportedError(f"is_causal is {is_causal}, and mechanism '{mechanism.name}' {reason}")
 
 
-def resolve_scale(scale: float | None, mechanism: Mechanism, head_dim: int) -> float:
+def resolve_scale(scale: Any, mechanism: Mechanism, head_dim: int) -> float:
     default = mechanism.default_scale(head_dim)
     if scale is None:
         return 1.0 if default is None else default
@@ -244,9 +244,9 @@ def _are_sides(grid: Any, prefix: Any) -> bool:
     return _is_side(grid[0], 1) and _is_side(grid[1], 1) and _is_side(prefix, 0)
 
 
-def _is_side(side: object, least: int) -> bool:
+def _is_side(side: Any, least: int) -> bool:
     """A bool is not a number; the sides of a picture of any size are SymInts where a graph is exported."""
-    return isinstance(side, int | torch.SymInt) and not isinstance(side, bool) and side >= least
+    return isinstance(side, int | torch.SymInt) and not isinstance(side, bool) and bool(side >= least)
 
 
 def check_state(state: object, k: Tensor) -> None:

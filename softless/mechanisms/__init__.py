@@ -2,6 +2,7 @@
 
 import numbers
 from dataclasses import fields
+from typing import Any
 
 from softless.errors import ArgumentError, did_you_mean, no_such, shown
 from softless.mechanisms.agent import Agent
@@ -80,13 +81,13 @@ def resolve(mechanism_or_name: object) -> Mechanism:
     return mechanism(mechanism_or_name)
 
 
-def _plain(name: str, option: str, value: object) -> object:
+def _plain(name: str, option: str, value: Any) -> object:
     """An option's value as a plain one, which its class then judges: a switch takes a bool, a number takes a number.
 
     A number of NumPy becomes one of Python. A bool is not a number.
     """
     default = OPTIONS[name][option]
-    if isinstance(value, numbers.Real) and type(value) not in (bool, int, float):
+    if not isinstance(value, bool) and isinstance(value, numbers.Real):
         value = int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(default, bool) and not isinstance(value, bool):
         raise ArgumentError(f"mechanism '{name}' takes {option}=True or False, got {shown(value)}")

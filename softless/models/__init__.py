@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from softless.errors import ArgumentError, MissingExtraError, UnsupportedError, did_you_mean, no_such, shown
 from softless.mechanisms import Mechanism, resolve
 from softless.models.settings import settings
-from softless.models.shape import reshaped
+from softless.models.shape import MOST_PIXELS, reshaped
 from softless.models.table import CONFIGS, Config
 
 if TYPE_CHECKING:
@@ -96,7 +96,11 @@ def create_model(
         raise ArgumentError(f"model '{name}' has no option {', '.join(unknown)}: {hint}")
     if not (dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)):
         raise ArgumentError(f"dtype is {shown(dtype)} and must be a floating-point torch.dtype")
-    with torch.device(torch.get_default_device() if device is None else device):
+    try:
+        place = torch.get_default_device() if device is None else torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ArgumentError(f"device is {shown(device)} and must be one that torch knows, such as 'cpu'") from None
+    with place:
         model = make(config, num_classes=num_classes, **options)
     model.pretrained_cfg = {**settings(name, config), "architecture": name, "num_classes": num_classes}
     return model if dtype is None else model.to(dtype)
@@ -145,14 +149,15 @@ def _mixed(pattern: object, depths: tuple[int, ...]) -> tuple[int, ...]:
     ]
     if len(letters) != len(depths) or not all(0 <= count <= depth for count, depth in zip(counts, depths, strict=True)):
         raise ArgumentError(
-            f"pattern {pattern!r} must have an I, an S or a number of blocks for each stage, of {list(depths)} blocks"
+            f"pattern {shown(pattern)} must have an I, an S or a number of blocks for each stage, of {list(depths)} "
+            f"blocks"
         )
     return tuple(counts)
 
 
 def _windows(window: Any, config: Config, mixed: tuple[int, ...]) -> tuple[int | None, ...]:
     if config.family == "deit":
-        raise UnsupportedError(f"window {window!r} cuts a picture, and DeiT has a class token beside it")
+        raise UnsupportedError(f"window {shown(window)} cuts a picture, and DeiT has a class token beside it")
     sides = tuple(window) if isinstance(window, list | tuple) else (window,) * len(config.depths)
     if len(sides) != len(config.depths) or not all(side is None or (type(side) is int and side > 0) for side in sides):
         raise ArgumentError(
@@ -169,6 +174,8 @@ def _windows(window: Any, config: Config, mixed: tuple[int, ...]) -> tuple[int |
 
 def _sides(img_size: object) -> tuple[int, int]:
     sides = tuple(img_size) if isinstance(img_size, list | tuple) else (img_size, img_size)
-    if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
-        raise ArgumentError(f"img_size {shown(img_size)} must be a positive number, or (height, width)")
+    if len(sides) != 2 or not all(type(side) is int and 0 < side <= MOST_PIXELS for side in sides):
+        raise ArgumentError(
+            f"img_size {shown(img_size)} must be a positive number, or (height, width), of at most {MOST_PIXELS:,}"
+        )
     return sides[0], sides[1]

@@ -49,7 +49,7 @@ class Backbone(CallsBack):
         super().__init__()
         if position_std is not None and not self.has_positions:
             raise ArgumentError(
-                f"position_std {position_std} would change nothing: {type(self).__name__} has no positions"
+                f"position_std {shown(position_std)} would change nothing: {type(self).__name__} has no positions"
             )
         self.position_std = deviation("position_std", position_std)
         self.weight_std = deviation("weight_std", weight_std)
@@ -57,7 +57,7 @@ class Backbone(CallsBack):
         for name, rate in {"drop_rate": drop_rate, **rates}.items():
             check_rate(name, rate)
         for name, number, least in (("num_classes", num_classes, 0), ("in_chans", in_chans, 1)):
-            check_count(name, number, least, most=2**31)
+            check_count(name, number, least, most=2**24)
         if drop_path_rate and sum(config.depths) == 1:
             raise ArgumentError(
                 f"drop_path_rate {drop_path_rate} would change nothing: it grows from 0 at the first block to "
@@ -86,8 +86,8 @@ class Backbone(CallsBack):
         raise NotImplementedError
 
     def _pool(self, name: str | None) -> str:
-        if name is not None and name not in self.pools:
-            raise ArgumentError(f"global_pool {name!r} is not one of {', '.join(map(repr, self.pools))}")
+        if name is not None and not (isinstance(name, str) and name in self.pools):
+            raise ArgumentError(f"global_pool {shown(name)} is not one of {', '.join(map(repr, self.pools))}")
         return self.pools[0] if name is None else name
 
     def _initialize(self, module: nn.Module) -> None:
@@ -142,7 +142,7 @@ class Backbone(CallsBack):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Another number of classes, 0 for none; the new head is where the old one was."""
-        check_count("num_classes", num_classes, 0, most=2**31)
+        check_count("num_classes", num_classes, 0, most=2**24)
         like = next(self.parameters())
         self.global_pool = self.global_pool if global_pool is None else self._pool(global_pool)
         self.num_classes = num_classes

@@ -9,9 +9,11 @@
 
 from dataclasses import replace
 
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, shown
 from softless.models.table import Config
 
+MOST = {"dims": 2**20, "depths": 10_000, "heads": 2**20}
+MOST_PIXELS = 2**16  # along a side
 DOUBLING = ("swin", "cswin")  # patch merging makes two channels of four
 
 
@@ -45,8 +47,10 @@ def reshaped(
 def _patch(patch_size: object, config: Config) -> int:
     if patch_size is None:
         return config.patch
-    if type(patch_size) is not int or patch_size < 1:
-        raise ArgumentError(f"patch_size {patch_size!r} must be a whole number, at least 1")
+    if type(patch_size) is not int or not 1 <= patch_size <= MOST_PIXELS:
+        raise ArgumentError(
+            f"patch_size {shown(patch_size)} must be a whole number, at least 1 and at most {MOST_PIXELS:,}"
+        )
     return patch_size
 
 
@@ -55,5 +59,7 @@ def _stages(name: str, given: object, config: Config) -> tuple[int, ...]:
     most = len(config.depths)
     if not (0 < len(numbers) <= most and all(type(number) is int and number > 0 for number in numbers)):
         needed = "a positive number" if most == 1 else f"1 to {most} positive numbers, one a stage"
-        raise ArgumentError(f"{name} {given!r} must be {needed}, for {config.family}")
+        raise ArgumentError(f"{name} {shown(given)} must be {needed}, for {config.family}")
+    if max(numbers) > MOST[name]:
+        raise ArgumentError(f"{name} {shown(given)} must be at most {MOST[name]:,}")
     return numbers

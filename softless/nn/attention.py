@@ -118,6 +118,7 @@ class Attention(Mixing):
     ) -> Float[Tensor, "b n c"]:
         """The heads side by side, before the last projection."""
         check_tokens(x, self.heads * self.head_dim, packed=True)
+        check_switch("is_causal", is_causal)
         if x.is_nested:  # they take no mask, and attention says so
             self._check_packed(grid)
         else:

@@ -25,7 +25,7 @@ from softless.errors import ArgumentError
 from softless.mechanisms import Mechanism
 from softless.mechanisms.scored import check_count
 from softless.nn.attention import Attention
-from softless.nn.mixing import MOST_CHANNELS, MOST_LAYERS
+from softless.nn.mixing import MOST_CHANNELS, MOST_LAYERS, check_heads
 from softless.validation import check_key_mask, check_token_mask, check_tokens
 
 
@@ -88,8 +88,9 @@ class EliminationEncoder(nn.Module):
         self, dim: int, heads: int, depth: int, length: int, *, mechanism: str | Mechanism = "softmax", ratio: int = 4
     ):
         super().__init__()
+        check_heads(dim, heads)
         check_count("depth", depth, most=MOST_LAYERS)
-        check_count("length", length, most=2**31)
+        check_count("length", length, most=2**24)
         check_count("ratio", ratio, most=MOST_CHANNELS)
         self.dim = dim
         self.layers = nn.ModuleList(EliminationLayer(dim, heads, mechanism, ratio * dim) for _ in range(depth))

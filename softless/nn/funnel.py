@@ -25,7 +25,7 @@ from softless.errors import ArgumentError, UnsupportedError, shown
 from softless.mechanisms import Mechanism, resolve
 from softless.mechanisms.cosformer import Cosformer
 from softless.mechanisms.scored import check_count
-from softless.nn.mixing import MOST_LAYERS, Mixing
+from softless.nn.mixing import MOST_CHANNELS, MOST_LAYERS, Mixing
 from softless.nn.pooling import MODES, Tokens, pool_tokens, repeat_tokens
 from softless.validation import check_token_mask, check_tokens
 
@@ -147,8 +147,8 @@ class FunnelLayer(Mixing):
 
     def __init__(self, dim: int, heads: int, mechanism: str | Mechanism = "softmax", hidden: int | None = None):
         super().__init__(dim, heads, mechanism)
-        hidden = 4 * dim if hidden is None else hidden
-        check_count("hidden", hidden)
+        hidden = 4 * self.heads * self.head_dim if hidden is None else hidden
+        check_count("hidden", hidden, most=MOST_CHANNELS)
         self.q, self.kv, self.proj = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.feed = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))

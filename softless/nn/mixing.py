@@ -199,9 +199,10 @@ def rolled_bias(bias: Tensor | None, pairs: Tensor | None, like: Tensor) -> Tens
     return (apart if bias is None else apart + bias).repeat(like.shape[0], 1, 1, 1)
 
 
-def check_rate(name: str, rate: object) -> None:
+def check_rate(name: str, rate: Any) -> None:
     """A number from 0 to less than 1."""
-    if isinstance(rate, bool) or not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
+    number = isinstance(rate, numbers.Real) and not isinstance(rate, bool)
+    if not number or not 0 <= rate < 1:
         raise ArgumentError(f"{name} {shown(rate)} is not a rate between 0 and 1")
 
 

@@ -51,13 +51,13 @@ class StridedFeedForward(nn.Module):
         super().__init__()
         self.stride, self.width, self.renormalize = stride, stride if width is None else width, renormalize
         check_count("dim", dim, most=MOST_CHANNELS)
-        check_count("stride", stride)
-        check_count("width", self.width)
+        check_count("stride", stride, most=MOST_CHANNELS)
+        check_count("width", self.width, most=MOST_CHANNELS)
         if self.width < self.stride:
             raise ArgumentError(f"width {self.width} must be at least the stride, {stride}")
         check_switch("renormalize", renormalize)
         hidden = 4 * dim if hidden is None else hidden
-        check_count("hidden", hidden)
+        check_count("hidden", hidden, most=MOST_CHANNELS)
         self.dim = dim
         self.fc1 = nn.Linear(self.width * dim, hidden)  # the tokens of a window, side by side
         self.act = nn.GELU()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 import softless
 from softless import State, attention, attention_weights, attention_with_state, mechanism, nn, threshold_report
 from softless.errors import SoftlessError
+from softless.mechanisms import OPTIONS as KNOWN
 
 ROOT = Path(__file__).parents[2]
 
@@ -488,6 +490,194 @@ MODULES = {
 def test_a_module_that_cannot_be_is_refused(mistake):
     call, words = MODULES[mistake]
     refuses(call, *words)
+
+
+# Tensors that are not dense, numbers that no one means: for every mechanism, and for every argument.
+
+
+def nested(x: Tensor) -> Tensor:
+    return torch.nested.nested_tensor(list(x))
+
+
+LAYOUTS = {
+    "sparse": (Tensor.to_sparse, ["sparse_coo", "dense"]),
+    "mkldnn": (Tensor.to_mkldnn, ["mkldnn", "dense"]),
+    "quantized": (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), ["qint8"]),
+    "complex": (lambda x: x.cfloat(), ["complex64"]),
+    "nested": (nested, ["nested"]),
+    "rows": (lambda x: x.flatten(0, -2).to_sparse_csr(), ["sparse_csr", "dense"]),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ALL)
+def test_a_tensor_that_is_not_dense_is_refused_wherever_it_is_given(name, layout):
+    change, words = LAYOUTS[layout]
+    q, one = some(2, 4, 6, 4), made(name)
+    call = {"q": q, "k": q, "v": q, "mechanism": one, "inputs": inputs(name, q, q), "is_causal": bool(one.lacks(False))}
+    call |= {"grid": (2, 3)} if one.needs_grid else {}
+    attention(**call)
+    for each in "qkv":
+        named = ["nested"] if layout == "nested" else [each, *words]
+        refuses(lambda each=each: attention(**call | {each: change(q)}), *named)
+    if one.takes_bias:
+        refuses(lambda: attention(**call, bias=change(some(2, 4, 6, 6))), "bias", *words)
+    for each, x in call["inputs"].items():
+        refuses(lambda each=each, x=x: attention(**call | {"inputs": call["inputs"] | {each: change(x)}}), each, *words)
+    if layout in ("sparse", "rows"):
+        hidden = torch.ones(2, 6, dtype=torch.bool)
+        refuses(lambda: attention(**call, key_mask=change(hidden)), "key_mask", *words)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_module_refuses_tokens_that_are_not_dense(layout):
+    change, words = LAYOUTS[layout]
+    x = some(2, 6, 8)
+    for module in (
+        nn.Attention(8, 2),
+        nn.LongformerAttention(8, 2),
+        nn.EliminationEncoder(8, 2, 1, 6),
+        nn.FunnelEncoder(8, 2, (1, 1)),
+        nn.StridedFeedForward(8),
+    ):
+        refuses(lambda module=module: module(change(x)), "x", *words)
+        refuses(lambda module=module: module(x.tolist()), "x", "list")
+        refuses(
+            lambda module=module: module(x, key_mask=torch.ones(2, 5, dtype=torch.bool)), "key_mask", [2, 5], [2, 6]
+        )
+
+
+@pytest.mark.parametrize("name", ["softmax", "inline", "hydra", "threshold"])
+def test_a_scale_of_any_size_is_taken_or_refused(name):
+    q = some(2, 4, 5, 3)
+    for huge in (10**400, -(10**400), 10**5000, np.float64(INF), np.bool_(True)):
+        refuses(lambda huge=huge: attention(q, q, q, name, scale=huge), "scale", "finite number")
+    half = attention(q, q, q, name, scale=0.5)
+    for scale in (np.float32(0.5), np.float64(0.5)):
+        assert torch.equal(attention(q, q, q, name, scale=scale), half)
+    assert torch.equal(attention(q, q, q, name, scale=np.int64(2)), attention(q, q, q, name, scale=2))
+
+
+@pytest.mark.parametrize("name", ["inline", "delta", "performer"])
+def test_inputs_are_named_by_strings(name):
+    q = some(2, 4, 5, 3)
+    for key in (5, None, (1, 2), 10**5000):
+        refuses(lambda key=key: attention(q, q, q, name, inputs={key: q}, is_causal=name == "delta"), "inputs", "names")
+
+
+@pytest.mark.parametrize("name", ["linear", "inline"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_feature_map_makes_at_least_one_feature(name, is_causal):
+    q = some(2, 4, 5, 3)
+    for option in ("phi", "phi_k"):
+        none = mechanism(name, **{option: lambda x: x[..., :0]})
+        refuses(lambda none=none: attention(q, q, q, none, is_causal=is_causal), "phi", [2, 4, 5, 0], "at least 1")
+
+
+ABSURD = [0, -1, 2, True, 10**9, 10**18, 2**63 - 1, 2**63, 10**400, 10**5000, 0.5, 1e308, -1e308, NAN, INF, -INF]
+ABSURD += [
+    None,
+    "a",
+    "",
+    (),
+    (1,),
+    (10**9,),
+    [1],
+    {},
+    np.int64(2),
+    np.float32(0.5),
+    np.ones(2),
+    torch.ones(2),
+    1j,
+    b"a",
+]
+
+CAPPED = """
+import json, resource, warnings
+import torch
+from softless import attention, mechanism
+from softless.errors import SoftlessError
+from softless.mechanisms import OPTIONS
+from tests.front_door.test_bad_input import ABSURD, inputs_of, made
+
+warnings.simplefilter("ignore")
+pages = int(open("/proc/self/statm").read().split()[0])
+most = pages * resource.getpagesize() + 2**30
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+verdicts = {}
+for name in OPTIONS:
+    for option in OPTIONS[name]:
+        wrong = verdicts[f"{name} {option}"] = []
+        for number, value in enumerate(ABSURD):
+            try:
+                one = mechanism(name, **(dict(sim=made(name).sim) if name == "general" else {}) | {option: value})
+                for tokens in (5, 9):
+                    q = torch.randn(1, 2, tokens, 4)
+                    call = dict(is_causal=one.lacks(False) is not None, inputs=inputs_of(one, q, q))
+                    out = [attention(q, q, q, one, backend=way, **call) for way in ("torch", "reference")]
+                    if out[0].isnan().any() or not torch.allclose(*out, rtol=1e-3, atol=1e-3):
+                        wrong.append([number, "the fast way and the reference differ, or are NaN"])
+            except SoftlessError as error:
+                if option not in str(error) or len(str(error)) > 300 or chr(10) in str(error):
+                    wrong.append([number, "refused without its name, or at length: " + str(error)])
+            except Exception as error:
+                wrong.append([number, repr(error)])
+print(json.dumps(verdicts))
+"""
+
+
+def inputs_of(one: softless.Mechanism, q: Tensor, k: Tensor) -> dict[str, Tensor]:
+    return {each: torch.rand(shape) for each, shape in one.needed(q, k).items()}
+
+
+@pytest.fixture(scope="module")
+def capped() -> dict[str, list]:
+    """From a process that may take 1 GiB more than it has at its start."""
+    run = subprocess.run([sys.executable, "-c", CAPPED], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    return json.loads(run.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is capped by Linux's limits")
+@pytest.mark.parametrize(("name", "option"), [(name, option) for name in KNOWN for option in KNOWN[name]])
+def test_an_absurd_option_is_answered_or_refused_in_a_sentence_and_in_little_memory(name, option, capped):
+    assert capped[f"{name} {option}"] == []
+
+
+WIDE = {"longformer": "window", "sparse": "stride", "diagonal": "block", "reformer": "window", "topk": "k"}
+PATTERNS = [{"pattern": each} for each in ("local", "strided", "local+strided", "fixed")]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("name", "others"), [*((name, {}) for name in WIDE), *(("sparse", each) for each in PATTERNS)])
+def test_a_window_wider_than_the_sequence_sees_all_of_it(name, others, is_causal):
+    mask = torch.tensor([[True] * 4 + [False], [False] + [True] * 4])
+    for queries, key_mask in ((5, None), (5, mask), (2, None), (7, mask)):
+        if queries != 5 and not is_causal:
+            continue
+        q, k, v = (some(2, 4, tokens, 3) for tokens in (queries, 5, 5))
+        call = {"is_causal": is_causal, "key_mask": key_mask, "inputs": inputs(name, q, k)}
+        widths = [mechanism(name, **others, **{WIDE[name]: width}) for width in (5, 6, 100, 10**9, 2**63 - 1)]
+        exact = attention(q, k, v, widths[0], backend="reference", **call)
+        for one in widths:
+            torch.testing.assert_close(attention(q, k, v, one, **call), exact)
+            torch.testing.assert_close(attention(q, k, v, one, backend="reference", **call), exact)
+
+
+def test_a_number_of_numpy_is_an_option_like_pythons():
+    assert mechanism("topk", k=np.int64(3)) == mechanism("topk", k=3)
+    assert type(mechanism("topk", k=np.int32(3)).k) is int
+    assert mechanism("threshold", tau=np.float32(0.5)) == mechanism("threshold", tau=0.5)
+    assert type(mechanism("threshold", tau=np.float64(0.5)).tau) is float
+
+
+@pytest.mark.parametrize("size", ["dim", "heads", "kv_heads", "window", "attn_drop", "proj_drop", "local", "qkv_bias"])
+def test_an_absurd_size_of_a_layer_is_refused_by_its_name(size):
+    for value in (-1, 10**400, 10**5000, 0.5, NAN, INF, "a", "no", (), torch.ones(2), 1j):
+        if not (size.endswith("drop") and isinstance(value, float) and value == 0.5):
+            refuses(lambda value=value: nn.Attention(**{"dim": 8, "heads": 2, size: value}), size)
 
 
 # What is not a mistake.

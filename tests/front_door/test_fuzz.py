@@ -51,13 +51,15 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
     "unknown": {},
 }
 
+ABSURD = [10**9, 2**63, 10**400, -(10**400), NAN, INF, True, 0.5, None, (), [1], {}, 1j, torch.ones(2)]
 every_name = pytest.mark.parametrize("name", OPTIONS)
 rarely = st.sampled_from([False] * 9 + [True])
 
 
 @st.composite
 def choices(options, name: str) -> dict[str, Any]:
-    chosen = {key: options(st.sampled_from(pool)) for key, pool in OPTIONS[name].items() if options(st.booleans())}
+    pools = {key: ABSURD if options(rarely) else pool for key, pool in OPTIONS[name].items() if options(st.booleans())}
+    chosen = {key: options(st.sampled_from(pool)) for key, pool in pools.items()}
     if name == "general" and not options(rarely):
         chosen["sim"] = OPTIONS["general"]["sim"][0]
     return chosen | ({"typo": 1} if options(rarely) else {})
@@ -92,11 +94,12 @@ def calls(options) -> dict[str, Any]:
     if options(st.booleans()):
         call["key_mask"] = torch.rand(batch, keys + options(rarely)) < options(st.sampled_from([0.0, 0.5, 1.0]))
     if options(rarely):
-        call["grid"] = options(st.sampled_from([(1, queries), (queries, 1), (2, 3), (0, 0), 5]))
+        odd = [(0, 0), 5, (True, queries), (-1, -queries), (10**400, 1), torch.ones(batch, keys).bool()]
+        call["grid"] = options(st.sampled_from([(1, queries), (queries, 1), (2, 3), *odd]))
     if options(rarely):
         call["bias"] = tensor(heads, queries, keys)
     if options(rarely):
-        call["scale"] = options(st.sampled_from([0.5, -1, 0, NAN, True, "1"]))
+        call["scale"] = options(st.sampled_from([0.5, -1, 0, NAN, True, "1", 10**400, torch.ones(2)]))
     if options(rarely):
         call["backend"] = options(st.sampled_from(["reference", "torch", "triton", "cuda"]))
     return call

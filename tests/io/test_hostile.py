@@ -333,7 +333,10 @@ def test_a_safetensors_header_is_answered_or_refused_whatever_it_says(tmp_path, 
 
 
 def test_numbers_of_half_a_byte_are_refused(tmp_path):
-    with pytest.raises(FileError, match=r"it holds numbers that torch cannot convert: 'weight' \(torch.float4"):
+    with pytest.raises(
+        FileError,
+        match=r"it holds numbers that torch cannot convert: 'weight' \(torch.float4|no intact safetensors file",
+    ):
         load_forged(tmp_path, tensor_file("F4"), shape=(2, 2))
 
 
