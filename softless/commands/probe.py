@@ -1,15 +1,16 @@
 """softless probe: what attention does in each layer of a model, and what dropping its softmax would cost there.
 
-MODEL is a name of ours, the folder of a run of `softless train`, timm:NAME, or hf:FOLDER, a model as transformers saves
-it. Images are made ready as the model was tested, text is cut into pieces. Every number is a mean over images (or
-pieces) with its 95 % confidence interval.
+MODEL is a name of ours, the folder of a run of `softless train`, timm:NAME, or hf: and a folder as transformers saves
+it or a name on the hub. Images are made ready as the model was tested, text is cut into pieces. Every number is a mean
+over images (or pieces) with its 95 % confidence interval.
 
 JSON (schema softless.probe/1); an estimate is {"mean", "low", "high", "n"}, and null where a layer has no such thing:
 
     {"schema", "model", "weights", "data", "samples", "images", "device", "seed", "seconds", "verdict",
      "missed": [name], "layers": [softless.probes.findings.LayerFindings], "confusion_histogram"}
 
-`missed` names modules that are called attention and did nothing that is known as such.
+`missed` names modules whose attention could not be captured. `verdict`, also that of each layer, is null where the
+weights are random: nothing follows from them for a trained model.
 
 `--out DIR` writes it as DIR/probe.json, and DIR/layers.csv with a row a layer.
 """
@@ -37,13 +38,15 @@ SUMMARY = "What attention does in each layer of a model: ours, timm's, Hugging F
 HELP = """Look into every attention layer of a model: which queries it confuses, how local it is, how far its
 scores spread, and what a linear kernel in place of the softmax would cost there.
 
-MODEL is a name from softless list --models, the folder of a run of softless train, timm:NAME, or hf:FOLDER, a folder
-with config.json and model.safetensors. Nothing is downloaded; without --weights, a name has random weights.
+MODEL is a name from softless list --models, the folder of a run of softless train, timm:NAME, or hf: and either a
+folder with config.json and model.safetensors or a name on the Hugging Face hub. Without --weights or --pretrained, the
+weights of a name are random, and there is no verdict.
 
 \b
 $ softless probe runs/a
+$ softless probe timm:deit_tiny_patch16_224 --pretrained --data photos/
 $ softless probe timm:deit_tiny_patch16_224 --weights deit.pth --data photos/
-$ softless probe hf:MiniLM --data book.txt --layers 0,5
+$ softless probe hf:sentence-transformers/all-MiniLM-L6-v2 --data book.txt --layers 0,5
 $ softless probe inline_swin_tiny --images 500 --out probed
 """
 
@@ -69,6 +72,10 @@ def run(
     weights: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of a model given by its name.", show_default=False)
     ] = None,
+    pretrained: Annotated[
+        bool,
+        typer.Option("--pretrained", help="The weights timm has for its model: from its cache, or downloaded."),
+    ] = False,
     images: Annotated[
         Any,
         typer.Option(
@@ -107,12 +114,12 @@ def run(
     if out is not None:
         prepare_folder(out)
     place, start = pick_device(device.value), time.monotonic()
-    found = subject(target, weights, size, seed)
+    found = subject(target, weights, size, seed, pretrained=pretrained)
     model = found.model.to(place).eval()
     shown = samples(
         found, data, split=split.value, count=images, tokens=int(tokens), batch=int(batch), device=place, seed=seed
     )
-    examination, missed = look(target, model, shown, layers, quiet=json)
+    examination, missed = look(target, model, shown, layers, found.weights, quiet=json)
     about = {
         "schema": SCHEMA,
         "model": target,
@@ -128,7 +135,7 @@ def run(
     written = document(about, examination)
     if out is not None:
         write_atomically(out / "probe.json", to_json(written) + "\n")
-        write_atomically(out / "layers.csv", layers_csv(examination))
+        write_atomically(out / "layers.csv", layers_csv(written))
     if json:
         emit_json(written)
     else:
@@ -136,9 +143,11 @@ def run(
 
 
 def look(
-    target: str, model: "nn.Module", shown: "Samples", layers: Any, *, quiet: bool
+    target: str, model: "nn.Module", shown: "Samples", layers: Any, weights: str, *, quiet: bool
 ) -> "tuple[Examination, list[str]]":
     """Every batch through the model, and what was missed; how long it takes is said after the first."""
+    from softless.commands.probe_show import counted
+    from softless.commands.probe_subject import RANDOM
     from softless.commands.progress import progress
     from softless.commands.units import duration
     from softless.probes.examine import examine
@@ -149,15 +158,18 @@ def look(
     if not chosen:
         raise ArgumentError(f"--layers picks none of the {len(names)} layers of {target}: {names[0]} to {names[-1]}")
     start, done = time.monotonic(), 0
+    random = ", random weights" if weights == RANDOM else ""
     with progress(shown.count, not quiet) as advance:
 
         def tell(images: int) -> None:
             nonlocal done
             done += images
             left = (time.monotonic() - start) / done * (shown.count - done)
-            advance(f"{done:,} of {shown.count:,} {shown.what}", images)
+            advance(f"{done:,} of {counted(shown.count, shown.what)}", images)
             if done == images and left and not quiet:
-                typer.echo(f"{shown.count:,} {shown.what}: this will take about {duration(left)}", err=True)
+                typer.echo(
+                    f"{counted(shown.count, shown.what)}{random}: this will take about {duration(left)}", err=True
+                )
 
         examination = examine(
             model,

