@@ -48,7 +48,10 @@ def weights(
     mass = score.sum(-1, keepdim=True)
     even = visible / n.clamp(min=1).to(score.dtype)
     if reader == "divide":
-        lost = _lost(phi_q, visible.to(score.dtype) @ phi_k, n) if signed and not _logarithmic(phi_q, phi_k) else None
+        lost = None
+        if signed and isinstance(phi_q, Tensor) and isinstance(phi_k, Tensor):
+            finite = torch.where(phi_k.isfinite(), phi_k, 0.0)  # a key of the future that is not must not be heard
+            lost = _lost(phi_q, visible.to(score.dtype) @ finite, n)
         return torch.where(empty(mass, lost), even, quotient(score, mass, lost))
     if reader == "subtract":
         return even + grow(torch.where(visible, scale * (score - mass * even) / n.clamp(min=1), 0.0), log_gain)
@@ -63,15 +66,11 @@ def _lost(phi_q: Tensor, total: Float[Tensor, "*#b #n d"], n: Tensor) -> Float[T
     return rounding(terms, n, phi_q.shape[-1])
 
 
-def _logarithmic(*features: Tensor | Log) -> bool:
-    return any(isinstance(phi, Log) for phi in features)
-
-
 def _scores(
     phi_q: Tensor | Log, phi_k: Tensor | Log, reader: str, visible: Tensor
 ) -> tuple[Float[Tensor, "*b n m"], Float[Tensor, "*#b #n 1"]]:
     """phi(q).phi(k) e^-log_gain on the visible keys."""
-    if _logarithmic(phi_q, phi_k):
+    if isinstance(phi_q, Log) or isinstance(phi_k, Log):
         return exponential.scores(phi_q, phi_k, visible)
     phi_q = level(phi_q) if reader == "divide" else phi_q
     return torch.where(visible, phi_q @ phi_k.mT, 0.0), phi_q.new_zeros((1,) * phi_q.ndim)

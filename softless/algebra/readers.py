@@ -108,7 +108,7 @@ def rounding(
 
 def empty(mass: Float[Tensor, "*b n 1"], lost: Float[Tensor, "*b n 1"] | None) -> Bool[Tensor, "*b n 1"]:
     """Whether a mass is 0."""
-    return mass == 0 if lost is None else mass.abs() <= lost
+    return mass == 0 if lost is None else (mass == 0) | (mass.abs() <= lost)
 
 
 def quotient(

@@ -90,7 +90,10 @@ def slice_width(bd: int, e: int) -> int:
 
 
 def is_short(keys: int, recipe: Recipe, bd: int, be: int, dtype: torch.dtype) -> bool:
-    """Whether a head's weights fit in registers, with heads wide enough that a State takes more products."""
+    """Whether a head's weights fit in registers, with heads wide enough that a State takes more products.
+
+    dtype  that of the products: float32 where a mass may cancel, so that none of those is short
+    """
     exponential = "exp" in (recipe.phi_q, recipe.phi_k)
     return keys <= max(SHORT) and bd == be == 64 and dtype == torch.bfloat16 and not exponential
 

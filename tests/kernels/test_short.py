@@ -17,7 +17,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning"),  # the plain formula's, on an old CPU
 ]
-SHORT = [name for name in CASES if "exp" not in name and name not in ("efficient", *SIGN_CHANGING)]
+# Without a mass that may cancel, which takes products in float32.
+SHORT = [name for name in CASES if "exp" not in name and name not in ("efficient", "taylor", *SIGN_CHANGING)]
 
 
 def answered(case: str, q: Tensor, k: Tensor, v: Tensor, **call: Tensor) -> Tensor:
@@ -41,7 +42,7 @@ def test_weights_are_within_budget(case, family):
     assert_within_budget(answered(case, *asked), exact.out, eager.out, **FORWARD, name=f"{case}, {family}")
 
 
-@pytest.mark.parametrize("case", ["linear-elu", "inline-elu", "none-softmax", "taylor"])
+@pytest.mark.parametrize("case", ["linear-elu", "inline-elu", "none-softmax"])
 @pytest.mark.parametrize(
     ("queries", "keys", "heads", "groups", "dims"),
     [(1, 1, 1, 1, (64, 64)), (64, 65, 2, 1, (64, 64)), (129, 3, 4, 2, (64, 33)), (17, 128, 1, 1, (40, 64))],
