@@ -90,6 +90,7 @@ MISSPELLED = [
     (["train", "--set", "epoch=3"], 3, "'epochs'"),
     (["train", "--set", "model.mechanism=taylr"], 3, "'taylor'"),
     (["evaluate", "deit_tny"], 3, "'deit_tiny'"),
+    (["probe", "swin_tny"], 3, "'swin_tiny'"),
     (["study", "--twins", "softmax,inline-locl"], 3, "'inline-local'"),
     (["study", "--mechanisms", "linear-elu"], 3, "'linear elu'"),
     (["study", "--recipe", "twin-digits"], 3, "'twins-digits'"),
