@@ -268,7 +268,7 @@ def test_ctrl_c_ends_a_program_that_does_not_listen_after_it_has_saved(saves):
         _, err = process.communicate(timeout=60)
     took = time.monotonic() - start
     assert (process.returncode, err) == (130, "stopped: the same command goes on\n")
-    assert max(1.9, saves - 2) <= took <= max(3, saves + 1)
+    assert max(1.4, saves - 2) <= took <= max(3, saves + 1)
 
 
 SWEEP = {
