@@ -37,7 +37,7 @@ class Command(TyperCommand):
             if name is None or not hasattr(error, "possibilities"):
                 raise
             close = did_you_mean(name, [option for parameter in self.params for option in parameter.opts])
-            ctx.fail(f"there is no option {name!r}{f': {close}' if close else ''}")
+            return ctx.fail(f"there is no option {name!r}{f': {close}' if close else ''}")
 
 
 app = typer.Typer(

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 INTERRUPTED = 130
-PATIENCE = 2.0  # seconds for a program to end by itself
+PATIENCE = 1.5  # seconds for a program to end by itself
 LONGEST_SAVE = 60.0  # seconds
 SHOW_CURSOR = "\x1b[?25h"
 

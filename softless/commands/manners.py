@@ -89,7 +89,7 @@ def warnings_afterwards() -> Iterator[None]:
         def emit(self, record: logging.LogRecord) -> None:
             lines[f"{record.name}: {record.getMessage()}"] = None
 
-    def keep(message: Warning | str, _category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
+    def keep(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:  # noqa: ARG001
         lines[f"{_library(filename)}: {message}"] = None
 
     handler = Keep(logging.WARNING)

@@ -17,7 +17,7 @@ from torch import nn
 
 from softless.commands.manners import refuse
 from softless.data.augment import IMAGENET_MEAN, IMAGENET_STD, PLAIN, Augment, as_timm_tests
-from softless.errors import ArgumentError, FileError, MissingExtraError
+from softless.errors import ArgumentError, FileError, MissingExtraError, did_you_mean
 from softless.io import load_weights
 from softless.models import create_model
 from softless.models.settings import settings
@@ -75,9 +75,10 @@ def subject(name: str, weights: Path | None, size: int | None, seed: int, *, pre
         refuse({"--weights": weights}, f"{name} is a run, which has its own")
         found = _run(name)
     else:
+        close = did_you_mean(name, CONFIGS)
         raise ArgumentError(
             f"{name!r} is neither a model of ours (softless list --models), nor the folder of a run, nor timm:NAME, "
-            "nor hf:FOLDER or hf:NAME"
+            f"nor hf:FOLDER or hf:NAME{f': {close}' if close else ''}"
         )
     if size is None:
         return found

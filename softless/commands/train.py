@@ -103,7 +103,8 @@ def run(
     )
     WATCH.says = f"stopped before the state was saved; to go on from the last checkpoint: {how_to_go_on(out, means)}"
     with warnings_in_one_line(), Showing(not json, start) as showing:
-        warn_of_shrinking(start, recipe)
+        if showing.main:
+            warn_of_shrinking(start, recipe)
         given = {"means": means, "resume": resume, "splits": start.parts, "tick": showing.decoding, **asked}
         try:
             outcome = train(out, start.recipe, watch=showing, **given)

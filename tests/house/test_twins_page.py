@@ -199,7 +199,7 @@ def test_a_grid_that_is_not_finished_says_so(kept):
 
 
 def test_a_grid_is_kept_under_the_name_of_its_recipe(tmp_path):
-    with pytest.raises(FileError, match="'twins-mine' is neither a file nor one of"):
+    with pytest.raises(FileError, match="'twins-mine' is neither a file nor a recipe of softless"):
         twins.keep([tmp_path / "mine"])
 
 
