@@ -1,6 +1,6 @@
 """Do you need the softmax? The rule that turns the numbers of a study into one of three answers, and into words.
 
-A fair pair is a softmax twin and a linear twin that differ in attention alone, with as many parameters:
+A fair pair is a softmax twin and a linear twin that differ in attention alone, with the same number of parameters:
 
     softmax          inline
     softmax-local    inline-local
@@ -10,7 +10,7 @@ test images (study_statistics.py), and `margin` the smallest difference that mat
 
     no            the whole interval lies above -margin: without the softmax, at most a difference that does not matter
     yes           the whole interval lies below -margin
-    cannot tell   the interval holds -margin, or the pair fails one of these conditions
+    cannot tell   the interval contains -margin, or the pair fails one of these conditions
 
 A pair has no verdict, whatever its interval, unless
     - every run came to its end
@@ -104,7 +104,7 @@ def _judge(apart: Interval, spread: Spread, seeds: int, margin: float) -> tuple[
     if apart.high < -margin:
         return YES, f"the whole {whole}, lies below {edge}", None
     room = abs(apart.difference + margin)
-    return CANNOT, f"the {whole}, holds {edge}", would_tell(apart, spread, seeds, room)
+    return CANNOT, f"the {whole}, contains {edge}", would_tell(apart, spread, seeds, room)
 
 
 def _obstacles(

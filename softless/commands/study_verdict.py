@@ -202,7 +202,7 @@ def ratio(value: float | None, unit: str = "") -> str:
     """0.85, 4.2, 31."""
     if value is None:
         return "-"
-    return f"{value:.2f}{unit}" if value < 1 else f"{value:.1f}{unit}" if value < 10 else f"{value:,.0f}{unit}"
+    return f"{value:.2f}{unit}" if value < 0.995 else f"{value:.1f}{unit}" if value < 9.95 else f"{value:,.0f}{unit}"
 
 
 def _laps(part: Document, tokens: int) -> list[Document]:
