@@ -86,7 +86,7 @@ def rates(
     counts = dict.fromkeys(ANSWERS, 0)
     for _ in range(studies):
         found = groups(records(answers(world, loss, seeds, images, rng)))
-        decision = decide(found, shared_spread(found), classes=10)
+        decision = decide(found, shared_spread(found), chance=0.1)
         counts[decision["pairs"][0]["answer"]] += 1
     return {answer: count / studies for answer, count in counts.items()}
 

@@ -12,7 +12,7 @@ with a 95 % interval:
 
     {"schema", "command", "date", "versions", "machine", "seed", "preset": "quick" | "default" | "full",
      "data":      {"name", "train", "test", "classes", "image_size", "patch", "grid": [h, w], "tokens", "recipe",
-                   "epochs", "came": {"smallest", "median", "largest"} as [width, height], "split"},
+                   "epochs", "chance", "came": {"smallest", "median", "largest"} as [width, height], "split"},
      "decision":  {"margin", "pairs": [{"softmax", "linear", "labels", "difference", "low", "high", "parameters",
                    "answer": "no" | "yes" | "cannot tell", "because", "would_tell"}], "headline": index of a pair},
      "verdict":   [{"about", "says", "answer" in the first, "table": {"columns", "rows"} in some}],
@@ -137,9 +137,9 @@ def run(
     prepare_folder(out)
 
     with importing():
-        from softless.commands import study_run, study_show
+        from softless.commands import study_plan, study_run, study_show
 
-    asked = study_run.Asked(
+    asked = study_plan.Asked(
         out=out, data=data, preset="quick" if quick else "full" if full else "default", recipe=recipe, twins=twins,
         mechanisms=mechanisms, tokens=tokens, seeds=seeds, seed=int(seed), epochs=epochs, margin=float(margin),
         minutes=minutes, pack=pack, workers=int(workers), device=device.value,

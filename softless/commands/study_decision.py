@@ -1,6 +1,6 @@
 """Do you need the softmax? The rule that turns the numbers of a study into one of three answers, and into words.
 
-A fair pair is a softmax twin and a linear twin that differ in attention alone, with as many parameters:
+A fair pair is a softmax twin and a linear twin that differ in attention alone, with the same number of parameters:
 
     softmax          inline
     softmax-local    inline-local
@@ -10,16 +10,17 @@ test images (study_statistics.py), and `margin` the smallest difference that mat
 
     no            the whole interval lies above -margin: without the softmax, at most a difference that does not matter
     yes           the whole interval lies below -margin
-    cannot tell   the interval holds -margin, or the pair fails one of these conditions
+    cannot tell   the interval contains -margin, or the pair fails one of these conditions
 
 A pair has no verdict, whatever its interval, unless
     - every run came to its end
-    - both twins reach twice the accuracy of chance
+    - both twins have learned: they reach twice chance, or, where that is less, half of the way from chance to 100 %
     - neither gains more than `margin` in the last tenth of its training
     - both have two seeds or more, and their answers to single images are known
 
-The gain in the last tenth follows from the mean curve over seeds. A single evaluation is noisy, so windows of w
-evaluations are compared, a tenth of them but at least 2 (fewer if there are not 4):
+Chance is the share of the most frequent class among the test images. The gain in the last tenth follows from the mean
+curve over seeds. A single evaluation is noisy, so windows of w evaluations are compared, a tenth of them but at least 2
+(fewer if there are not 4):
 
     gain = (mean of the last w - mean of the w before) / (epochs between their middles) * epochs / 10
 
@@ -38,7 +39,6 @@ from softless.probes.running import Z
 
 FAIR = (("softmax", "inline"), ("softmax-local", "inline-local"))
 MARGIN = 1.0  # points
-LEARNED = 2  # times chance, below which a twin has not learned
 MOST_SEEDS, MANY_SEEDS = 30, 10  # beyond which more seeds are no advice; with which more images are advised
 LONGER, LONGEST = 1.5, 10.0  # times as many epochs, at least and at most, to be advised
 NO, YES, CANNOT = "no", "yes", "cannot tell"
@@ -60,10 +60,10 @@ class Pair:
     would_tell: str | None
 
 
-def decide(found: Mapping[str, Group], spread: Spread, *, classes: int, margin: float = MARGIN) -> dict[str, Any]:
-    """Of each fair pair that was trained, and which of them the study answers for; JSON."""
+def decide(found: Mapping[str, Group], spread: Spread, *, chance: float, margin: float = MARGIN) -> dict[str, Any]:
+    """Of each fair pair that was trained, and which of them the study answers for; JSON. Chance is from 0 to 1."""
     pairs = [(found[a], found[b]) for a, b in FAIR if a in found and b in found]
-    decided = [decide_pair(*pair, spread, 100 / classes, margin) for pair in pairs]
+    decided = [decide_pair(*pair, spread, 100 * chance, margin) for pair in pairs]
     means = [fmean([group.mean or 0.0 for group in pair]) for pair in pairs]
     headline = means.index(max(means)) if means else None
     return {"margin": margin, "pairs": [asdict(pair) for pair in decided], "headline": headline}
@@ -72,7 +72,7 @@ def decide(found: Mapping[str, Group], spread: Spread, *, classes: int, margin: 
 def decide_pair(softmax: Group, linear: Group, spread: Spread, chance: float, margin: float) -> Pair:
     """The rule; chance in percent."""
     apart = interval(linear, softmax, spread)
-    obstacles = _obstacles(softmax, linear, chance, margin, apart, spread)
+    obstacles = _obstacles(softmax, linear, chance, margin, apart)
     if obstacles:
         answer, because = CANNOT, "; ".join(reason for reason, _ in obstacles)
         remedies = list(dict.fromkeys(remedy for _, remedy in obstacles))
@@ -104,11 +104,11 @@ def _judge(apart: Interval, spread: Spread, seeds: int, margin: float) -> tuple[
     if apart.high < -margin:
         return YES, f"the whole {whole}, lies below {edge}", None
     room = abs(apart.difference + margin)
-    return CANNOT, f"the {whole}, holds {edge}", would_tell(apart, spread, seeds, room)
+    return CANNOT, f"the {whole}, contains {edge}", would_tell(apart, spread, seeds, room)
 
 
 def _obstacles(
-    softmax: Group, linear: Group, chance: float, margin: float, apart: Interval | None, spread: Spread
+    softmax: Group, linear: Group, chance: float, margin: float, apart: Interval | None
 ) -> list[tuple[str, str]]:
     """(why there is no verdict, what would help)."""
     found, both = [], (softmax, linear)
@@ -123,11 +123,12 @@ def _obstacles(
         )
     if apart is None:
         return found
-    if low := [group for group in both if (group.mean or 0.0) < LEARNED * chance]:
+    least = min(2 * chance, (chance + 100) / 2)
+    if low := [group for group in both if (group.mean or 0.0) < least]:
         reached = listed([f"{group.label} ({group.mean:.1f} %)" for group in low])
         found.append(
             (
-                f"{reached} stayed below twice chance ({LEARNED * chance:.1f} %)",
+                f"{reached} did not learn: with chance at {chance:.1f} %, that takes {least:.1f} %",
                 "longer training, more images to train on, or a recipe with larger images",
             )
         )
@@ -150,9 +151,9 @@ def _obstacles(
                 f"about {ceil(factor * epochs)} epochs instead of {epochs:g} (--epochs {ceil(factor * epochs)})",
             )
         )
-    if min(len(group.accuracies) for group in both) < 2:
-        found.append(("there is one seed per twin, and one seed has no spread", _first_seeds(apart, margin)))
-    elif spread.deviation is not None and not apart.images:
+    if apart.half is None:
+        found.append(("one seed does not show how much seeds differ", _first_seeds(apart, margin)))
+    elif not apart.images:
         found.append(
             (
                 "these runs kept no answers to single images, which an older version wrote",

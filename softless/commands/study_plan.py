@@ -95,7 +95,13 @@ class Asked:
         words += [
             f"--{name} {shlex.quote(','.join(map(str, given)))}" for name, given in lists.items() if given is not None
         ]
-        rest = {"data": self.data, "recipe": self.recipe, "epochs": self.epochs, "seeds": self.seeds, "seed": self.seed}
+        rest: dict[str, Any] = {
+            "data": self.data,
+            "recipe": self.recipe,
+            "epochs": self.epochs,
+            "seeds": self.seeds,
+            "seed": self.seed,
+        }
         rest |= {"margin": None if self.margin == MARGIN else f"{self.margin:g}", "out": self.out}
         words += [f"--{name} {shlex.quote(str(given))}" for name, given in rest.items() if given is not None]
         return " ".join([*words, f"--device {device}"])

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from softless.commands import study_document, study_measure
 from softless.commands.manners import to_json, write_atomically
 from softless.commands.study_decision import decide
@@ -54,6 +56,7 @@ def assemble(
             "tokens": next((layer["tokens"] for each in found.values() for layer in each["layers"]), grid[0] * grid[1]),
             "recipe": recipe_name,
             "epochs": recipe.all_epochs,
+            "chance": float(np.bincount(test.labels).max() / len(test)),
             "split": SPLIT if asked.data in (None, "digits") else None,
         },
         "decision": {},
@@ -79,7 +82,7 @@ def conclude(document: dict[str, Any], ran: Ran, in_windows: Ran | None, margin:
     """Table 4 from the model that sees windows, if there is one, the decision, and the verdict on all runs."""
     by_twin, beside = groups(ran.records), in_windows or Ran((), 0)
     spread = shared_spread(by_twin)
-    document["decision"] = decide(by_twin, spread, classes=len(document["data"]["classes"]), margin=margin)
+    document["decision"] = decide(by_twin, spread, chance=document["data"]["chance"], margin=margin)
     if in_windows:
         study_document.put_table_4(document["tables"], in_windows.records)
     left = ran.left + beside.left

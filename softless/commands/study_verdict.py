@@ -111,9 +111,9 @@ def _speed(part: Document) -> str:
 
 
 def _own_speed(part: Document) -> str:
-    own = part.get("own")
+    own = part.get("own") or {"rows": []}
     said = []
-    for row in own["rows"] if own else ():
+    for row in own["rows"]:
         if row["twin"] in RIVALS and row["inference_ratio"] is not None:
             trains = "" if row["training_ratio"] is None else f" and trains at {ratio(row['training_ratio'])}x"
             rival = next(other["label"] for other in own["rows"] if other["twin"] == RIVALS[row["twin"]])

@@ -17,7 +17,7 @@ from PIL import Image
 
 from softless.commands import study, study_measure, study_plan, study_report, study_run
 from softless.commands.study_decision import FAIR
-from softless.commands.study_run import Asked
+from softless.commands.study_plan import Asked
 from softless.errors import ArgumentError, NonFiniteError
 from softless.train import grid
 from softless.train.recipe_file import read_recipe
@@ -32,7 +32,7 @@ KEYS = {
     ],
     "data": [
         "name", "train", "test", "classes", "image_size", "patch", "grid", "came", "tokens", "recipe", "epochs",
-        "split",
+        "chance", "split",
     ],
     "decision": ["margin", "pairs", "headline"],
     "twins": [
@@ -105,7 +105,7 @@ def test_the_json_has_what_its_contract_names(report):
     assert document["data"] == {
         "name": "digits", "train": 1437, "test": 360, "classes": list("0123456789"), "image_size": 8, "patch": 4,
         "grid": [2, 2], "came": {"smallest": [8, 8], "median": [8, 8], "largest": [8, 8]}, "tokens": 5,
-        "recipe": "quick.toml", "epochs": 1, "split": study_report.SPLIT,
+        "recipe": "quick.toml", "epochs": 1, "chance": 37 / 360, "split": study_report.SPLIT,
     }  # fmt: skip
     assert document["examined"] == {"images": 6, "masked": 6}
     assert {row["twin"] for row in document["speed"]["own"]["rows"]} == set(TINY.twins)

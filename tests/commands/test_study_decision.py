@@ -12,7 +12,15 @@ from scipy import stats
 
 from softless.commands import study_decision
 from softless.commands.study_decision import answer_in_words, decide, decide_pair, gain
-from softless.commands.study_statistics import Group, Spread, groups, half_width, image_variance, interval
+from softless.commands.study_statistics import (
+    Group,
+    Spread,
+    groups,
+    half_width,
+    image_variance,
+    interval,
+    shared_spread,
+)
 
 ROOT = Path(__file__).parents[2]
 FLAT = tuple((float(epoch), 90.0) for epoch in range(1, 11))
@@ -97,8 +105,12 @@ def test_more_seeds_and_more_images_make_the_interval_shorter():
 @pytest.mark.parametrize(
     ("change", "because", "tells"),
     [
-        ({"softmax": (90,), "inline": (95,)}, "there is one seed per twin", "--seeds"),
-        ({"softmax": (19, 19), "inline": (95, 95)}, "softmax (19.0 %) stayed below twice chance (20.0 %)", "longer"),
+        ({"softmax": (90,), "inline": (95,)}, "one seed does not show how much seeds differ", "--seeds"),
+        (
+            {"softmax": (19, 19), "inline": (95, 95)},
+            "softmax (19.0 %) did not learn: with chance at 10.0 %, that takes 20.0 %",
+            "longer",
+        ),
         ({"runs": 3}, "2 runs of softmax and inline did not come to an end", "tries failed ones again"),
         ({"curves": (FLAT[:1],) * 2}, "does not show whether accuracy still rises", "several epochs"),
         ({"images": 0}, "kept no answers to single images", "training them again"),
@@ -109,6 +121,20 @@ def test_there_is_no_verdict_where_a_condition_fails(change, because, tells):
     assert pair.answer == "cannot tell"
     assert because in pair.because
     assert tells in pair.would_tell
+
+
+@pytest.mark.parametrize(("chance", "least"), [(1, 2.0), (10, 20.0), (33, 66.0), (50, 75.0), (90, 95.0)])
+def test_two_classes_can_be_learned_too(chance, least):
+    for accuracy, learned in ((least - 0.5, False), (least + 0.5, True)):
+        both = [group(id_, accuracy, accuracy) for id_ in ("softmax", "inline")]
+        assert ("did not learn" not in decide_pair(*both, SPREAD, chance, 1.0).because) == learned
+
+
+def test_a_pair_far_behind_another_twin_is_judged_without_a_spread():
+    found = {each.id: each for each in (group("softmax", 40, 41), group("inline", 40, 42), group("linear-relu", 97))}
+    decision = decide(found, shared_spread(found), chance=0.1)
+    assert decision["pairs"][0]["answer"] == "cannot tell"
+    assert "one seed does not show" in decision["pairs"][0]["because"]
 
 
 def test_there_is_no_verdict_where_accuracy_still_rises():
@@ -155,7 +181,7 @@ def test_the_pair_with_the_higher_accuracy_is_the_headline():
             group("inline-local", 93, 93.5), group("linear-relu", 97, 98),
         )
     }  # fmt: skip
-    decision = decide(found, SPREAD, classes=10)
+    decision = decide(found, SPREAD, chance=0.1)
     assert [(pair["softmax"], pair["linear"]) for pair in decision["pairs"]] == list(study_decision.FAIR)
     assert (decision["headline"], decision["margin"]) == (1, 1.0)
     says = answer_in_words(decision, found, 3600)
@@ -168,13 +194,13 @@ def test_the_pair_with_the_higher_accuracy_is_the_headline():
 
 def test_twins_that_differ_in_parameters_are_not_a_pair():
     found = {"softmax": group("softmax", 90, 91), "inline-local": group("inline-local", 95, 95, parameters=64_000)}
-    decision = decide(found, SPREAD, classes=10)
+    decision = decide(found, SPREAD, chance=0.1)
     assert (decision["pairs"], decision["headline"]) == ([], None)
     assert answer_in_words(decision, found, 360) == (
         "Cannot tell: no two of the twins trained (softmax (60 k parameters) and inline + local (64 k parameters)) "
         "differ in attention alone. What would tell: add inline or softmax-local to --twins."
     )
-    assert answer_in_words(decide({}, SPREAD, classes=10), {}, 360).endswith("add softmax or inline to --twins.")
+    assert answer_in_words(decide({}, SPREAD, chance=0.1), {}, 360).endswith("add softmax or inline to --twins.")
 
 
 def seeds_told(pair):
