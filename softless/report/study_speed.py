@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import pairwise
-from math import log
+from math import log, log10
 from typing import Any
 
 from softless.report.page import GRAYS
@@ -11,6 +11,7 @@ from softless.report.study_style import Look, look_of, mechanism_color, mechanis
 from softless.report.study_words import MISSING, listed, short
 
 REFERENCE = "SDPA"
+ROOM = 0.08  # powers of ten beside the first and the last length
 WHAT = {
     "seconds": ("time", "milliseconds per call", 1e3),
     "peak_bytes": ("memory", "peak memory of a call, MB", 1e-6),
@@ -85,7 +86,14 @@ def curves(found: dict[str, Any], looks: Mapping[str, Look]) -> Figure | None:
         here = _here((found.get("own") or {}).get("tokens"), key, [y for line in lines for y in line["y"]])
         traces += [line | {"visible": key == known[0]} for line in [*lines, *here]]
     lengths = sorted({lap["tokens"] for lap in laps})
-    x = {"title": "tokens N", "type": "log", "tickvals": lengths, "ticktext": [f"{n:,}" for n in lengths]}
+    ends = sorted([*lengths, (found.get("own") or {}).get("tokens") or lengths[0]])
+    x = {
+        "title": "tokens N (1k is 1,024)",
+        "type": "log",
+        "tickvals": lengths,
+        "ticktext": [f"{n / 1024:g}k" if n >= 1024 and n % 1024 == 0 else f"{n:g}" for n in lengths],
+        "range": [log10(max(ends[0], 1)) - ROOM, log10(ends[-1]) + ROOM],
+    }
     y = {"title": WHAT[known[0]][1], "type": "log", "dtick": 1, "tickformat": ",~g"}
     picks = tuple(Pick(key, WHAT[key][0], {"yaxis.title": WHAT[key][1]}) for key in known)
     room = {"l": 56, "r": 110, "t": 16, "b": 48}

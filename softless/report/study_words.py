@@ -15,7 +15,6 @@ HEADS = {
     "accuracy": "accuracy, %",
     "spread": "spread over seeds",
     "against softmax": "against softmax, points",
-    "none": "no key hidden",
 }
 REASONS = {"spread": "one seed has no spread", "paper": "the paper has no number for this twin"}
 
@@ -104,7 +103,7 @@ def _head(name: str, setting: str | None) -> str:
         return "paper, %" + (f" ({setting})" if setting else "")
     if found := re.fullmatch(r"(local|random) (\d+)", name):
         size = found[2]
-        return f"{size} x {size} hidden" if found[1] == "local" else f"{size} random hidden"
+        return f"{size} x {size}" if found[1] == "local" else f"{size} random"
     return HEADS.get(name, name)
 
 

@@ -180,7 +180,7 @@ def test_a_column_without_numbers_is_left_out_and_a_dash_is_explained():
     found = study_words.paper_table(
         {"id": "9", "title": "T", "columns": columns, "rows": rows, "setting": "ImageNet-1K, DeiT-T", "paper": "So."}
     )
-    assert found.columns == ("twin", "accuracy, %", "paper, % (ImageNet-1K, DeiT-T)", "3 x 3 hidden", "9 random hidden")
+    assert found.columns == ("twin", "accuracy, %", "paper, % (ImageNet-1K, DeiT-T)", "3 x 3", "9 random")
     assert found.rows[1] == ("taylor", "94.2", "\u2013", "90.0", "93.1")
     assert found.notes[0].endswith("the paper has no number for this twin.")
     assert found.notes[1] == "The paper (ImageNet-1K, DeiT-T): So."
