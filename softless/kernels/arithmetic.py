@@ -3,6 +3,8 @@
     bfloat16   factors rounded to bfloat16: the tensor cores' fastest, with float32's range
     float16    factors rounded to tf32: as many bits as float16, and no overflow at 65,504
     float32    factors as they are, multiplied exactly (ieee)
+    PAIRS      factors as two bfloat16 each, 16 bits: three products on the tensor cores. For bfloat16 inputs where
+               small differences of features count; float16 inputs take float32 there
 
 Rounding is to nearest, ties to even. The tensor cores would cut tf32 off, which is biased; Triton's interpreter
 would cut bfloat16 off, and multiplies it wrongly: there the same numbers travel as float32.
@@ -12,6 +14,7 @@ import triton
 import triton.language as tl
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+PAIRS = tl.constexpr(tl.float64)  # a way to multiply, under the name of a dtype that no kernel takes
 ONES = tl.constexpr(16)  # the fewest rows or columns a product may have
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -44,6 +47,11 @@ def product(a, b, sums, DTYPE: tl.constexpr):
     """a @ b + sums, of two factors [m, k] and [k, n]; float32."""
     if DTYPE == tl.float32:
         return tl.dot(a, b, sums, input_precision="ieee")
+    elif DTYPE == PAIRS:
+        large, rest = parts(a, tl.bfloat16)
+        large_b, rest_b = parts(b, tl.bfloat16)
+        sums = tl.dot(large, rest_b, tl.dot(rest, large_b, sums, input_precision="tf32"), input_precision="tf32")
+        return tl.dot(large, large_b, sums, input_precision="tf32")
     else:
         return tl.dot(a, b, sums, input_precision="tf32")
 
@@ -58,7 +66,7 @@ def parts(x, DTYPE: tl.constexpr):
 @triton.jit
 def precise_left(a, b, sums, DTYPE: tl.constexpr):
     """`product` of a in float32, with twice the bits, and a factor b."""
-    if DTYPE == tl.float32:
+    if DTYPE == tl.float32 or DTYPE == PAIRS:
         return product(a, b, sums, DTYPE)
     else:
         large, rest = parts(a, DTYPE)
@@ -68,7 +76,7 @@ def precise_left(a, b, sums, DTYPE: tl.constexpr):
 @triton.jit
 def precise_right(a, b, sums, DTYPE: tl.constexpr):
     """`product` of a factor a, and b in float32 with twice the bits."""
-    if DTYPE == tl.float32:
+    if DTYPE == tl.float32 or DTYPE == PAIRS:
         return product(a, b, sums, DTYPE)
     else:
         large, rest = parts(b, DTYPE)
@@ -78,7 +86,7 @@ def precise_right(a, b, sums, DTYPE: tl.constexpr):
 @triton.jit
 def precise(a, b, sums, DTYPE: tl.constexpr):
     """`product` of two in float32, each with twice the bits; rest times rest is left out."""
-    if DTYPE == tl.float32:
+    if DTYPE == tl.float32 or DTYPE == PAIRS:
         return product(a, b, sums, DTYPE)
     else:
         large, rest = parts(a, DTYPE)
@@ -101,7 +109,7 @@ def exponential(x):
 @triton.jit
 def held(x, DTYPE: tl.constexpr):
     """x [n, d], out of a product of zeros: Triton then keeps it where the tensor cores do, and computes it once."""
-    if INTERPRETED or DTYPE == tl.float32:
+    if INTERPRETED or DTYPE == tl.float32 or DTYPE == PAIRS:
         return x
     else:
         left, right = tl.zeros((x.shape[0], ONES), tl.float32), tl.zeros((ONES, x.shape[1]), tl.float32)

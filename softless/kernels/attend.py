@@ -23,6 +23,7 @@ from softless.kernels.rows import dense, output_like, rows
 from softless.kernels.short import short_kernel
 from softless.kernels.tiles import (
     Tile,
+    finer,
     is_short,
     is_split,
     is_whole,
@@ -202,14 +203,14 @@ def keeps_records(q: Tensor, k: Tensor, v: Tensor, phi_k: str) -> bool:
 
 
 def _products(recipe: Recipe, dtype: torch.dtype, *, backward: bool) -> torch.dtype:
-    """What to multiply in: the input's dtype, but float32 where small differences of rounded factors count.
+    """What to multiply in: the input's dtype, or finer where small differences of rounded factors count.
 
     A mass of signed features may nearly cancel; exponential keys saturate, and then their gradients do; those of
     softmax features leave out what the channels of a sum that nothing centers have in common.
     """
     signed = may_cancel(*recipe[:3])
     shared = recipe.reader == "none" and "softmax" in (recipe.phi_q, recipe.phi_k)
-    return torch.float32 if signed or (backward and (shared or recipe.phi_k == "exp")) else dtype
+    return finer(dtype) if signed or (backward and (shared or recipe.phi_k == "exp")) else dtype
 
 
 def _slices(q: Tensor, v: Tensor) -> list[slice]:

@@ -61,8 +61,8 @@ class Recipe(NamedTuple):
         return may_cancel(self.phi_q, self.phi_k, self.reader)
 
     def products(self, dtype: torch.dtype) -> torch.dtype:
-        """What to multiply in: the input's dtype, but float32 where a mass may nearly cancel."""
-        return torch.float32 if self.signed else dtype
+        """What to multiply in: the input's dtype, or finer where a mass may nearly cancel."""
+        return tiles.finer(dtype) if self.signed else dtype
 
 
 def past_like(k: Tensor, v: Tensor, *states: int) -> Past:
@@ -128,7 +128,7 @@ def forward(
     starting = starts(k, v, key_mask, past, recipe, heads) if segments > 1 else None
     dtype = recipe.products(q.dtype)
     size = walk(causal_tiles.FORWARD, q, v, dtype)
-    plain = recipe.reader != "subtract" and dtype != torch.float32
+    plain = recipe.reader != "subtract" and dtype in (torch.bfloat16, torch.float16)
     launch(
         plain_kernel if plain else forward_kernel, heads * segments * -(-v.shape[3] // size["BE"]), q, rows(q),
         rows(k), rows(v), rows(out), mask_of(key_mask), memory_of(past if starting is None else starting),

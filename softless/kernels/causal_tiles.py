@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from softless.kernels.tiles import PAIRS
+
 PROGRAMS = 264  # two for each of the 132 multiprocessors of an H100 or H200
 ALIGNED = 128  # a segment is a multiple of every chunk
 PIECES = 2  # of a segment, summed at the same time: sums over queries have room for four programs a multiprocessor
@@ -46,8 +48,12 @@ KEYS = {
 
 
 def tile(table: dict[int, Tile], width: int, dtype: torch.dtype) -> Tile:
-    """float16 multiplies as tf32, whose factors take twice the room: half the tokens. float32 has no tensor cores."""
+    """float16 multiplies as tf32, whose factors take twice the room: half the tokens. So do those of PAIRS. float32 has
+    no tensor cores, and wide PAIRS do not fit otherwise.
+    """
     chosen = table[width]
+    if dtype == PAIRS and width <= 64:
+        return Tile(32, 64, 4, 2)
     if dtype == torch.bfloat16:
         return chosen
     if dtype == torch.float16:

@@ -19,7 +19,7 @@ SIGNED = ("identity", "leaky_relu", "unit")  # those that may be negative
 
 
 def may_cancel(phi_q: str, phi_k: str, reader: str) -> bool:
-    """Whether a division's mass is a sum of either sign: its products are made in float32, whatever comes in."""
+    """Whether a division's mass is a sum of either sign: its products are finer than those of the inputs."""
     return reader == "divide" and (phi_q in SIGNED or phi_k in SIGNED)
 
 

@@ -20,6 +20,7 @@ WHOLE = 256
 PROGRAMS = 264  # two a multiprocessor; never a few more than fit at once, they would run alone at the end
 OBSERVERS = 396  # three, where the sums are 64 x 64 or less: that pass has registers and shared memory to spare
 READERS = 4 * PROGRAMS  # of passes that keep no sums, where these would be 64 x 64 or less
+PAIRS = torch.float64  # stands for `arithmetic.PAIRS`: bfloat16 inputs, multiplied with 16 bits
 MOST_SPLITS = 128  # parts of a head that `merge_kernel` holds at once
 
 
@@ -74,14 +75,21 @@ WHOLE_HEADS = {
 SHORT = {64: Tile(64, 4, 1), 128: Tile(64, 4, 1, 128)}  # by keys that a program holds; four programs a multiprocessor
 
 
+def finer(dtype: torch.dtype) -> torch.dtype:
+    """What to multiply these inputs in where small differences of rounded factors count."""
+    return PAIRS if dtype == torch.bfloat16 else torch.float32
+
+
 def tile(kind: str, bd: int, be: int, dtype: torch.dtype) -> Tile:
-    """The tile of a pass whose sums are bd x be numbers. float32 multiplies without tensor cores: short tiles."""
+    """The tile of a pass whose sums are bd x be numbers. float32 multiplies without tensor cores: short tiles. PAIRS
+    have those of bfloat16, but for wide heads, whose factors would not fit twice.
+    """
     wide = bd * be > 64 * 64
-    if dtype == torch.float32:
+    if dtype == torch.float32 or (dtype == PAIRS and wide):
         return Tile(32, 8 if wide else 4, 1)
     if kind in WHOLE_HEADS:
         return (WHOLE_HEADS if dtype == torch.bfloat16 else WHOLE_HEADS | WHOLE_FP16)[kind][bd * be > 32 * 32]
-    return (BF16 if dtype == torch.bfloat16 else FP16)[kind][wide]
+    return (FP16 if dtype == torch.float16 else BF16)[kind][wide]
 
 
 def slice_width(bd: int, e: int) -> int:
@@ -110,7 +118,7 @@ def is_whole(queries: int, keys: int, bd: int, be: int) -> bool:
 
 def is_split(bd: int, be: int, dtype: torch.dtype) -> bool:
     """Whether a division's queries are read twice, for dq and for the sums: wide heads have no registers for both."""
-    return bd * be > 64 * 64 and dtype != torch.float32
+    return bd * be > 64 * 64 and dtype not in (torch.float32, PAIRS)
 
 
 def observers(bd: int, be: int) -> int:
