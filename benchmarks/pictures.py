@@ -26,7 +26,7 @@ def main() -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(QUIET))
-        page = browser.new_page(viewport={"width": 1280, "height": 1740}, reduced_motion="reduce")
+        page = browser.new_page(viewport={"width": 1280, "height": 2150}, reduced_motion="reduce")
         page.goto((asked.report / "index.html").resolve().as_uri())
         page.wait_for_selector("html[data-ready=yes]", state="attached", timeout=120_000)
         page.screenshot(path=asked.out / "report.png")
