@@ -136,7 +136,7 @@ def pull(u, f, n, k_mean, top, scale, D: tl.constexpr, EXP: tl.constexpr, READER
 def query_slope(x, phi, units, top, df, t, EXP: tl.constexpr, PHI: tl.constexpr, READER: tl.constexpr):
     """Gradient of q from that of f."""
     gradient = slope(x, phi, df * tl.where(units < 1.0 / ALIVE, units, 0.0), t, PHI)
-    if READER == "divide" or READER == "channel" or not EXP:  # noqa: PLR1714
+    if READER == "divide" or READER == "channel" or not EXP:
         return gradient
     else:
         return grow(gradient, top)

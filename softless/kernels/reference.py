@@ -22,7 +22,7 @@ def typical(x, mask, b, h, begin, end, t, columns, D: tl.constexpr, PHI: tl.cons
     Wide ones are loaded as ROWS equal rows and reduced, so that Triton lays them out as the tiles they are subtracted
     from; narrow ones would wait for that.
     """
-    MONOTONE: tl.constexpr = PHI != "softmax" and PHI != "unit"  # noqa: PLR1714
+    MONOTONE: tl.constexpr = PHI != "softmax" and PHI != "unit"
     ROWS: tl.constexpr = 16 if columns.shape[0] > 64 else 1
     first = first_visible(mask, b, begin, end)
     left = of_three(x, mask, b, h, begin, end, first, 0, t, columns, D, "identity" if MONOTONE else PHI, ROWS)

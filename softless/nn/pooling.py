@@ -102,7 +102,7 @@ def windows(x: Tensor, stride: int, width: int | None = None) -> Tensor:
     return F.pad(x, (0, 0, 0, beyond)).unfold(1, width, stride).mT
 
 
-def _check_prefix(prefix: object, x: Tensor) -> None:
+def _check_prefix(prefix: int, x: Tensor) -> None:
     check_count("prefix", prefix, least=0)
     if prefix > x.shape[1]:
         raise ArgumentError(f"prefix {prefix} is more than the {x.shape[1]} tokens of x")

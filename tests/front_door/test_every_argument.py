@@ -272,7 +272,12 @@ CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
         "t": (1, 0.5),
         "normalize": ("divide", "none"),
     },
-    "inline": {"phi": ("identity", "relu", "exp", "affine_relu"), "phi_k": (None, "softmax"), "t": (1, 0.5)},
+    "inline": {
+        "phi": ("identity", "relu", "exp", "affine_relu"),
+        "phi_k": (None, "softmax"),
+        "t": (1, 0.5),
+        "gain": ("mean", "sum"),
+    },
     "taylor": {"order": (1, 2), "normalize": (True, False)},
     "angular": {"exact": (False, True)},
     "focused": {"p": (3, 2.5), "learned_scale": (False, True)},
