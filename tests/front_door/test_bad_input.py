@@ -136,7 +136,8 @@ def test_a_module_names_a_key_mask_that_does_not_fit(mistake, layer):
 
 
 OPTIONS = {
-    "unknown mechanism": (lambda: mechanism("linnear"), ["linnear", *ALL]),
+    "unknown mechanism": (lambda: mechanism("magic"), ["magic", *ALL]),
+    "misspelled mechanism": (lambda: mechanism("linnear"), ["'linnear' does not exist: did you mean 'linear'?"]),
     "no name": (lambda: mechanism(None), ["None", "softmax"]),
     "a list of names": (lambda: mechanism(["linear"]), ["linear", "softmax"]),
     "unknown option": (lambda: mechanism("linear", temperature=2), ["linear", "temperature", "phi", "normalize"]),
@@ -225,7 +226,8 @@ def test_attention_names_the_mechanisms_it_knows():
         lambda m: attention_with_state(q, q, q, m),
         lambda m: nn.Attention(4, 2, m),
     ):
-        refuses(lambda call=call: call("linnear"), "linnear", *ALL)
+        refuses(lambda call=call: call("magic"), "magic", *ALL)
+        refuses(lambda call=call: call("linnear"), "linnear", "did you mean 'linear'?")
         refuses(lambda call=call: call(7), "mechanism", "int")
         refuses(lambda call=call: call(softless.Mechanism), "mechanism", "type")
 
