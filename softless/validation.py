@@ -136,7 +136,7 @@ def _not_dense(name: str, x: object) -> ArgumentError:
     if not x.is_nested:
         return ArgumentError(f"{name} is a tensor of layout {x.layout} and must be a dense one: {name}.to_dense()")
     return ArgumentError(
-        f"{name} is a nested tensor, and only q, k and v of attention and attention_with_state are packed sequences: "
+        f"{name} is a nested tensor, and only attention and attention_with_state take packed sequences, as q, k and v: "
         f"pad them, or give one at a time, of {name}.unbind()"
     )
 

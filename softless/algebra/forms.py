@@ -177,8 +177,10 @@ def chunked(
 
 
 def _running(k: Float[Tensor, "*b n d"], state: State | None) -> Float[Tensor, "*b n d"]:
-    """sum_{j <= i} phi(k_j), what came in included."""
-    total = k.cumsum(-2)
+    """sum_{j <= i} phi(k_j), what came in included; added up in chunks, which rounds less often."""
+    own = fold(k, CHUNK).cumsum(-2)  # [*b, c, chunk, d]
+    last = own[..., -1:, :]
+    total = unfold(own + before(torch.zeros_like(last[..., :1, :, :]), last, -3).cumsum(-3), k.shape[-2])
     return total if state is None else total + (state.n[..., None] * state.k_mean)[..., None, :]
 
 

@@ -54,14 +54,16 @@ def read(
     shifted: bool = True,
     signed: bool = False,
 ) -> Float[Tensor, "*b n m"]:
-    """Answer queries from a state. `shifted=False` says that its shift is zero, and saves the rescaling; `signed=True`
-    says that features may be negative, so that the mass of a division may cancel.
+    """Answer queries from a state.
 
     >>> import torch
     >>> from softless.algebra import observe, read
     >>> phi_k, v = torch.rand(2, 4, 10, 16), torch.randn(2, 4, 10, 8)           # [B, H, M, d], [B, H, M, e]
     >>> read(torch.rand(2, 4, 5, 16), observe(phi_k, v), "divide").shape        # [B, H, N, e]
     torch.Size([2, 4, 5, 8])
+
+    shifted  False says that the state's shift is zero, and saves the rescaling
+    signed   True says that features may be negative, so that the mass of a division may cancel
     """
     total, comoment = state.n[..., None] * state.k_mean, state.comoment  # sum of phi(k): [*b, d]
     log_gain = lost = None

@@ -46,7 +46,7 @@ weights of a name are random, and there is no verdict.
 $ softless probe runs/a
 $ softless probe timm:deit_tiny_patch16_224 --pretrained --data photos/
 $ softless probe timm:deit_tiny_patch16_224 --weights deit.pth --data photos/
-$ softless probe hf:sentence-transformers/all-MiniLM-L6-v2 --data book.txt --layers 0,5
+$ softless probe hf:sentence-transformers/all-MiniLM-L6-v2 --data book.txt
 $ softless probe inline_swin_tiny --images 500 --out probed
 """
 

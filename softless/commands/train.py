@@ -120,8 +120,10 @@ def run(
     if json and showing.main:
         from dataclasses import asdict
 
+        result = asdict(outcome)
+        del result["answers"]  # a bit for every image
         facts = {"out": str(out), "recipe": start.name, "model": start.recipe.model.name}
-        emit_json({"schema": SCHEMA, **facts, "parameters": showing.parameters, **asdict(outcome)})
+        emit_json({"schema": SCHEMA, **facts, "parameters": showing.parameters, **result})
     else:
         showing.conclude(outcome, out)
 

@@ -222,7 +222,8 @@ def _untied(given: dict[str, Tensor], own: dict[str, Tensor], model: nn.Module) 
         *model.named_parameters(remove_duplicate=False),
         *model.named_buffers(remove_duplicate=False),
     ):
-        if name in own and name in given and given[name].shape == own[name].shape:
+        loaded = given.get(name)
+        if name in own and loaded is not None and loaded.shape == own[name].shape and not loaded.is_complex():
             names.setdefault(id(tensor), []).append(name)
     differ = []
     for first, *others in names.values():

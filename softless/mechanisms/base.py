@@ -145,13 +145,14 @@ def in_forward_mode() -> bool:
 
 def transformed() -> bool:
     """Whether forward mode or a transform of torch.func is at work."""
-    return in_forward_mode() or torch._C._functorch.maybe_current_level() is not None
+    return in_forward_mode() or torch._C._are_functorch_transforms_active()
 
 
 def readable(x: Tensor) -> bool:
     """Whether a check may look at the numbers of x: eager, on a CPU, outside vmap. Elsewhere it would cost a wait."""
-    plain = type(x) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-    return plain and x.is_cpu and not torch.compiler.is_compiling()
+    if torch.compiler.is_compiling():
+        return False
+    return type(x) is Tensor and x.is_cpu and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def sign(out: Tensor, state: State, mechanism: Mechanism) -> tuple[Tensor, State]:

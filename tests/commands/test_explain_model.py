@@ -156,9 +156,9 @@ def test_an_image_size_that_is_none_is_a_usage_error(softless, size):
 
 
 def test_options_of_a_model_are_read_by_their_kind():
-    words = {"mechanism": "linear", "local": "False", "window": "7,none,14,7", "pattern": "II2S"}
+    words = {"mechanism": "linear", "local": "False", "window": "7,none,14,none", "pattern": "II2S"}
     options = model_options("inline_swin_tiny", words)
-    assert options == {"mechanism": "linear", "local": False, "window": [7, None, 14, 7], "pattern": "II2S"}
+    assert options == {"mechanism": "linear", "local": False, "window": [7, None, 14, None], "pattern": "II2S"}
     assert model_options("inline_swin_tiny", {"window": "7"}) == {"window": 7}
     with pytest.raises(ArgumentError, match="has no option 'img_size'"):
         model_options("inline_swin_tiny", {"img_size": "7"})

@@ -66,11 +66,11 @@ SIGNATURES = {
     "algebra.State": "n, k_mean, v_mean, comoment, shift",
     "algebra.observe": "phi_k, v, mask=None",
     "algebra.merge": "a, b",
-    "algebra.read": "phi_q, state, reader, scale=1.0, *, shifted=True",
-    "algebra.weights": "phi_q, phi_k, reader, scale, visible",
-    "algebra.parallel": "phi_q, phi_k, v, reader, scale=1.0, mask=None",
-    "algebra.recurrent": "phi_q, phi_k, v, reader, scale=1.0, mask=None, state=None",
-    "algebra.chunked": "phi_q, phi_k, v, reader, scale=1.0, mask=None, state=None, chunk=64",
+    "algebra.read": "phi_q, state, reader, scale=1.0, *, shifted=True, signed=False",
+    "algebra.weights": "phi_q, phi_k, reader, scale, visible, *, signed=False",
+    "algebra.parallel": "phi_q, phi_k, v, reader, scale=1.0, mask=None, *, signed=False",
+    "algebra.recurrent": "phi_q, phi_k, v, reader, scale=1.0, mask=None, state=None, *, signed=False",
+    "algebra.chunked": "phi_q, phi_k, v, reader, scale=1.0, mask=None, state=None, chunk=64, *, signed=False",
 }
 
 

@@ -169,6 +169,7 @@ def test_layouts_give_what_contiguous_copies_give(family: str, turn: int) -> Non
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # as torch 2.11 says it
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_auto_finds_a_way_to_differentiate_and_map(family: str, transform: str) -> None:

@@ -180,7 +180,7 @@ def test_a_class_token_does_not_fit_in_a_window():
     with pytest.raises(UnsupportedError, match="window 7 cuts a picture, and DeiT has a class token"):
         softless.create_model("inline_deit_tiny", window=7)
     layer = softless.nn.Attention(12, 3, window=3)
-    with pytest.raises(ArgumentError, match=r"window \(3, 3\) needs grid=\(height, width\) of all 10 tokens"):
+    with pytest.raises(ArgumentError, match=r"grid is \(3, 3\) and must be .* a picture of all 10 tokens, and has 9"):
         layer(torch.randn(1, 10, 12), (3, 3))
     with pytest.raises(UnsupportedError, match="no causal order"):
         layer(torch.randn(1, 9, 12), (3, 3), is_causal=True)

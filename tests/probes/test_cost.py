@@ -108,7 +108,7 @@ def test_crossover_is_where_flops_really_cross(made):
         assert all(ratio(n) >= 1 for n in (64, 4096))
     else:
         assert ratio(tokens) <= 1
-        assert tokens == 1 or ratio(tokens - 1) > 1
+        assert tokens == 1 or ratio(tokens - 1) >= 1  # a block of all tokens costs what softmax does
 
 
 def test_inline_crosses_softmax_just_above_the_head_dimension():

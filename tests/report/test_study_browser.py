@@ -183,6 +183,7 @@ def test_alone_in_an_empty_folder_every_link_works(open_page, folder, whole, tmp
 
     alone = shutil.copy(folder / "index.html", tmp_path / "sent.html")
     page = open_page(1280, "light", Path(alone))
+    page.wait_for_function("!document.querySelector('.plot:not([data-drawn])')")  # drawing moves the links
     links = page.locator("a[download]")
     assert links.count() == 12 + 5
     taken = {}
