@@ -182,15 +182,15 @@ def test_alone_in_an_empty_folder_every_link_works(open_page, folder, whole, tmp
     import shutil
 
     alone = shutil.copy(folder / "index.html", tmp_path / "sent.html")
-    page = open_page(1280, "light", Path(alone))
-    page.wait_for_function("!document.querySelector('.plot:not([data-drawn])')")  # drawing moves the links
-    links = page.locator("a[download]")
-    assert links.count() == 12 + 5
     taken = {}
-    for link in links.all():
-        with page.expect_download() as download:
-            link.click()
-        taken[download.value.suggested_filename] = Path(download.value.path()).read_text()
+    for half in (slice(9), slice(9, None)):  # Chromium starts no more than ten downloads of one page at a time
+        page = open_page(1280, "light", Path(alone))
+        links = page.locator("a[download]").all()
+        assert len(links) == 12 + 5
+        for link in links[half]:
+            with page.expect_download() as download:
+                link.click()
+            taken[download.value.suggested_filename] = Path(download.value.path()).read_text()
     assert taken["twins.csv"] == (folder / "twins.csv").read_text()
     assert json.loads(taken["layers.json"]) == whole["layers"]
     assert json.loads(taken["report.json"]) == whole
