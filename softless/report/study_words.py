@@ -13,8 +13,7 @@ CLOSE = 0.05  # points from the margin, within which one decimal would hide on w
 DECIMALS = 2  # of a number in a table, at most
 HEADS = {
     "accuracy": "accuracy, %",
-    "spread": "spread over seeds",
-    "against softmax": "against softmax, points",
+    "against softmax": "minus softmax",
 }
 REASONS = {"spread": "one seed has no spread", "paper": "the paper has no number for this twin"}
 
