@@ -12,6 +12,7 @@ from softless.commands.study_tables import compare
 REFERENCE = "SDPA"
 ROUGH = 1.5  # median / fastest repeat, beyond which timings say more about the machine than about the call
 RIVALS = {linear: softmax for softmax, linear in FAIR}
+FEW = 0.05  # confused pairs, fewer than which would be shown as 0.0
 
 Document = dict[str, Any]
 
@@ -62,10 +63,13 @@ def _queries(layers: Sequence[Document], twins: Sequence[Document]) -> str:
     known = sorted(((count, twin["label"]) for count, twin in worst if count is not None), key=lambda each: -each[0])
     if not known:
         return ""
-    counts = ", ".join(f"{label} {count:.0f}" if count >= 10 else f"{label} {count:.1f}" for count, label in known)
+    some = [(count, label) for count, label in known if count >= FEW]
+    counts = ", ".join(f"{label} {count:.0f}" if count >= 10 else f"{label} {count:.1f}" for count, label in some)
+    says = f"Confused pairs per image and head, in the worst layer of each twin: {counts}"
+    says += f"; the others have less than {FEW:g}." if len(some) < len(known) else "."
     return (
         "two different queries are confused where their rows of weights differ by less than 0.001 in all (Euclidean "
-        f"distance). Confused pairs per image and head, in the worst layer of each twin: {counts}."
+        f"distance). {says if some else f'No twin has {FEW:g} confused pairs per image and head in any layer.'}"
     )
 
 
