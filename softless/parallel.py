@@ -163,7 +163,7 @@ def _group(group: "ProcessGroup | None") -> "ProcessGroup":
         raise ArgumentError(
             "no process group: call torch.distributed.init_process_group first, as torchrun's programs do"
         )
-    outside = dist.GroupMember.NON_GROUP_MEMBER  # what new_group gives a rank that it leaves out
+    outside: object = dist.GroupMember.NON_GROUP_MEMBER  # what new_group gives a rank that it leaves out
     if not (group is None or group is outside or isinstance(group, dist.ProcessGroup)):
         raise ArgumentError(f"group is a {type(group).__name__} and must be a torch.distributed process group or None")
     group = dist.group.WORLD if group is None else group
