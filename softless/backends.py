@@ -15,6 +15,7 @@ from softless.algebra.recipe import RULES, Recipe
 from softless.algebra.state import State, check_continues
 from softless.errors import BackendError
 from softless.mechanisms import Call, Mechanism
+from softless.mechanisms.base import in_forward_mode
 
 
 def fused(
@@ -40,9 +41,8 @@ def transform_refusal(*tensors: Tensor | None) -> str | None:
     """Why the kernels cannot be differentiated or mapped as this call is, or None. They know reverse mode alone."""
     if torch._C._are_functorch_transforms_active():
         return "torch.func transforms (grad, vjp, jvp, jacrev, vmap) cannot see into a kernel"
-    if forward_ad._current_level >= 0 and any(
-        x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors
-    ):
+    duals = tensors if in_forward_mode() else ()
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in duals):
         return "the kernels have no forward-mode derivative"
     return None
 

@@ -5,7 +5,7 @@
 Queries that share a key head share its state: [B, G, H/G, N, .] reads [B, G, 1, d, e].
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -86,8 +86,9 @@ class Kernelized(Mechanism):
             k, v = F.pad(k, (0, 0, -past, 0)), F.pad(v, (0, 0, -past, 0))
         phi_q, (phi_k, values, mask) = self._queries(q, v, call), self._keys(q, k, v, call)
         _check_widths(phi_q, phi_k)
-        how: Any = {"chunk": self.chunk, "signed": self.signed}
-        out = algebra.chunked(phi_q, phi_k, values, self.reader, call.scale, mask, state, **how)
+        out = algebra.chunked(
+            phi_q, phi_k, values, self.reader, call.scale, mask, state, self.chunk, signed=self.signed
+        )
         return _ungroup(out)
 
     def _queries(self, q: Tensor, v: Tensor, call: Call) -> Tensor | Log:

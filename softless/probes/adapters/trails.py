@@ -30,7 +30,7 @@ SCORES, LOGS, WEIGHTS = "scores", "logs", "weights"
 
 
 @dataclass(frozen=True)
-class Call:
+class Operation:
     """A call of PyTorch that has run."""
 
     name: str
@@ -78,7 +78,7 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Part:
+class ViewOf:
     """A view of scores or weights: what is done to it in place is done to them."""
 
     root: Tensor
@@ -86,7 +86,7 @@ class Part:
     soft: bool = False
 
 
-Meaning = Trail | Lost | Part
+Meaning = Trail | Lost | ViewOf
 
 
 class Trails:
@@ -99,7 +99,7 @@ class Trails:
     def of(self, x: Tensor) -> Meaning | None:
         meaning, version = self.known.get(x, (None, None))
         stale = isinstance(meaning, Trail) and version != version_of(x)
-        if stale or (isinstance(meaning, Part) and not isinstance(self.of(meaning.root), Trail)):
+        if stale or (isinstance(meaning, ViewOf) and not isinstance(self.of(meaning.root), Trail)):
             return lost(meaning)
         return meaning
 
@@ -113,7 +113,7 @@ class Trails:
         found = [(x, meaning) for x in tensors(values) if (meaning := self.of(x)) is not None]
         return sorted(found, key=lambda each: not isinstance(each[1], Trail))
 
-    def follow(self, call: Call, before: list[tuple[Tensor, Meaning]], module: str) -> bool:
+    def follow(self, call: Operation, before: list[tuple[Tensor, Meaning]], module: str) -> bool:
         """Note what the results of a call stand for, and what it changed in place.
 
         `before` is what was `among` its arguments before it ran. Returns whether a softmax was taken of scores.
@@ -131,14 +131,14 @@ class Trails:
             self.lose(before, [each for each in tensors([call.out]) if each is not x], soft, module)
         return soft
 
-    def changed(self, call: Call, x: Tensor, meaning: Meaning, after: Trail | None, soft: bool) -> None:
+    def changed(self, call: Operation, x: Tensor, meaning: Meaning, after: Trail | None, soft: bool) -> None:
         """A step in place."""
         target = call.kwargs.get("out")
         target = target if isinstance(target, Tensor) else call.args[0]
         if target is not x:
             if isinstance(target, Tensor) and target.numel() == x.numel():
                 self.put(target, lost(meaning, soft))
-        elif isinstance(meaning, Part):
+        elif isinstance(meaning, ViewOf):
             whole = self.known.get(meaning.root, (None, None))[0]
             known = isinstance(whole, Trail) and whole.stage == SCORES and call.name in PART
             self.put(meaning.root, replace(whole, shifted=True) if known else lost(meaning, soft))
@@ -151,13 +151,13 @@ class Trails:
             inside = f"{module}.".startswith(f"{meaning.module}.") or not meaning.module
             for out in results:
                 if not isinstance(meaning, Lost) and share_memory(x, out):
-                    root = meaning.root if isinstance(meaning, Part) else x
-                    self.put(out, Part(root, meaning.module, is_soft(meaning)))
+                    root = meaning.root if isinstance(meaning, ViewOf) else x
+                    self.put(out, ViewOf(root, meaning.module, is_soft(meaning)))
                 elif inside and out.numel() == x.numel():
                     self.put(out, lost(meaning, soft))
 
 
-def step(trail: Trail, x: Tensor, call: Call, number: int) -> Trail | None:
+def step(trail: Trail, x: Tensor, call: Operation, number: int) -> Trail | None:
     """What the result of a known step on `x` stands for; `number` is that of the softmax, if it is one."""
     result = x if call.name == "__setitem__" else call.out
     if not isinstance(result, Tensor) or not result.is_floating_point():
@@ -177,14 +177,14 @@ def step(trail: Trail, x: Tensor, call: Call, number: int) -> Trail | None:
     return replace(trail, turned=not trail.turned) if turns or name == "mT" else None
 
 
-def _softmax(trail: Trail, x: Tensor, call: Call, number: int) -> Trail | None:
+def _softmax(trail: Trail, x: Tensor, call: Operation, number: int) -> Trail | None:
     stage = {"softmax": WEIGHTS, "log_softmax": LOGS}.get(call.name)
     if stage is None or call.argument(1, "dim", None) not in (-1, x.ndim - 1):
         return None
     return replace(trail, scores=x, stage=stage, number=number, stamp=(*trail.stamp, version_of(x)))
 
 
-def _shifted(trail: Trail, x: Tensor, call: Call) -> Trail | None:
+def _shifted(trail: Trail, x: Tensor, call: Operation) -> Trail | None:
     """Scores that were added to, filled or scaled."""
     name, first = call.name, x is call.args[0]
     if isinstance(call.out, Tensor) and call.out.shape != x.shape:

@@ -28,7 +28,7 @@ from softless.probes.adapters.products import (
     turned_product,
     weights_product,
 )
-from softless.probes.adapters.trails import WEIGHTS, Call, Trail, Trails, is_soft, lost, version_of
+from softless.probes.adapters.trails import WEIGHTS, Operation, Trail, Trails, is_soft, lost, version_of
 from softless.probes.layer import Layer
 
 TRANSPOSE = Tensor.mT.__get__  # type: ignore[attr-defined]
@@ -61,7 +61,7 @@ class Watch(TorchFunctionMode):
         name = "mT" if func == TRANSPOSE else getattr(func, "__name__", "")
         before = self.trails.among((*args, *kwargs.values()))
         out = func(*args, **kwargs)
-        call = Call(name, args, kwargs, out)
+        call = Operation(name, args, kwargs, out)
         if func is F.scaled_dot_product_attention:
             return self.fused(out, *args, **kwargs)
         if isinstance(out, Tensor) and (pair := operands(name, args, kwargs)) is not None:
@@ -72,7 +72,7 @@ class Watch(TorchFunctionMode):
             self.scene.miss(self.trails.softmaxes)  # until its weights meet values
         return out
 
-    def multiplied(self, call: Call, pair: tuple[Tensor, Tensor]) -> Tensor:
+    def multiplied(self, call: Operation, pair: tuple[Tensor, Tensor]) -> Tensor:
         """A product: of weights and values, which is attention, or the beginning of a trail, or the end of one."""
         meanings = [self.trails.of(x) for x in pair]
         for at, trail in enumerate(meanings):
@@ -90,7 +90,7 @@ class Watch(TorchFunctionMode):
             self.begin(call.out, product)
         return call.out
 
-    def added_product(self, call: Call) -> None:
+    def added_product(self, call: Operation) -> None:
         """baddbmm(bias, a, b): beta bias + alpha a b."""
         a, b = call.args[1:3] if len(call.args) > 2 else (call.kwargs["batch1"], call.kwargs["batch2"])
         if (product := scores_product("bmm", call.args, (a, b))) is not None and "out" not in call.kwargs:
