@@ -8,6 +8,7 @@ beyond q, k, v travels in `inputs`. Tensors arrive validated, wide (float32 or f
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -176,6 +177,7 @@ def check_signed(state: State | None, mechanism: Mechanism) -> None:
         raise ArgumentError(f"the state was made by {maker}, and {asked} cannot go on from it: it needs one of its own")
 
 
+@lru_cache(maxsize=256)
 def _signature(mechanism: Mechanism) -> str:
     """Name and options. Functions are told by their names, which are the same in every process."""
     options = [(each.name, getattr(mechanism, each.name)) for each in fields(mechanism)]
