@@ -9,7 +9,7 @@ A run of a twin answers an image right where
 
 All five are normal, so that the true accuracy of a twin, over all seeds and images there could be, is exactly
 Phi(mean / deviation of the sum). Each study has seven twins, of which the linear ones lose the same, and goes through
-the rule as the records of a real one do (softless/commands/study_decision.py).
+the rule as the records of a real one do (softless/study/decision.py).
 """
 
 import sys
@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from softless.commands.study_decision import decide
-from softless.commands.study_statistics import groups, shared_spread
+from softless.study.decision import decide
+from softless.study.statistics import groups, shared_spread
+from softless.study.twins import twins_named
 from softless.train.metrics import Answers
-from softless.train.twins import twins_named
 
 TWINS = ("softmax", "inline", "softmax-local", "inline-local", "linear-relu", "linear-elu", "taylor")
 LOSSES, SEEDS, IMAGES = (0, 1, 2, 4), (2, 3), (360, 3600)

@@ -117,7 +117,7 @@ def assembler() -> str:
     """The ptxas that the kernels' machine code is made by."""
     from triton.backends.nvidia.compiler import get_ptxas
 
-    import softless.kernels.launch  # noqa: F401  it chooses one
+    import softless.kernels.common.launch  # noqa: F401  it chooses one
 
     return str(get_ptxas(90).version)
 

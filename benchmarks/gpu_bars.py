@@ -1,6 +1,6 @@
 """The GPU bars: what is measured, and the limit it is held to. benchmarks/gpu.py runs them.
 
-Measured by softless.probes.contest, as `softless bench` does: bfloat16, medians of CUDA-graph replays with the L2
+Measured by softless.bench.contest, as `softless bench` does: bfloat16, medians of CUDA-graph replays with the L2
 flushed before each.
 """
 
@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 import softless
+from softless.bench import rivals
+from softless.bench.contest import Result, contest, make_job
+from softless.bench.contestants import RIVAL, Contestant, Terms, ours, sdpa
+from softless.bench.cost import Shape
+from softless.bench.plain import plain
+from softless.bench.plain import plain_residual as grouped_convolution
+from softless.bench.stopwatch import Timing, copy_rate, time_calls
 from softless.functional import attention_with_residual
-from softless.probes import rivals
-from softless.probes.contest import Result, contest, make_job
-from softless.probes.contestants import RIVAL, Contestant, Terms, ours, sdpa
-from softless.probes.cost import Shape
-from softless.probes.plain import plain
-from softless.probes.plain import plain_residual as grouped_convolution
-from softless.probes.stopwatch import Timing, copy_rate, time_calls
 
 ROOT = Path(__file__).parents[1]
 DEVICE, REPEATS = torch.device("cuda"), 30

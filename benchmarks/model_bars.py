@@ -1,6 +1,6 @@
 """The GPU bars of whole models: what is measured, and the limit it is held to. benchmarks/gpu.py runs them.
 
-Measured by softless.probes.model_contest, as `softless bench --model` does: bfloat16 weights and images, each model
+Measured by softless.bench.model_contest, as `softless bench --model` does: bfloat16 weights and images, each model
 compiled whole, medians of CUDA-graph replays. Ratios are of images a second. Memory is that of ordinary calls, which
 need no compiler; all else is compiled, and compiling is most of the time this takes.
 """
@@ -13,7 +13,7 @@ import gpu_bars
 import torch
 from gpu_bars import Case, Measured, facts
 
-from softless.probes.model_contest import ModelResult, Setting, as_compiled, model_contest, ours, plainly, timms, twin
+from softless.bench.model_contest import ModelResult, Setting, as_compiled, model_contest, ours, plainly, timms, twin
 
 DTYPE = torch.bfloat16
 DEIT, SWIN, PVT = "inline_deit_tiny", "inline_swin_tiny", "inline_pvt_small"

@@ -5,7 +5,7 @@
     python benchmarks/twins.py page                    # writes docs/results.md and its pictures from all that was kept
 
 A grid of recipe twins-NAME is in a folder NAME. `run` can be stopped and repeated: it goes on where it was
-(softless/train/grid.py). Each run is one line.
+(softless/study/grid.py). Each run is one line.
 """
 
 import argparse
@@ -21,15 +21,15 @@ from curves_picture import Curves, curves_picture
 from trained import changed, section
 from twins_picture import picture
 
-from softless.commands.study_statistics import groups, read_runs, shared_spread
-from softless.commands.study_tables import cell, markdown, tables
 from softless.commands.words import key_value
 from softless.errors import SoftlessError
+from softless.study.grid import Silent, run_grid
+from softless.study.statistics import groups, read_runs, shared_spread
+from softless.study.tables import cell, markdown, tables
+from softless.study.twins import QUESTIONS, Twin, side_of, twins_named, twins_of
 from softless.train.assemble import Means
-from softless.train.grid import Silent, run_grid
 from softless.train.recipe import Recipe
 from softless.train.recipe_file import read_recipe
-from softless.train.twins import QUESTIONS, Twin, side_of, twins_named, twins_of
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"

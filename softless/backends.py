@@ -52,7 +52,7 @@ def refusal(
 ) -> str | None:
     """Why the kernels do not run this call on a device, or None; `ask` is for a user who insists on them."""
     try:
-        from softless.kernels import choice
+        from softless.kernels.common import choice
     except ImportError as error:
         return f"triton cannot be imported ({error})"
     recipe = made.recipe(call.scale)
@@ -72,10 +72,10 @@ def run(
         q, k, v = qkv
         if recipe.reader in RULES:
             return run_with_state(q, k, v, None, recipe, call)[0]
-        from softless.kernels.causal_ops import causal
+        from softless.kernels.causal.ops import causal
 
         return causal(q, k, v, call.key_mask, None, *recipe[:3], recipe.scale, recipe.constant)[0]
-    from softless.kernels.ops import attend_op
+    from softless.kernels.parallel.ops import attend_op
 
     parts = qkv if len(qkv) == 3 else (qkv[0], None, None)
     return attend_op(*parts, call.key_mask, taps, *recipe, list(picture))[0]
@@ -87,10 +87,10 @@ def run_with_state(
     """The causal kernels; a single token that needs no gradient takes the decode step."""
     check_continues(state, _state_like(q, k, v, recipe))
     if recipe.reader in RULES:
-        from softless.kernels.delta_ops import delta
+        from softless.kernels.delta.ops import delta
 
         return delta(q, k, v, call.inputs["beta"], call.key_mask, state, recipe.reader, recipe.scale)
-    from softless.kernels.causal_ops import causal, decode
+    from softless.kernels.causal.ops import causal, decode
 
     recording = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *(state or ())))
     step = decode if q.shape[2] == k.shape[2] == 1 and state is not None and not recording else causal

@@ -1,7 +1,7 @@
 """softless bench: time and peak memory of a call, every way to compute it, on this machine.
 
 Ours against SDPA, the plain formulas (eager and compiled) and other libraries where they are installed, beside the
-floor: the time this machine takes to copy the bytes of q, k, v and o. softless.probes.contest defines the numbers.
+floor: the time this machine takes to copy the bytes of q, k, v and o. softless.bench.contest defines the numbers.
 With --model, a whole model: see softless/commands/bench_model.py.
 
 JSON (schema softless.bench/1); numbers are null where they could not be measured, and "skipped" says why:
@@ -166,8 +166,9 @@ def _prepare(plot: Path) -> None:
 def _bench_calls(
     names: list[str], options: dict[str, str], words: dict[str, Any], plot: Path | None, json: bool
 ) -> None:
-    from softless.commands import bench_measure, bench_show
-    from softless.report import bench_page
+    from softless.bench import measure as bench_measure
+    from softless.bench import page as bench_page
+    from softless.commands import bench_show
 
     plan = bench_measure.plan(names, options, **words)
     document = {"schema": SCHEMA, **bench_measure.measure(plan, show_progress=not json)}
@@ -175,8 +176,8 @@ def _bench_calls(
 
 
 def _bench_model(name: str, options: dict[str, str], words: dict[str, Any], plot: Path | None, json: bool) -> None:
+    from softless.bench import model_page
     from softless.commands import bench_model, bench_model_show
-    from softless.report import model_page
 
     plan = bench_model.plan(name, options, **words)
     document = bench_model.measure(plan, show_progress=not json)

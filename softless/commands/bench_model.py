@@ -21,21 +21,21 @@ from typing import Any
 
 import torch
 
-from softless.commands.bench_measure import PASSES, times
-from softless.commands.model import model_options, settled
-from softless.commands.progress import progress
-from softless.commands.study_measure import circumstances, pick_device
-from softless.errors import ArgumentError, no_such
-from softless.models.table import CONFIGS
-from softless.probes.model_contest import (
+from softless.bench.measure import PASSES, times
+from softless.bench.model_contest import (
     ModelResult,
     Setting,
     check_memory,
     entrants,
     model_contest,
 )
-from softless.probes.speed import steady_threads
-from softless.probes.stopwatch import threads
+from softless.bench.speed import steady_threads
+from softless.bench.stopwatch import threads
+from softless.commands.model import model_options, settled
+from softless.commands.progress import progress
+from softless.errors import ArgumentError, no_such
+from softless.models.table import CONFIGS
+from softless.study.measure import circumstances, pick_device
 
 SCHEMA = "softless.bench-model/1"
 PIXELS = {"cuda": 256 * 224**2, "cpu": 4 * 224**2}  # in a batch, where its size is not given

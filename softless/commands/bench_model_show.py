@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from softless.commands import units
 from softless.commands.bench_show import closing
 from softless.commands.layout import plain_table
+from softless.report import units
 
 if TYPE_CHECKING:
     from rich.console import Console

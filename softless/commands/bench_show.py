@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from softless.commands import units
+from softless.report import units
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softless.commands import units
 from softless.commands.manners import CHECK_FAILED, console, emit_json, plain, polite
 from softless.commands.words import processes
+from softless.report import units
 
 if TYPE_CHECKING:
     from softless.data.check import Part

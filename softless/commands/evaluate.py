@@ -143,7 +143,7 @@ def _loaded(target: str, weights: Path | None, data: str | None) -> "tuple[nn.Mo
 
 
 def _show(document: dict[str, Any]) -> None:
-    from softless.commands import units
+    from softless.report import units
 
     out = console()
     out.print(

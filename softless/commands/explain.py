@@ -136,7 +136,7 @@ def _mechanism(name: str, options: dict[str, str]) -> Any:
 
 
 def _shape(shape: tuple[int, ...], keys: int | None, kv_heads: int | None) -> Any:
-    from softless.probes.cost import Shape
+    from softless.bench.cost import Shape
 
     batch, heads, tokens, dim = shape
     return Shape(batch, heads, tokens, dim, keys or tokens, kv_heads or heads)

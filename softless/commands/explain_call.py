@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from softless.commands import units
+from softless.bench.cost import Shape, chosen, cost, crossover
 from softless.commands.layout import page, plain_table
 from softless.commands.mechanism import word
 from softless.mechanisms import Mechanism, mechanism
-from softless.probes.cost import Shape, chosen, cost, crossover
+from softless.report import units
 
 SCHEMA = "softless.explain/1"
 

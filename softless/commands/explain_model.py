@@ -3,13 +3,13 @@
 from dataclasses import asdict
 from typing import Any
 
-from softless.commands import units
+from softless.bench.anatomy import anatomy
+from softless.bench.published import FACTS
 from softless.commands.layout import page, plain_table
 from softless.commands.model import model_options, settled
 from softless.mechanisms import resolve
 from softless.models.table import Config
-from softless.probes.anatomy import anatomy
-from softless.probes.published import FACTS
+from softless.report import units
 
 SCHEMA = "softless.explain-model/1"
 FAMILIES = {

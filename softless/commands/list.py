@@ -160,9 +160,9 @@ def _show_wide(rows: list[dict[str, Any]]) -> None:
 
 
 def _models() -> list[dict[str, Any]]:
+    from softless.bench.published import FACTS
     from softless.mechanisms import resolve
     from softless.models.table import CONFIGS
-    from softless.probes.published import FACTS
 
     return [
         {
@@ -187,7 +187,7 @@ def _show_models(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from softless.commands import units
+    from softless.report import units
 
     out = console()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
@@ -221,7 +221,7 @@ def _recipes() -> list[dict[str, Any]]:
 def _show_recipes(rows: list[dict[str, Any]]) -> None:
     from rich.text import Text
 
-    from softless.commands import units
+    from softless.report import units
 
     out, table = console(), plain_table("recipe", "model", "images", "batch", "epochs", gap=2)
     table.columns[1].justify = "left"
@@ -236,7 +236,7 @@ def _show_recipes(rows: list[dict[str, Any]]) -> None:
 def _show_all_recipes(rows: list[dict[str, Any]]) -> None:
     from rich.text import Text
 
-    from softless.commands import units
+    from softless.report import units
 
     out = console()
     for row in rows:

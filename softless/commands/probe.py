@@ -109,7 +109,7 @@ def run(
     from softless.commands.probe_input import samples
     from softless.commands.probe_show import document, layers_csv, show
     from softless.commands.probe_subject import subject
-    from softless.commands.study_measure import pick_device
+    from softless.study.measure import pick_device
 
     if out is not None:
         prepare_folder(out)
@@ -149,8 +149,8 @@ def look(
     from softless.commands.probe_show import counted
     from softless.commands.probe_subject import RANDOM
     from softless.commands.progress import progress
-    from softless.commands.units import duration
     from softless.probes.examine import examine
+    from softless.report.units import duration
 
     first = next(shown.batches)
     names, missed = found_layers(target, model, shown, first)

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from softless.commands import units
 from softless.commands.manners import console
+from softless.report import units
 
 if TYPE_CHECKING:
     from rich.table import Table

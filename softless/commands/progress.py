@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from softless.commands import units
+from softless.report import units
 
 if TYPE_CHECKING:
     from rich.progress import Progress

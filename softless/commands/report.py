@@ -33,8 +33,8 @@ def run(
     """Read, draw, say where."""
     from rich.text import Text
 
-    from softless.report.study_document import NAME, read
-    from softless.report.study_page import write_page
+    from softless.study.page.page import write_page
+    from softless.study.schema import NAME, read
 
     page = write_page(folder)
     verdict = read(folder)["verdict"]

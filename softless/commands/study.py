@@ -2,10 +2,10 @@
 
 Twins are trained: small models of one shape, trained alike, that differ in their attention. They are examined layer by
 layer and timed, and mechanisms are timed against the number of tokens. The answer follows from a rule
-(study_decision.py). Everything is in DIR, and a rerun with the same DIR goes on where the last one was:
+(study/decision.py). Everything is in DIR, and a rerun with the same DIR goes on where the last one was:
 
     DIR/index.html     the page                 DIR/report.json    all its numbers        DIR/*.csv   the same as tables
-    DIR/twins/         runs and models (softless/train/grid.py)   DIR/parts/         what was examined and timed
+    DIR/twins/         runs and models (softless/study/grid.py)   DIR/parts/         what was examined and timed
 
 JSON (schema softless.study/4); numbers are null where they could not be measured, est is {"mean", "low", "high", "n"}
 with a 95 % interval:
@@ -137,7 +137,9 @@ def run(
     prepare_folder(out)
 
     with importing():
-        from softless.commands import study_plan, study_run, study_show
+        from softless.study import plan as study_plan
+        from softless.study import run as study_run
+        from softless.study import show as study_show
 
     asked = study_plan.Asked(
         out=out, data=data, preset="quick" if quick else "full" if full else "default", recipe=recipe, twins=twins,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Self
 
 import typer
 
-from softless.commands import units
 from softless.commands.ctrl_c import WATCH
 from softless.commands.manners import console
 from softless.commands.progress import Bar, progress
+from softless.report import units
 
 if TYPE_CHECKING:
     from softless.data.images import Images

@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from softless.cli import app
-from softless.commands import study_plan, study_run
-from softless.commands.study_plan import Plan, Preset
+from softless.study import plan as study_plan
+from softless.study import run as study_run
+from softless.study.plan import Plan, Preset
 from softless.train import recipe_file
 from tests.commands.tiny import FOUR_UPDATES
 from tests.data.pictures import folder

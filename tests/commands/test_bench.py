@@ -6,12 +6,14 @@ import random
 
 import pytest
 
-from softless.commands import bench, bench_measure, bench_show, words
+from softless.bench import contestants, stopwatch
+from softless.bench import measure as bench_measure
+from softless.bench import page as bench_page
+from softless.commands import bench, bench_show, words
 from softless.commands.progress import progress
-from softless.commands.units import seconds, short, size
 from softless.errors import MissingExtraError
-from softless.probes import contestants, stopwatch
-from softless.report import bench_page, page
+from softless.report import page
+from softless.report.units import seconds, short, size
 
 TINY = ("--shape", "1,2,16,4", "--repeats", "1", "--quick", "--device", "cpu")
 

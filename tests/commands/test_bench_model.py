@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from softless.commands import bench_model, bench_model_show, study_measure, words
-from softless.commands.units import count, seconds, short, size
+from softless.bench import model_contest
+from softless.commands import bench_model, bench_model_show, words
 from softless.errors import ArgumentError
-from softless.probes import model_contest
+from softless.report.units import count, seconds, short, size
+from softless.study import measure as study_measure
 
 NAME = "inline_deit_tiny"
 TINY = ("--model", NAME, "--image-size", "16", "--batch", "1", "--repeats", "1", "--device", "cpu")

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("plotly")
 
-from softless.report import bench_page
+from softless.bench import page as bench_page
 
 ROLES = {
     "linear": ("ours", "linear"),

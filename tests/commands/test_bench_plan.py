@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from softless.commands import bench_measure, study_measure
+from softless.bench import contest
+from softless.bench import measure as bench_measure
+from softless.bench.cost import Shape
 from softless.errors import ArgumentError
-from softless.probes import contest
-from softless.probes.cost import Shape
+from softless.study import measure as study_measure
 
 DEFAULTS = {
     "shapes": [(1, 8, 64, 16)], "tokens": None, "keys": None, "kv_heads": None, "causal": False, "backward": False,

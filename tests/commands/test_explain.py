@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from softless.commands import units
-from softless.kernels import choice
+from softless.kernels.common import choice
 from softless.mechanisms import MECHANISMS
+from softless.report import units
 
 
 def explained(softless, *words):

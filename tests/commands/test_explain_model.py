@@ -5,11 +5,12 @@ import json
 import pytest
 
 import softless as library
-from softless.commands import explain_model, units
+from softless.bench.published import FACTS
+from softless.commands import explain_model
 from softless.commands.model import model_options
 from softless.errors import ArgumentError
 from softless.models.table import CONFIGS
-from softless.probes.published import FACTS
+from softless.report import units
 
 TINY = ["inline_deit_tiny", "pvt_tiny", "inline_swin_tiny", "cswin_tiny"]
 COUNT = ["parameters", "macs"]

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import softless as library
-from softless.commands import units
+from softless.bench.cost import Shape, flops
 from softless.commands.mechanism import make, word
 from softless.errors import SoftlessError, UnsupportedError
 from softless.mechanisms import MECHANISMS
-from softless.probes.cost import Shape, flops
+from softless.report import units
 from softless.train.recipe_file import shipped
 
 ROOT = Path(__file__).parents[2]

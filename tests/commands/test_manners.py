@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 import typer
 
+from softless.bench import measure as bench_measure
 from softless.cli import app
-from softless.commands import bench_measure, manners, study_measure
+from softless.commands import manners
 from softless.errors import ArgumentError
+from softless.study import measure as study_measure
 from tests.commands.conftest import HEEDS_CTRL_C, RECIPE
 from tests.commands.tiny import words as training
 from tests.data.pictures import encoded, folder

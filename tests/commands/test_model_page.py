@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("plotly")
 
-from softless.report import model_page
+from softless.bench import model_page
 
 ROLES = {
     "m": ("ours", False),

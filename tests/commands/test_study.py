@@ -15,13 +15,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from softless.commands import study, study_measure, study_plan, study_report, study_run
-from softless.commands.study_decision import FAIR
-from softless.commands.study_plan import Asked
+from softless.commands import study
 from softless.errors import ArgumentError, NonFiniteError
-from softless.train import grid
+from softless.study import grid
+from softless.study import measure as study_measure
+from softless.study import plan as study_plan
+from softless.study import run as study_run
+from softless.study import writing as study_report
+from softless.study.decision import FAIR
+from softless.study.plan import Asked
+from softless.study.twins import side_of
 from softless.train.recipe_file import read_recipe
-from softless.train.twins import side_of
 from tests.commands.conftest import MECHANISMS, RECIPE, TINY, small_studies
 from tests.data.pictures import folder
 

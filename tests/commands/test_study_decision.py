@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from softless.commands import study_decision
-from softless.commands.study_decision import answer_in_words, decide, decide_pair, gain
-from softless.commands.study_statistics import (
+from softless.study import decision as study_decision
+from softless.study.decision import answer_in_words, decide, decide_pair, gain
+from softless.study.statistics import (
     Group,
     Spread,
     groups,

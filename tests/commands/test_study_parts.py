@@ -5,16 +5,17 @@ import json
 import pytest
 import torch
 
-from softless.commands import study_document, study_examine
-from softless.commands.study_examine import Exhibit, collinear, examined, maps, typical
-from softless.commands.study_parts import Parts
+from softless.bench.cases import cases_named, study_cases
 from softless.data.augment import PLAIN
 from softless.data.reading import Batch
 from softless.errors import ArgumentError
 from softless.functional import attention_weights
 from softless.mechanisms import mechanism
 from softless.models import create_model
-from softless.probes.cases import cases_named, study_cases
+from softless.study import document as study_document
+from softless.study import examine as study_examine
+from softless.study.examine import Exhibit, collinear, examined, maps, typical
+from softless.study.parts import Parts
 
 
 def images(count, classes=3):

@@ -5,10 +5,11 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from softless.commands import study_statistics, study_tables
 from softless.errors import FileError
+from softless.study import statistics as study_statistics
+from softless.study import tables as study_tables
+from softless.study.twins import twins_named
 from softless.train.metrics import Answers
-from softless.train.twins import twins_named
 
 
 def runs(twin, *accuracies, lost="diverged"):

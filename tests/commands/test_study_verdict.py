@@ -1,7 +1,8 @@
 """The rows of the verdict below the answer: what was measured, in words that say no more than that."""
 
-from softless.commands import study_document, study_verdict
-from softless.commands.study_statistics import Group, Spread
+from softless.study import document as study_document
+from softless.study import verdict as study_verdict
+from softless.study.statistics import Group, Spread
 
 SPREAD = Spread(0.5, 60)  # Student's t is 2.0: a difference of two means over two seeds counts from 1 point on
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from softless.bench.remix import by_plain_formulas
 from softless.models.blocks import Stage
-from softless.probes.remix import by_plain_formulas
 from tests.models.cases import FAMILIES, SMALL, loud, small
 
 pytestmark = [

@@ -22,8 +22,8 @@ from softless.data.sampler import ResumableSampler
 from softless.nn.maps import attention_maps
 from softless.probes.capture import capture
 from softless.probes.examine import examine
+from softless.study.twins import twins_named
 from softless.train.recipe_file import read_recipe
-from softless.train.twins import twins_named
 
 
 class With(NamedTuple):

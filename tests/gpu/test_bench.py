@@ -7,10 +7,10 @@ import torch
 from typer.testing import CliRunner
 
 import softless
+from softless.bench import contest, stopwatch
+from softless.bench.contestants import Contestant, Terms, contestants
+from softless.bench.cost import Shape
 from softless.cli import app
-from softless.probes import contest, stopwatch
-from softless.probes.contestants import Contestant, Terms, contestants
-from softless.probes.cost import Shape
 
 pytestmark = pytest.mark.gpu
 

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from softless.study.twins import QUESTIONS, Twin, twins_of
 from softless.train.assemble import build
 from softless.train.engine import compile_blocks
 from softless.train.recipe_file import read_recipe
-from softless.train.twins import QUESTIONS, Twin, twins_of
 
 pytestmark = [
     pytest.mark.gpu,

@@ -45,7 +45,7 @@ def test_wheel_installs_and_imports_where_nothing_else_is_installed(wheel, tmp_p
 
 def test_wheel_holds_the_package_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    kept = [*(ROOT / "softless").rglob("*.py"), *(ROOT / "softless/report/static").iterdir()]
+    kept = [*(ROOT / "softless").rglob("*.py"), *(ROOT / "softless/study/page/static").iterdir()]
     sources = {str(path.relative_to(ROOT)) for path in kept}
     assert sources | {"softless/py.typed"} <= set(names)
     assert {name.split("/")[0] for name in names} == {"softless", f"softless-{VERSION}.dist-info"}

@@ -10,8 +10,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from softless.errors import ArgumentError, FileError
+from softless.study.twins import QUESTIONS, twins_of
 from softless.train.recipe_file import read_recipe, to_document
-from softless.train.twins import QUESTIONS, twins_of
 
 ROOT = Path(__file__).parents[2]
 

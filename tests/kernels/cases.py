@@ -75,7 +75,8 @@ REGIMES = {"whole": (256, None), "spans": (0, None), "one span": (0, 1)}
 @contextmanager
 def regime(name: str) -> Iterator[None]:
     """Inside, short sequences are cut as long ones are: one program a tile, or all tiles of a head in one."""
-    from softless.kernels import attend, tiles
+    from softless.kernels.common import tiles
+    from softless.kernels.parallel import attend
 
     whole, most = REGIMES[name]
     spans = attend.spans

@@ -63,7 +63,7 @@ class Hopper:
 @contextmanager
 def compiling() -> Iterator[list[Built]]:
     """Inside, kernels are compiled and not run: their outputs stay as they were allocated."""
-    from softless.kernels import launch as launching
+    from softless.kernels.common import launch as launching
 
     built: list[Built] = []
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softless.kernels.arithmetic import (
+from softless.kernels.common.arithmetic import (
     ONES,
     column_sums,
     dots,

@@ -6,7 +6,7 @@ import pytest
 import triton
 from triton.backends.nvidia.compiler import get_ptxas
 
-from softless.kernels import assembler
+from softless.kernels.common import assembler
 
 
 class Tool:

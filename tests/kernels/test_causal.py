@@ -8,8 +8,8 @@ from torch import Tensor
 
 from softless import attention, attention_with_state, mechanism
 from softless.algebra.state import State
-from softless.kernels import causal_tiles
-from softless.kernels.causal_ops import causal, decode
+from softless.kernels.causal import tiles as causal_tiles
+from softless.kernels.causal.ops import causal, decode
 
 pytestmark = pytest.mark.kernels
 

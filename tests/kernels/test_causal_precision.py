@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from softless import attention
-from softless.kernels import causal_tiles
-from softless.kernels.causal_ops import causal
+from softless.kernels.causal import tiles as causal_tiles
+from softless.kernels.causal.ops import causal
 from tests.numerics.budget import FORWARD, GRADIENT, assert_within_budget
 from tests.numerics.cases import CASES
 from tests.numerics.eager import FORMULAS, visible

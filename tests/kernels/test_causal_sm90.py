@@ -4,8 +4,8 @@ import pytest
 import torch
 import triton
 
-from softless.kernels import causal_tiles
-from softless.kernels.causal_ops import causal, decode
+from softless.kernels.causal import tiles as causal_tiles
+from softless.kernels.causal.ops import causal, decode
 from tests.kernels import sm90
 
 SHARED = 227 * 1024

@@ -11,7 +11,7 @@ import torch
 from softless import attention, attention_with_state, mechanism
 from softless.errors import ArgumentError, BackendError
 from softless.functional import attention_qkv, attention_with_residual
-from softless.kernels import assembler, choice
+from softless.kernels.common import assembler, choice
 from softless.mechanisms import Call
 
 pytestmark = pytest.mark.skipif(

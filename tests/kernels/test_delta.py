@@ -12,8 +12,8 @@ from torch import Tensor
 from softless import attention, attention_with_state
 from softless.algebra.state import State
 from softless.errors import ArgumentError, BackendError
-from softless.kernels import delta_attend
-from softless.kernels.delta_ops import delta
+from softless.kernels.delta import attend as delta_attend
+from softless.kernels.delta.ops import delta
 from tests.kernels.test_causal import assert_close, gradients, poisoned
 
 pytestmark = pytest.mark.kernels

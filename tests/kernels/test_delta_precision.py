@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from softless import attention
-from softless.kernels.delta_ops import delta
+from softless.kernels.delta.ops import delta
 from tests.numerics.budget import FORWARD, GRADIENT, assert_within_budget, worst
 from tests.numerics.eager import FORMULAS, visible
 

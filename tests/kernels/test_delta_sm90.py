@@ -6,7 +6,7 @@ import pytest
 import torch
 import triton
 
-from softless.kernels.delta_ops import delta
+from softless.kernels.delta.ops import delta
 from tests.kernels import sm90
 
 SHARED = 227 * 1024

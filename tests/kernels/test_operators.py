@@ -20,7 +20,7 @@ import softless
 from softless import attention
 from softless.errors import UnsupportedError
 from softless.functional import attention_qkv, attention_with_residual
-from softless.kernels import ops  # noqa: F401, a counter knows the operators that exist when it is made
+from softless.kernels.parallel import ops  # noqa: F401, a counter knows the operators that exist when it is made
 from tests.kernels.cases import CASES, assert_same, draw, regime, run
 
 pytestmark = [
@@ -78,7 +78,7 @@ ARGUMENTS = {
 @pytest.mark.parametrize("kind", ARGUMENTS)
 def test_the_operator_is_what_its_fake_says(kind):
     """Schema, autograd registration, fake tensors, and compilation with dynamic shapes."""
-    from softless.kernels.ops import attend_op
+    from softless.kernels.parallel.ops import attend_op
 
     torch.library.opcheck(attend_op, ARGUMENTS[kind]())
 
@@ -86,7 +86,7 @@ def test_the_operator_is_what_its_fake_says(kind):
 @opchecked
 @pytest.mark.parametrize("kind", ARGUMENTS)
 def test_the_backward_operator_is_what_its_fake_says(kind):
-    from softless.kernels.ops import attend_backward_op, attend_op
+    from softless.kernels.parallel.ops import attend_backward_op, attend_op
 
     given = [x.detach() if isinstance(x, Tensor) else x for x in ARGUMENTS[kind]()]
     out, records = attend_op(*given)
@@ -96,7 +96,7 @@ def test_the_backward_operator_is_what_its_fake_says(kind):
 @opchecked
 def test_operators_in_spans_are_what_their_fakes_say():
     """With records that the backward pass reads."""
-    from softless.kernels.ops import attend_backward_op, attend_op
+    from softless.kernels.parallel.ops import attend_backward_op, attend_op
 
     with regime("spans"):
         torch.library.opcheck(attend_op, ARGUMENTS["plain"]())

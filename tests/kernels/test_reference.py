@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softless.kernels.mask import mask_of
-from softless.kernels.reference import typical
-from softless.kernels.rows import rows
+from softless.kernels.common.mask import mask_of
+from softless.kernels.common.reference import typical
+from softless.kernels.common.rows import rows
 
 pytestmark = pytest.mark.kernels
 

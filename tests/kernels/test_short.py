@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from softless import attention
-from softless.kernels import attend
+from softless.kernels.parallel import attend
 from tests.kernels.cases import CASES, SIGN_CHANGING, draw, truth
 from tests.kernels.test_attend_precision import FAMILIES, plain, question
 from tests.numerics.budget import FORWARD, assert_within_budget, worst

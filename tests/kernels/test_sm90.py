@@ -31,7 +31,7 @@ SPANS = {"observe_kernel", "merge_kernel", "read_kernel", "query_gradient_kernel
 
 def build(name: str, dim: int, tokens: int, *, grid: tuple[int, int] | None = None) -> list[sm90.Built]:
     """Forward and backward of a bf16 packed projection."""
-    from softless.kernels.ops import attend_op
+    from softless.kernels.parallel.ops import attend_op
 
     qkv = torch.empty(2, tokens, 3, 3, dim, dtype=torch.bfloat16, requires_grad=True)
     taps = None if grid is None else torch.empty(2, 3, 9, dim, dtype=torch.bfloat16, requires_grad=True)

@@ -7,7 +7,7 @@ import torch
 
 import softless
 from softless import attention, attention_weights, mechanism
-from softless.probes.cost import Shape, flops
+from softless.bench.cost import Shape, flops
 from tests.laws.cases import FORMS, TOLERANCE, Case, ask, every_form, true_answer, true_rows
 
 DRAWS = 1000

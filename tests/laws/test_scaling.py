@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from softless import attention, mechanism
+from softless.bench.memory import peak_bytes
 from softless.mechanisms import MECHANISMS, Mechanism, restricted
 from softless.mechanisms.sparse import PATTERNS
-from softless.probes.memory import peak_bytes
 
 TOKENS = (2048, 4096, 8192, 16384)
 

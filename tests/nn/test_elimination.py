@@ -10,7 +10,7 @@ from torch import Tensor
 from softless import mechanism
 from softless.errors import SoftlessError
 from softless.nn import Attention, EliminationEncoder, significance
-from softless.nn.elimination import EliminationLayer, Survivors, ranked
+from softless.nn.beyond.elimination import EliminationLayer, Survivors, ranked
 
 DIM, N = 12, 9
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from softless import list_mechanisms, mechanism
 from softless.errors import SoftlessError
 from softless.nn import FunnelDecoder, FunnelEncoder, StridedFeedForward, pool_tokens, repeat_tokens
-from softless.nn.funnel import FunnelLayer
+from softless.nn.beyond.funnel import FunnelLayer
 from tests.annotations import same_shapes
 
 DIM = 12

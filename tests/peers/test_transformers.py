@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from softless import attention, mechanism
 from softless.nn import FunnelDecoder, FunnelEncoder, LongformerAttention
-from softless.nn.funnel import FunnelLayer
+from softless.nn.beyond.funnel import FunnelLayer
 
 transformers = pytest.importorskip("transformers", reason="make setup installs it")
 N, DIM, HEADS = 24, 12, 3

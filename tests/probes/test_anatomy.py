@@ -5,10 +5,10 @@ from functools import cache
 import pytest
 
 import softless
+from softless.bench.anatomy import Count, Kind, anatomy
+from softless.bench.published import FACTS
 from softless.errors import ArgumentError
 from softless.models.table import CONFIGS
-from softless.probes.anatomy import Count, Kind, anatomy
-from softless.probes.published import FACTS
 
 TINY = [f"{prefix}{family}_tiny" for prefix in ("inline_", "") for family in ("deit", "pvt", "swin", "cswin")]
 QUICK = ("inline_deit_tiny", "inline_swin_tiny", "pvt_tiny", "deit_base")  # to count

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import softless
+from softless.bench.cases import study_cases
 from softless.probes import approximation as probe
-from softless.probes.cases import study_cases
 
 SPREADS = (0.03, 0.1, 0.3, 1.0, 3.0)
 

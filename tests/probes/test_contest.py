@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import softless
+from softless.bench import contest, contestants
+from softless.bench.contestants import Contestant, Terms
+from softless.bench.cost import Shape, cost
 from softless.errors import ArgumentError, UnsupportedError
-from softless.probes import contest, contestants
-from softless.probes.contestants import Contestant, Terms
-from softless.probes.cost import Shape, cost
 
 SMALL = Terms(shape=Shape(2, 4, 33, 8, 33, 4))
 RATE = 1e9

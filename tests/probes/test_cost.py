@@ -9,9 +9,8 @@ import pytest
 import torch
 
 import softless
-from softless.errors import ArgumentError, UnsupportedError
-from softless.probes.cases import study_cases
-from softless.probes.cost import (
+from softless.bench.cases import study_cases
+from softless.bench.cost import (
     BLOCKS,
     CHUNKED,
     EXPLICIT,
@@ -24,6 +23,7 @@ from softless.probes.cost import (
     flops,
     form,
 )
+from softless.errors import ArgumentError, UnsupportedError
 
 B, H, N, D = 2, 8, 300, 32
 SHAPE = Shape(batch=B, heads=H, queries=N, head_dim=D, keys=N, kv_heads=H)

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import softless
+from softless.bench import model_contest as contest
+from softless.bench.model_contest import Entrant, Setting
+from softless.bench.remix import linear_layers
 from softless.errors import ArgumentError, UnsupportedError
-from softless.probes import model_contest as contest
-from softless.probes.model_contest import Entrant, Setting
-from softless.probes.remix import linear_layers
 
 SMALL = Setting(image_size=(32, 48), batch=2)
 

@@ -5,8 +5,8 @@ import torch
 
 import softless
 from softless.algebra.neighbors import local_residual
+from softless.bench.plain import SUMS, WEIGHTS, plain, plain_padded, plain_residual
 from softless.errors import UnsupportedError
-from softless.probes.plain import SUMS, WEIGHTS, plain, plain_padded, plain_residual
 
 CASES = [
     ("linear", {}),

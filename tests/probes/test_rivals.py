@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import softless
-from softless.probes import contestants, rivals
-from softless.probes.contest import contest
-from softless.probes.contestants import Terms
-from softless.probes.cost import Shape
+from softless.bench import contestants, rivals
+from softless.bench.contest import contest
+from softless.bench.contestants import Terms
+from softless.bench.cost import Shape
 
 CHUNK, FUSED, BLA = rivals.WITH_PHI
 ALONE = rivals.RIVALS[3:]

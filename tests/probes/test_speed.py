@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import softless
-from softless.probes import memory, speed
-from softless.probes.cases import CASES, study_cases
+from softless.bench import memory, speed
+from softless.bench.cases import CASES, study_cases
 
 
 def qkv(tokens=64, heads=2, dim=8):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from softless.probes import stopwatch
+from softless.bench import stopwatch
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from softless.errors import FileError, SoftlessError
-from softless.report import study_page
-from softless.report.study_document import read
+from softless.study.page import page as study_page
+from softless.study.schema import read
 from tests.report.documents import write
 
 POISONS = (None, "x", "", -1, 0, 1.5, True, [], {}, [None], [[]], {"mean": "x"}, 10**400)

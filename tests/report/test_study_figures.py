@@ -4,10 +4,15 @@ from itertools import pairwise
 
 import pytest
 
-from softless.report import study_accuracy, study_locality, study_queries, study_range, study_speed, study_viewer
 from softless.report.page import COLORS, INK
-from softless.report.study_figure import POINTS, span
-from softless.report.study_style import DARK, DASHES, MARKS, looks, mechanism_color
+from softless.study.page import accuracy as study_accuracy
+from softless.study.page import locality as study_locality
+from softless.study.page import queries as study_queries
+from softless.study.page import range as study_range
+from softless.study.page import speed as study_speed
+from softless.study.page import viewer as study_viewer
+from softless.study.page.figure import POINTS, span
+from softless.study.page.style import DARK, DASHES, MARKS, looks, mechanism_color
 from tests.report.documents import TAUS
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from softless.errors import FileError, MissingExtraError
 from softless.report import page as shared
-from softless.report import study_page, study_words
+from softless.study.page import page as study_page
+from softless.study.page import words as study_words
 from tests.report.documents import write
 
 

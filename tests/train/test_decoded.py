@@ -5,9 +5,9 @@ import torch
 
 from softless.data.loading import cached
 from softless.io.pictures import BadImage
-from softless.train import decoded
+from softless.study import decoded
+from softless.study.decoded import decode, fetch
 from softless.train.assemble import Means
-from softless.train.decoded import decode, fetch
 from tests.train.jobs import Pictures
 
 PARTS = (Pictures(30, 0), Pictures(12, 1))

@@ -16,15 +16,15 @@ from PIL import Image
 
 from softless.data import damage
 from softless.errors import ArgumentError, FileError
-from softless.train import grid
+from softless.study import grid
+from softless.study.grid import Schedule, Silent, read_record, run_grid
+from softless.study.twin_run import Task, decoded_set, execute, trained_twin
+from softless.study.twins import Twin, twins_named
+from softless.study.workers import Pack
 from softless.train.assemble import Means
-from softless.train.grid import Schedule, Silent, read_record, run_grid
 from softless.train.metrics import Answers
-from softless.train.pack import Pack
 from softless.train.recipe_file import read_recipe
 from softless.train.stop import Interrupted
-from softless.train.twin_run import Task, decoded_set, execute, trained_twin
-from softless.train.twins import Twin, twins_named
 
 ROOT = Path(__file__).parents[2]
 TINY = read_recipe(str(ROOT / "tests/commands/quick.toml"), [("epochs", "3"), ("checkpoint_every", "1")])
@@ -309,9 +309,9 @@ def test_a_grid_killed_again_and_again_ends_as_if_it_had_not_been(whole, tmp_pat
     code = f"""
         from pathlib import Path
         from softless.train.assemble import Means
-        from softless.train.grid import run_grid
+        from softless.study.grid import run_grid
         from softless.train.recipe_file import read_recipe
-        from softless.train.twins import twins_named
+        from softless.study.twins import twins_named
         recipe = read_recipe("tests/commands/quick.toml", [("epochs", "3"), ("checkpoint_every", "1")])
         twins = twins_named(["softmax", "inline-local"])
         run_grid(Path({str(tmp_path)!r}), recipe, twins, seeds=(0, 1), means=Means(device="cpu"), pack={pack})

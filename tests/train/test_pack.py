@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from softless.train import pack
+from softless.study import workers as pack
+from softless.study.twin_run import Task
+from softless.study.twins import Twin, twins_named
+from softless.study.workers import Pack, work
 from softless.train.assemble import Means
-from softless.train.pack import Pack, work
 from softless.train.recipe_file import read_recipe
 from softless.train.stop import Interrupted
-from softless.train.twin_run import Task
-from softless.train.twins import Twin, twins_named
 
 ROOT = Path(__file__).parents[2]
 TINY = read_recipe(str(ROOT / "tests/commands/quick.toml"))

@@ -1,0 +1,1 @@
+"""Time and memory: stopwatch, rivals, contests, their page."""

@@ -1,0 +1,139 @@
+"""The delta rule on the kernels: which are launched, with what, and how the work is cut.
+
+    forward    solve (T of every chunk) -> walk
+    backward   walk again for the memory before each chunk -> walk back -> gradient of every chunk
+
+Walks go through the chunks of a head one after another, and nothing else does: what can be done for all chunks at the
+same time is. Tiles are fixed, with a reason for each; nothing is timed.
+
+Shapes: q [B, H, N, d]   k [B, G, N, d]   v [B, G, N, e]   beta [B, G, N]   key_mask [B, N]   memory [B, G, d, e].
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from softless.kernels.common.launch import block, launch
+from softless.kernels.common.mask import mask_of
+from softless.kernels.common.rows import rows
+from softless.kernels.delta.gradient import gradient_kernel
+from softless.kernels.delta.solve import solve_kernel
+from softless.kernels.delta.walk import walk_kernel
+from softless.kernels.delta.walk_back import walk_back_kernel
+
+CHUNK = {torch.bfloat16: 64, torch.float16: 64, torch.float32: 16}  # 64 rows are one product of a tensor core
+# Numbers of T. 11 bits tell bfloat16 results to an eighth of an ulp, and no entry is larger than what is erased.
+SOLVED = {torch.bfloat16: torch.float16, torch.float16: torch.float32, torch.float32: torch.float32}
+
+
+class Tile(NamedTuple):
+    """Value columns a program, or a step of one; warps for heads of up to 64, and for wider ones; loads in flight."""
+
+    columns: int
+    warps: tuple[int, int]
+    stages: int
+
+
+# A walk waits for itself, product after product: 32 columns make two programs of a head of 64, and these wait at the
+# same time. Two stages load the next chunk meanwhile. As tf32 a factor takes twice the room: one stage.
+WALK = {
+    torch.bfloat16: Tile(32, (4, 4), 2),
+    torch.float16: Tile(32, (4, 4), 1),
+    torch.float32: Tile(32, (8, 8), 1),  # no tensor cores: every factor is in registers
+}
+# All of a chunk in one program: dk adds up over the columns. Its sums take [64, d], twice.
+GRADIENT = {
+    torch.bfloat16: Tile(64, (4, 8), 2),
+    torch.float16: Tile(32, (8, 8), 1),
+    torch.float32: Tile(32, (8, 8), 1),
+}
+
+
+class Solved(NamedTuple):
+    """What a call's keys alone decide: 1/|k|, a and gain [B, G, 3, N], and T [B, G, chunks, L, L]."""
+
+    scalars: Tensor
+    inverse: Tensor
+
+
+def chunks_of(k: Tensor) -> int:
+    return -(-k.shape[2] // CHUNK[k.dtype])
+
+
+def solved_like(k: Tensor) -> Solved:
+    heads, size = k.shape[:2], CHUNK[k.dtype]
+    inverse = k.new_empty(*heads, chunks_of(k), size, size, dtype=SOLVED[k.dtype])
+    return Solved(k.new_empty(*heads, 3, k.shape[2], dtype=torch.float32), inverse)
+
+
+def memory_like(k: Tensor, v: Tensor) -> Tensor:
+    return k.new_empty(*k.shape[:2], k.shape[3], v.shape[3], dtype=torch.float32)
+
+
+def sizes(table: dict[torch.dtype, Tile], q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
+    """What a kernel is compiled for, but for its stages."""
+    tile, d, e = table[k.dtype], k.shape[3], v.shape[3]
+    blocks = {"D": d, "E": e, "BD": block(d), "BE": min(block(e), tile.columns), "CHUNK": CHUNK[k.dtype]}
+    return blocks | {"SHARED": q.shape[1] // k.shape[1], "num_warps": tile.warps[max(d, e) > 64]}
+
+
+def solve(k: Tensor, beta: Tensor, key_mask: Tensor | None, rule: str) -> Solved:
+    found, chunks = solved_like(k), chunks_of(k)
+    launch(
+        solve_kernel, k.shape[0] * k.shape[1] * chunks, k, rows(k), rows(beta[..., None]), mask_of(key_mask), *found,
+        k.shape[1], k.shape[2], chunks, D=k.shape[3], BD=block(k.shape[3]), CHUNK=CHUNK[k.dtype], RULE=rule,
+        num_warps=4,
+    )  # fmt: skip
+    return found
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, memory: Tensor | None, solved: Solved, out: Tensor,
+    scale: float,
+) -> Tensor:  # fmt: skip
+    """Fill `out`; the memory after the last token."""
+    after, size = memory_like(k, v), sizes(WALK, q, k, v)
+    launch(
+        walk_kernel, k.shape[0] * k.shape[1] * -(-v.shape[3] // size["BE"]), k, rows(q), rows(k), rows(v), rows(out),
+        mask_of(key_mask), *solved, memory, after, None, None, k.shape[1], k.shape[2], chunks_of(k), scale,
+        STAGES=WALK[k.dtype].stages, **size,
+    )  # fmt: skip
+    return after
+
+
+class Filled(NamedTuple):
+    """Where gradients go; `memory` is None where none came in."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    beta: Tensor
+    memory: Tensor | None
+
+
+def backward(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, given: Tensor, key_mask: Tensor | None, memory: Tensor | None,
+    solved: Solved, last: Tensor | None, filled: Filled, rule: str, scale: float,
+) -> None:  # fmt: skip
+    """Fill the gradients; `last` is that of the memory after the last token."""
+    (batch, groups, tokens, d), e, chunks = k.shape, v.shape[3], chunks_of(k)
+    kind = k.dtype if k.dtype == torch.bfloat16 else torch.float32  # numbers as they are multiplied
+    states, later = (k.new_empty(batch, groups, chunks, d, e, dtype=kind) for _ in range(2))
+    written, refused = (k.new_empty(batch, groups, tokens, e, dtype=torch.float32) for _ in range(2))
+    size = sizes(WALK, q, k, v) | {"STAGES": WALK[k.dtype].stages}
+    programs, mask = batch * groups * -(-e // size["BE"]), mask_of(key_mask)
+    launch(
+        walk_kernel, programs, k, rows(q), rows(k), rows(v), None, mask, *solved, memory, None, states, rows(written),
+        groups, tokens, chunks, scale, **size,
+    )  # fmt: skip
+    launch(
+        walk_back_kernel, programs, k, rows(q), rows(k), rows(given), rows(filled.v), mask, *solved, last,
+        filled.memory, later, rows(refused), groups, tokens, chunks, scale, **size,
+    )  # fmt: skip
+    launch(
+        gradient_kernel, batch * groups * chunks, k, rows(q), rows(k), rows(v), rows(beta[..., None]), rows(given),
+        rows(filled.q), rows(filled.k), rows(filled.beta[..., None]), mask, solved.scalars, states, rows(written),
+        later, rows(refused), groups, tokens, chunks, scale, RULE=rule, num_stages=GRADIENT[k.dtype].stages,
+        **sizes(GRADIENT, q, k, v),
+    )  # fmt: skip

@@ -1,0 +1,100 @@
+"""The delta rule as a torch operator: differentiable, compilable, and in the algebra's State.
+
+    delta(q, k, v, beta, key_mask, state, rule, scale) -> out, State          gradients in all but the mask and means
+
+The memory is the State's co-moment; its means are zero, and pass through.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softless.algebra.state import State
+from softless.kernels.common.operator import fake, gradient, no_gradient, operator
+from softless.kernels.common.rows import dense, output_like
+from softless.kernels.delta import attend as delta_attend
+from softless.kernels.delta.attend import Filled, Solved, memory_like, solved_like
+
+
+def delta(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, key_mask: Tensor | None, state: State | None, rule: str, scale: float
+) -> tuple[Tensor, State]:
+    """The rule `delta` or `efla`, going on from `state`; the output and the State after it."""
+    q, k, v = dense(q), dense(k), dense(v)
+    heads = (*k.shape[:2], 1) if k.shape[1] != q.shape[1] else tuple(k.shape[:2])
+    memory = None if state is None else state.comoment.reshape(*k.shape[:2], *state.comoment.shape[-2:]).contiguous()
+    out, after = _delta(q, k, v, beta, key_mask, memory, rule, scale)[:2]
+    after = after.reshape(*heads, *after.shape[-2:])
+    seen = torch.full((1,), k.shape[2], device=k.device) if key_mask is None else key_mask.sum(-1)
+    seen = seen.reshape(-1, *(1 for _ in heads[1:]))
+    if state is not None:
+        return out, state._replace(n=state.n + seen, comoment=after)
+    k_mean, v_mean, shift = (after.new_zeros(*heads, size) for size in (k.shape[3], v.shape[3], k.shape[3]))
+    return out, State(seen, k_mean, v_mean, after, shift)
+
+
+Tensors4 = tuple[Tensor, Tensor, Tensor, Tensor]
+Tensors5 = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+@operator("delta")
+def _delta(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, key_mask: Tensor | None, memory: Tensor | None, rule: str,
+    scale: float,
+) -> Tensors4:  # fmt: skip
+    """(out, the memory after the last token, and what the backward pass needs to know of the keys)."""
+    out, solved = output_like(q, v.shape[3]), delta_attend.solve(k, beta, key_mask, rule)
+    return out, delta_attend.forward(q, k, v, key_mask, memory, solved, out, scale), *solved
+
+
+@fake("delta")
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensors4:
+    return output_like(q, v.shape[3]), memory_like(k, v), *solved_like(k)
+
+
+@operator("delta_backward")
+def _backward(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, given: Tensor, key_mask: Tensor | None, memory: Tensor | None,
+    scalars: Tensor, inverse: Tensor, last: Tensor | None, rule: str, scale: float,
+) -> Tensors5:  # fmt: skip
+    """Gradients of q, k, v, beta and the incoming memory: empty where there is none."""
+    filled = _room(q, k, v, beta, memory)
+    given = dense(given)
+    last = None if last is None else last.contiguous()
+    into = Filled(*filled[:4], None if memory is None else filled[4])
+    delta_attend.backward(q, k, v, beta, given, key_mask, memory, Solved(scalars, inverse), last, into, rule, scale)
+    return filled
+
+
+def _room(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, memory: Tensor | None) -> Tensors5:
+    filled = output_like(q, q.shape[3]), output_like(k, k.shape[3]), output_like(v, v.shape[3])
+    of_memory = memory_like(k[:, :0], v) if memory is None else memory_like(k, v)
+    return *filled, beta.new_empty(beta.shape), of_memory
+
+
+@fake("delta_backward")
+def _(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, given: Tensor, key_mask: Tensor | None, memory: Tensor | None,
+    *_: Any,
+) -> Tensors5:  # fmt: skip
+    return _room(q, k, v, beta, memory)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors4) -> None:
+    out, _, *solved = output
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:6], *solved)
+    ctx.rule = inputs[6:]
+    ctx.shape = out.shape
+
+
+def _differentiate(ctx: Any, given: Tensor | None, last: Tensor | None, *_: None) -> tuple[Any, ...]:
+    q, k, v, beta, key_mask, memory, *solved = ctx.saved_tensors
+    given = q.new_zeros(ctx.shape) if given is None else given
+    *found, of_memory = _backward(q, k, v, beta, given, key_mask, memory, *solved, last, *ctx.rule)
+    return *found, None, None if memory is None else of_memory, None, None
+
+
+gradient("delta", _differentiate, _save)
+no_gradient("delta_backward")

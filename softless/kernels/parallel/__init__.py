@@ -1,0 +1,1 @@
+"""Kernels for attention without a causal order."""

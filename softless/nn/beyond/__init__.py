@@ -1,0 +1,1 @@
+"""Layers that are not attention: reversible, elimination, funnel, strided."""

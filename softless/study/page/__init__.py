@@ -1,0 +1,1 @@
+"""The page of a study: its figures, its words, its template."""

@@ -1,0 +1,180 @@
+"""What each twin reaches and what it costs: accuracy against time, work or size, and how it got there."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from softless.study.page.figure import (
+    POINTS,
+    Figure,
+    Panel,
+    Pick,
+    Section,
+    Table,
+    has_numbers,
+    means,
+    measured_on,
+    percent_axis,
+    plot,
+    span,
+    whiskers,
+)
+from softless.study.page.style import Look
+from softless.study.page.words import MISSING, listed, short
+
+COSTS = {
+    "seconds_per_epoch": ("training time", "seconds per epoch of training", "~g"),
+    "macs": ("multiply-adds", "multiply-adds per image", "~s"),
+    "parameters": ("parameters", "parameters", "~s"),
+}
+AXIS = f"The accuracy axis spans at least {POINTS:g} points, so that small differences look small."
+
+
+def section(document: dict[str, Any], looks: Mapping[str, Look]) -> Section:
+    """Cost, learning curves, and the numbers of both."""
+    twins, test = document["twins"], document["data"].get("test")
+    made = [figure for figure in (cost(twins, looks, test), learning(twins, looks, test)) if figure]
+    return Section(
+        "accuracy",
+        "What each twin reaches, and what it costs",
+        "Accuracy and cost",
+        shared(twins),
+        tuple(made),
+        "" if made else "No accuracies: this study trained no twins.",
+        tables=(numbers(twins, test),) if made else (),
+    )
+
+
+def shared(twins: Sequence[dict[str, Any]]) -> str:
+    """What the twins have in common, and where their sizes differ."""
+    says = "All twins were trained on the same images, from the same seeds, with the same recipe, depth and width. "
+    sizes: dict[float, list[str]] = {}
+    for twin in twins:
+        if twin.get("parameters") is not None:
+            sizes.setdefault(twin["parameters"], []).append(twin["label"])
+    if len(sizes) < 2:
+        return says + "They differ in attention alone."
+    each = "; ".join(f"{count:,.0f} parameters: {listed(labels)}" for count, labels in sorted(sizes.items()))
+    local = any(twin.get("local") for twin in twins)
+    why = " “+ local” adds the local residual, a 3 x 3 convolution beside attention." if local else ""
+    return f"{says}They differ in attention, and not all have the same size ({each}).{why}"
+
+
+def cost(twins: list[dict[str, Any]], looks: Mapping[str, Look], test: float | None = None) -> Figure | None:
+    """One mark per twin; a switch chooses the cost."""
+    known = [key for key in COSTS if has_numbers(twin.get(key) for twin in twins)]
+    if not known or not has_numbers(means(twin["accuracy"] for twin in twins)):
+        return None
+    traces = [trace for key in known for trace in _marks(twins, key, looks, shown=key == known[0])]
+    picks = tuple(
+        Pick(key, COSTS[key][0], {f"xaxis.{name}": value for name, value in _axis(twins, key).items()}) for key in known
+    )
+    about = "; ".join(f"{twin['label']} {_percent(twin['accuracy'])}" for twin in twins)
+    y = percent_axis(twin["accuracy"] for twin in twins)
+    return Figure(
+        "cost",
+        "Accuracy against cost",
+        f"Higher is more accurate; further left is cheaper. {_certainty(twins)} {AXIS}{measured_on(test)}",
+        (Panel(plot(traces, x=_axis(twins, known[0]), y=y), f"Accuracy of each twin: {about}"),),
+        "twins",
+        height=420,
+        picks=picks if len(picks) > 1 else (),
+    )
+
+
+def _certainty(twins: Sequence[dict[str, Any]]) -> str:
+    if any((twin["accuracy"] or {}).get("low") is not None for twin in twins):
+        return "Bars are 95% intervals over seeds: where two overlap, do not read much into the order."
+    return "Each twin was trained from one seed, so there are no intervals: small differences may be chance."
+
+
+def _axis(twins: list[dict[str, Any]], key: str) -> dict[str, Any]:
+    """From zero, so that half the way is half the cost, with room for a name."""
+    _, title, form = COSTS[key]
+    return {"title": title, "range": [0, 1.12 * max(twin.get(key) or 0 for twin in twins)], "tickformat": form}
+
+
+def _marks(twins: list[dict[str, Any]], key: str, looks: Mapping[str, Look], *, shown: bool) -> list[dict[str, Any]]:
+    drawn = [twin for twin in twins if twin.get(key) is not None and means([twin["accuracy"]])[0] is not None]
+    return [
+        looks[twin["id"]].trace(pick=key, label=twin["label"])
+        | {
+            "x": [twin[key]],
+            "y": means([twin["accuracy"]], 100),
+            "error_y": whiskers([twin["accuracy"]], 100) | {"color": looks[twin["id"]].color},
+            "mode": "markers",
+            "visible": shown,
+            "hovertemplate": f"<b>{twin['label']}</b><br>%{{y:.1f}}% at %{{x:.3s}} {COSTS[key][1]}<extra></extra>",
+        }
+        for twin in drawn
+    ]
+
+
+def _percent(estimate: dict[str, Any] | None) -> str:
+    (mean,) = means([estimate], 100)
+    return "not measured" if mean is None else f"{mean:.1f}%"
+
+
+def learning(twins: list[dict[str, Any]], looks: Mapping[str, Look], test: float | None = None) -> Figure | None:
+    """The mean over seeds, epoch by epoch."""
+    traces: list[dict[str, Any]] = []
+    for twin in twins:
+        epochs: dict[float, list[float]] = {}
+        for point in (point for seed in twin.get("seeds") or [] for point in seed.get("curve") or []):
+            if point.get("accuracy") is not None:
+                epochs.setdefault(point["epoch"], []).append(point["accuracy"])
+        if epochs:
+            mean = [100 * sum(values) / len(values) for values in epochs.values()]
+            drawn = {"x": list(epochs), "y": mean, "mode": "lines" if len(epochs) > 1 else "markers"}
+            hover = {"hovertemplate": f"<b>{twin['label']}</b><br>epoch %{{x}}: %{{y:.1f}}%<extra></extra>"}
+            traces.append(looks[twin["id"]].trace() | drawn | hover)
+    if not traces:
+        return None
+    heights = [{"mean": y} for trace in traces for y in trace["y"]]
+    axes: dict[str, Any] = {
+        "x": {"title": "epoch"},
+        "y": {"title": "accuracy, %", "range": span(heights, least=POINTS, most=101)},
+    }
+    return Figure(
+        "learning",
+        "How fast the twins learn",
+        "Each line is a twin's accuracy after each epoch of training, averaged over its seeds. A line that still rises "
+        f"at the right end was stopped early.{measured_on(test)}",
+        (Panel(plot(traces, **axes), "Accuracy of each twin by epoch"),),
+        "curves",
+        height=320,
+        within="twins",
+    )
+
+
+def numbers(twins: Sequence[dict[str, Any]], test: float | None) -> Table:
+    """The numbers of both figures."""
+    rows = []
+    for twin in twins:
+        estimate = twin["accuracy"] or {}
+        low, high = estimate.get("low"), estimate.get("high")
+        between = MISSING if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f}"
+        (mean,) = means([estimate], 100)
+        rows.append(
+            (
+                twin["label"],
+                MISSING if mean is None else f"{mean:.1f}",
+                between,
+                str(len(twin.get("seeds") or [])),
+                short(twin.get("parameters"), ",.0f"),
+                short(twin.get("macs"), ",.0f"),
+                short(twin.get("seconds_per_epoch"), ".2f"),
+            )
+        )
+    columns = (
+        "twin", "accuracy, %", "95% interval", "seeds", "parameters", "multiply-adds per image", "seconds per epoch",
+    )  # fmt: skip
+    lone = any(row[2] == MISSING and row[1] != MISSING for row in rows)
+    notes = (f"{MISSING} in the interval: one seed alone has none.",) if lone else ()
+    return Table(
+        "The twins in numbers",
+        f"Accuracy after the last epoch.{measured_on(test)}",
+        columns,
+        tuple(rows),
+        notes,
+        "twins",
+    )

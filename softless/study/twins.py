@@ -1,0 +1,233 @@
+"""Twins: models trained alike that differ in their attention, for the tables of the InLine paper (Han et al. 2024).
+
+    table 1    what injectivity is worth: softmax whose queries are made to collide
+    table 3    divide against subtract, under four feature maps
+    table 4    InLine in windows and on the whole picture, with and without the local residual
+    table 9    other linear attentions
+    table 10   InLine's feature maps
+
+A twin is a recipe's model with another mechanism, local residual or window; images, seeds, optimizer, depth and width
+are the same. The local residual and relu(Ax + b) have parameters of their own, so twins with and without them differ in
+more than attention: `softmax` and `inline` are a fair pair, and so are `softmax-local` and `inline-local`. The table is
+written by hand; where the paper has a number, it stands beside ours (top-1 on ImageNet-1K, of the model in `setting`).
+Windows are told by how many lie along a side: cut in 4 stands for windows of 14 on the paper's grid of 56 x 56, of 7 on
+one of 28 x 28, and of 4 on one of 16 x 16.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from softless.errors import ArgumentError, no_such
+from softless.models import customize
+from softless.models.table import Config
+from softless.train.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twin:
+    """One model of a comparison."""
+
+    id: str
+    label: str
+    mechanism: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    local: bool = False
+    cut: int | None = None  # windows along a side; None sees the whole picture
+    tables: tuple[str, ...] = ()
+
+    def recipe(self, base: Recipe) -> Recipe:
+        """The base recipe with this twin's attention."""
+        attention = {"name": self.mechanism, **self.options}
+        window = None if self.cut is None else tokens_a_side(base) // self.cut
+        return replace(base, model=replace(base.model, mechanism=attention, local=self.local, window=window))
+
+    def fits(self, side: int | None) -> bool:
+        """Whether its windows fill a picture of `side` tokens a side, 2 x 2 in each at least; None cannot be cut."""
+        return self.cut is None or (side is not None and side % self.cut == 0 and side // self.cut > 1)
+
+
+def patch_of(recipe: Recipe) -> int:
+    """Pixels along the side of a token."""
+    return _known(recipe).patch
+
+
+def tokens_a_side(recipe: Recipe) -> int:
+    """Of the picture the first block sees."""
+    return -(-recipe.image_size // patch_of(recipe))
+
+
+def side_of(recipe: Recipe) -> int | None:
+    """Tokens along the side of a picture that can be cut in windows; None where it cannot: DeiT's has a class token."""
+    return None if _known(recipe).family == "deit" else tokens_a_side(recipe)
+
+
+def _known(recipe: Recipe) -> Config:
+    return customize(recipe.model.name, patch_size=recipe.model.patch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A table of the paper: what it asks, what the paper found, and which twins answer when compared."""
+
+    id: str
+    title: str
+    setting: str  # data set and model of the paper's numbers
+    paper: str
+    found: Mapping[str, float]  # the paper's top-1, in percent, by twin
+    compares: tuple[tuple[str, str], ...]
+
+
+def _linear(id: str, label: str, phi: str, *tables: str) -> Twin:  # noqa: A002
+    return Twin(id=id, label=label, mechanism="linear", options={"phi": phi}, tables=tables)
+
+
+def _inline(id: str, label: str, *tables: str, phi: str = "identity", **more: Any) -> Twin:  # noqa: A002
+    options: dict[str, Any] = {"phi": phi, "t": 0.2} if phi == "exp" else {"phi": phi}
+    return Twin(id=id, label=label, mechanism="inline", options=options, tables=tables, **more)
+
+
+TWINS: tuple[Twin, ...] = (
+    Twin(id="softmax", label="softmax", mechanism="softmax", tables=("1", "9")),
+    _inline("inline", "inline", "3", "4", "10"),
+    _inline("inline-local", "inline + local", "4", "9", "10", local=True),
+    _linear("linear-relu", "linear relu", "relu", "3"),
+    _linear("linear-affine", "linear relu(Ax + b)", "affine_relu", "3"),
+    _linear("linear-leaky", "linear leaky relu", "leaky_relu", "3"),
+    _linear("linear-identity", "linear identity", "identity", "3"),
+    _linear("linear-elu", "linear elu", "elu", "9"),
+    _inline("inline-relu", "inline relu", "3", "10", phi="relu"),
+    _inline("inline-affine", "inline relu(Ax + b)", "3", phi="affine_relu"),
+    _inline("inline-leaky", "inline leaky relu", "3", "10", phi="leaky_relu"),
+    _inline("inline-exp", "inline exp(0.2 x)", "10", phi="exp"),
+    Twin(id="softmax-local", label="softmax + local", mechanism="softmax", local=True, tables=("9",)),
+    Twin(id="efficient", label="efficient", mechanism="efficient", tables=("9",)),
+    Twin(id="hydra", label="hydra", mechanism="hydra", tables=("9",)),
+    Twin(id="angular", label="angular", mechanism="angular", tables=("9",)),
+    Twin(id="focused", label="focused", mechanism="focused", tables=("9",)),
+    Twin(id="taylor", label="taylor", mechanism="taylor", tables=("9",)),
+    Twin(
+        id="softmax-relu", label="softmax of relu(q)/|relu(q)|", mechanism="softmax",
+        options={"confusion": "relu"}, tables=("1",),
+    ),
+    Twin(
+        id="softmax-affine", label="softmax of relu(Aq + b)/|relu(Aq + b)|", mechanism="softmax",
+        options={"confusion": "affine_relu"}, tables=("1",),
+    ),
+    _inline("inline-relu-local", "inline relu + local", "10", phi="relu", local=True),
+    _inline("inline-leaky-local", "inline leaky relu + local", "10", phi="leaky_relu", local=True),
+    _inline("inline-exp-local", "inline exp(0.2 x) + local", "10", phi="exp", local=True),
+    _inline("inline-cut8", "inline in 8 x 8 windows", "4", cut=8),
+    _inline("inline-cut4", "inline in 4 x 4 windows", "4", cut=4),
+    _inline("inline-cut2", "inline in 2 x 2 windows", "4", cut=2),
+    _inline("inline-local-cut8", "inline + local in 8 x 8 windows", "4", local=True, cut=8),
+    _inline("inline-local-cut4", "inline + local in 4 x 4 windows", "4", local=True, cut=4),
+    _inline("inline-local-cut2", "inline + local in 2 x 2 windows", "4", local=True, cut=2),
+)  # fmt: skip
+
+QUESTIONS: tuple[Question, ...] = (
+    Question(
+        id="1",
+        title="Softmax whose queries are made to collide",
+        setting="ImageNet-1K, DeiT-T",
+        paper="Collisions cost 1.6 and 2.3 points.",
+        found={"softmax": 72.2, "softmax-relu": 70.6, "softmax-affine": 69.9},
+        compares=(("softmax", "softmax-relu"), ("softmax", "softmax-affine")),
+    ),
+    Question(
+        id="3",
+        title="Divide against subtract",
+        setting="ImageNet-1K, Swin-T",
+        paper="Subtracting gains 2.5 points with relu and 9.8 with relu(Ax + b); dividing fails with the other two.",
+        found={
+            "linear-relu": 77.3, "linear-affine": 70.2, "linear-leaky": 1.5, "linear-identity": 0.2,
+            "inline-relu": 79.8, "inline-affine": 80.0, "inline-leaky": 79.8, "inline": 80.2,
+        },
+        compares=(
+            ("inline-relu", "linear-relu"), ("inline-affine", "linear-affine"), ("inline-leaky", "linear-leaky"),
+            ("inline", "linear-identity"),
+        ),
+    ),
+    Question(
+        id="4",
+        title="Windows, and the local residual",
+        setting="ImageNet-1K, Swin-T",
+        paper="Wider windows gain nothing without the residual, and 0.8 points with it; it adds 1.3 to 2.2.",
+        found={
+            "inline-cut8": 80.3, "inline-cut4": 80.4, "inline-cut2": 80.2, "inline": 80.2,
+            "inline-local-cut8": 81.6, "inline-local-cut4": 82.1, "inline-local-cut2": 82.3, "inline-local": 82.4,
+        },
+        compares=(
+            ("inline-local", "inline"), ("inline-local-cut8", "inline-cut8"), ("inline", "inline-cut8"),
+            ("inline-local", "inline-local-cut8"),
+        ),
+    ),
+    Question(
+        id="9",
+        title="Other linear attentions",
+        setting="ImageNet-1K, DeiT-T",
+        paper="InLine with its local residual is ahead of all of them, and of softmax by 2.3 points.",
+        found={
+            "softmax": 72.2, "hydra": 68.3, "efficient": 70.2, "angular": 70.8, "focused": 74.1, "inline-local": 74.5,
+        },
+        compares=(
+            ("inline-local", "softmax"), ("inline-local", "focused"), ("inline-local", "efficient"),
+            ("inline-local", "softmax-local"),
+        ),
+    ),
+    Question(
+        id="10",
+        title="InLine's feature maps",
+        setting="ImageNet-1K, Swin-T",
+        paper="All four are within 0.2 points of each other (with the local residual).",
+        found={
+            "inline-local": 82.4, "inline-relu-local": 82.5, "inline-leaky-local": 82.3, "inline-exp-local": 82.5,
+        },
+        compares=(
+            ("inline-relu", "inline"), ("inline-leaky", "inline"), ("inline-exp", "inline"),
+            ("inline-relu-local", "inline-local"), ("inline-leaky-local", "inline-local"),
+            ("inline-exp-local", "inline-local"),
+        ),
+    ),
+)  # fmt: skip
+
+
+def twins_named(ids: Iterable[str], recipe: Recipe | None = None) -> tuple[Twin, ...]:
+    """Twins by id, in the order given; an id that is none is answered with those there are.
+
+    With a recipe, its picture must be one that their windows fill.
+    """
+    known = {twin.id: twin for twin in TWINS}
+    if unknown := [each for each in ids if each not in known]:
+        raise ArgumentError(no_such("twin", unknown[0], known))
+    chosen = tuple(known[each] for each in ids)
+    if recipe is not None:
+        _must_fit(chosen, recipe)
+    return chosen
+
+
+def _must_fit(twins: Iterable[Twin], recipe: Recipe) -> None:
+    side = side_of(recipe)
+    if unfit := next((twin for twin in twins if not twin.fits(side)), None):
+        has = "a class token beside its picture" if side is None else f"a picture of {side} x {side} tokens"
+        raise ArgumentError(
+            f"twin {unfit.id!r} needs a picture that {unfit.cut} x {unfit.cut} windows of 2 x 2 tokens or more fill, "
+            f"and model {recipe.model.name!r} of the recipe has {has}"
+        )
+
+
+def twins_of(tables: Iterable[str], *, side: int | None = None) -> tuple[Twin, ...]:
+    """Those of some tables, each once; those in windows where `side` tokens can be cut in windows of at least 2.
+
+    Windows need a model without a class token, such as Swin: without `side` there are none.
+
+    >>> from softless.study.twins import twins_of
+    >>> [twin.id for twin in twins_of(["1"])]
+    ['softmax', 'softmax-relu', 'softmax-affine']
+    >>> [twin.id for twin in twins_of(["4"], side=8)][-2:]
+    ['inline-local-cut4', 'inline-local-cut2']
+    """
+    wanted, known = list(tables), [question.id for question in QUESTIONS]
+    if unknown := [each for each in wanted if each not in known]:
+        raise ArgumentError(f"table {', '.join(unknown)} is not one of {', '.join(known)}")
+    return tuple(twin for twin in TWINS if set(twin.tables) & set(wanted) and twin.fits(side))
