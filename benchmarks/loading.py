@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import torch
 import typer
 
-from softless.commands.words import key_value
+from softless.commands.arguments import key_value
 from softless.data.device_loading import DeviceLoader
 from softless.data.reading import Batch
 from softless.data.sampler import ResumableSampler

@@ -21,13 +21,13 @@ from curves_picture import Curves, curves_picture
 from trained import changed, section
 from twins_picture import picture
 
-from softless.commands.words import key_value
+from softless.commands.arguments import key_value
 from softless.errors import SoftlessError
 from softless.study.grid import Silent, run_grid
 from softless.study.statistics import groups, read_runs, shared_spread
 from softless.study.tables import cell, markdown, tables
 from softless.study.twins import QUESTIONS, Twin, side_of, twins_named, twins_of
-from softless.train.assemble import Means
+from softless.train.assemble import Runtime
 from softless.train.recipe import Recipe
 from softless.train.recipe_file import read_recipe
 
@@ -57,7 +57,7 @@ def run(given: argparse.Namespace) -> int:
     chosen = twins_named(given.twins.split(","), recipe) if given.twins else twins_for(recipe, given.tables)
     found = run_grid(
         given.out, recipe, chosen, data=given.data, seeds=range(given.seeds), minutes=given.minutes, pack=given.pack,
-        means=Means(device=given.device, workers=given.workers, graph=given.graph), watch=Lines(),
+        runtime=Runtime(device=given.device, workers=given.workers, graph=given.graph), watch=Lines(),
     )  # fmt: skip
     print(f"{len(found.records)} records, {found.left} runs left")
     print(markdown(tables(found.records)))
@@ -159,8 +159,8 @@ def learning(runs: list[dict[str, Any]]) -> Curves:
     for id_, group in groups(runs).items():
         points = [point for run in runs if run["twin"]["id"] == id_ for point in run["curve"]]
         epochs = sorted({point["epoch"] for point in points})
-        means = [100 * fmean(point["accuracy"] for point in points if point["epoch"] == epoch) for epoch in epochs]
-        found[id_] = group.label, list(zip(epochs, means, strict=True))
+        runtime = [100 * fmean(point["accuracy"] for point in points if point["epoch"] == epoch) for epoch in epochs]
+        found[id_] = group.label, list(zip(epochs, runtime, strict=True))
     return found
 
 

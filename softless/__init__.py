@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from softless import errors, nn, parallel
     from softless.algebra.state import State
     from softless.functional import attention, attention_weights, attention_with_state
-    from softless.io import WeightsReport, load_weights
+    from softless.io.weights import WeightsReport, load_weights
     from softless.mechanisms import Mechanism, list_mechanisms, mechanism
     from softless.models import create_model, list_models
     from softless.threshold import ThresholdReport, threshold_report
@@ -34,8 +34,8 @@ _HOMES = {
     "State": "softless.algebra.state",
     "threshold_report": "softless.threshold",
     "ThresholdReport": "softless.threshold",
-    "load_weights": "softless.io",
-    "WeightsReport": "softless.io",
+    "load_weights": "softless.io.weights",
+    "WeightsReport": "softless.io.weights",
 }
 
 __all__ = [

@@ -12,8 +12,8 @@ from typer.core import TyperCommand
 
 from softless.commands import bench, ctrl_c, data_check, evaluate, explain, probe, report, study, train
 from softless.commands import list as list_
-from softless.commands.manners import installed_version
 from softless.errors import did_you_mean
+from softless.machine import installed_version
 
 # Plain help: rich would double the time `--help` takes.
 PLAIN: dict[str, Any] = {

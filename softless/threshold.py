@@ -37,7 +37,7 @@ class ThresholdReport:
     error: Tensor
 
     def summary(self) -> dict[str, float]:
-        """Means over all queries."""
+        """Runtime over all queries."""
         return {name: getattr(self, name).mean().item() for name in self.__dataclass_fields__}
 
 

@@ -6,7 +6,7 @@
     comoment  sum_j (phi(k_j) - k_mean)(v_j - v_mean)^T
     shift     the features are stored divided by e^shift, channel by channel
 
-Means and a co-moment, not raw sums: subtracting two large raw sums loses up to 31 bf16 ulps when
+Runtime and a co-moment, not raw sums: subtracting two large raw sums loses up to 31 bf16 ulps when
 keys and values have a mean; this form loses less than one. `merge` (Chan, Golub, LeVeque 1979) is
 associative, so one law gives every form: chunked and recurrent merge as they go, sequence
 parallelism merges across ranks, padding observes the valid tokens only.

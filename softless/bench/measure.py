@@ -13,8 +13,9 @@ from softless.bench.speed import steady_threads
 from softless.bench.stopwatch import Timing, copy_rate, threads
 from softless.commands.mechanism import make
 from softless.commands.progress import progress
+from softless.machine import circumstances, timestamp
 from softless.mechanisms import Mechanism
-from softless.study.measure import circumstances, pick_device
+from softless.study.measure import pick_device
 
 PASSES = {False: "forward", True: "forward+backward"}
 
@@ -86,6 +87,7 @@ def measure(plan: Plan, *, show_progress: bool) -> dict[str, Any]:
         results = list(_results(plan, rate, show_progress))
     return {
         "command": plan.command,
+        "date": timestamp(),
         **circumstances(terms.device),
         "mechanisms": [_mechanism(made, terms) for made in plan.mechanisms.values()],
         "causal": terms.is_causal,

@@ -8,7 +8,6 @@ growth    value at 2 N / value at N, from the two longest lengths: 2 is linear, 
 crossover the N from which a mechanism stays faster than SDPA, interpolated on log-log axes
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -181,8 +180,3 @@ def steady_threads(size: int = 2**20, repeats: int = 20) -> int:
     finally:
         torch.set_num_threads(most)
     return most if middle[most] < middle[1] else 1
-
-
-def load_average() -> float | None:
-    """Programs running or waiting for a processor over the last minute, this one among them."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None

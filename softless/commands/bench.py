@@ -30,18 +30,18 @@ from typing import Annotated, Any
 
 import typer
 
-from softless.commands.explain import Dtype
-from softless.commands.manners import (
+from softless.commands.arguments import Where, four_numbers, image_sizes, key_value, lengths, windows
+from softless.commands.common import (
     console,
     emit_json,
-    polite,
     prepare_folder,
     refuse,
+    reports_errors,
     whole_number,
-    write_atomically,
 )
-from softless.commands.words import Where, four_numbers, image_sizes, key_value, lengths, windows
+from softless.commands.explain import Dtype
 from softless.errors import ArgumentError
+from softless.io.files import write_text
 
 SCHEMA = "softless.bench/1"
 SUMMARY = "Time and memory against SDPA, plain formulas and others."
@@ -71,7 +71,7 @@ class Backend(StrEnum):
     triton = "triton"
 
 
-@polite
+@reports_errors
 def run(
     mechanisms: Annotated[
         list[str] | None,
@@ -192,7 +192,7 @@ def _answer(
     json: bool,
 ) -> None:
     if plot is not None:
-        write_atomically(plot, page(document))
+        write_text(plot, page(document))
     if json:
         emit_json(document)
     else:

@@ -34,8 +34,9 @@ from softless.bench.stopwatch import threads
 from softless.commands.model import model_options, settled
 from softless.commands.progress import progress
 from softless.errors import ArgumentError, no_such
+from softless.machine import circumstances, timestamp
 from softless.models.table import CONFIGS
-from softless.study.measure import circumstances, pick_device
+from softless.study.measure import pick_device
 
 SCHEMA = "softless.bench-model/1"
 PIXELS = {"cuda": 256 * 224**2, "cpu": 4 * 224**2}  # in a batch, where its size is not given
@@ -111,6 +112,7 @@ def measure(plan: ModelPlan, *, show_progress: bool) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "command": plan.command,
+        "date": timestamp(),
         **circumstances(setting.device),
         "model": plan.name,
         "options": plan.words,

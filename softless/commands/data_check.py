@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softless.commands.manners import CHECK_FAILED, console, emit_json, plain, polite
-from softless.commands.words import processes
+from softless.commands.arguments import processes
+from softless.commands.common import CHECK_FAILED, console, emit_json, plain, reports_errors
 from softless.report import units
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ $ softless data check parquet-files/
 """
 
 
-@polite
+@reports_errors
 def run(
     source: Annotated[str, typer.Argument(metavar="PATH", help="The set.", show_default=False)],
     workers: Annotated[

@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softless.commands.manners import (
+from softless.commands.arguments import OnBad, Where, processes
+from softless.commands.common import (
     CHECK_FAILED,
     complain,
     console,
     emit_json,
     plain,
-    polite,
     refuse,
+    reports_errors,
     warnings_in_one_line,
     whole_number,
 )
-from softless.commands.words import OnBad, Where, processes
 from softless.errors import ArgumentError, did_you_mean
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ $ softless evaluate inline_swin_tiny --weights swin_t.pth --data imagenet
 WORST = 5
 
 
-@polite
+@reports_errors
 def run(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A run's folder, or the name of a model.")],
     data: Annotated[
@@ -68,17 +68,17 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Load, look at every image once, tell."""
-    from softless.train.assemble import Means, feed
+    from softless.train.assemble import Runtime, feed
     from softless.train.devices import Devices, runnable
     from softless.train.evaluate import evaluate
 
     with warnings_in_one_line():
         model, recipe, images, source, step = _loaded(target, weights, data)
     devices = Devices(device.value, runnable(recipe.precision, device.value))
-    means = Means(device=device.value, workers=int(workers), on_bad_image=on_bad_image.value)
+    runtime = Runtime(device=device.value, workers=int(workers), on_bad_image=on_bad_image.value)
     looking = replace(recipe, batch=int(batch), accumulate=1, mixup=0.0, cutmix=0.0)
     start = time.monotonic()
-    feeding = feed(images, looking, 0, devices, means, train=False)
+    feeding = feed(images, looking, 0, devices, runtime, train=False)
     scores = evaluate(model.to(devices.device), feeding, devices).scores()
     if not math.isfinite(scores.loss):
         complain(f"the loss of {target} on the images of {source} is {scores.loss}: its answers are no numbers")
@@ -111,7 +111,7 @@ def _loaded(target: str, weights: Path | None, data: str | None) -> "tuple[nn.Mo
     """The model, how its images are prepared, the images, where they lie, and the update of a run it is of."""
     from softless.data import open_images
     from softless.data.augment import as_timm_tests
-    from softless.io import load_weights
+    from softless.io.weights import load_weights
     from softless.models.settings import settings
     from softless.models.table import CONFIGS
     from softless.train.assemble import build, trained

@@ -29,8 +29,8 @@ from typing import Annotated, Any
 
 import typer
 
-from softless.commands.manners import emit_json, polite, refuse, whole_number
-from softless.commands.words import four_numbers, image_size, key_value
+from softless.commands.arguments import four_numbers, image_size, key_value
+from softless.commands.common import emit_json, refuse, reports_errors, whole_number
 from softless.errors import ArgumentError, did_you_mean
 
 
@@ -66,7 +66,7 @@ $ softless explain inline_swin_tiny --option mechanism=softmax
 """
 
 
-@polite
+@reports_errors
 def run(
     name: Annotated[str, typer.Argument(help="A name from `softless list` or `softless list --models`.")],
     shape: Annotated[

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from softless.commands.manners import console
+from softless.commands.common import console
 
 if TYPE_CHECKING:
     from rich.table import Table

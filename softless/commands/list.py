@@ -22,8 +22,8 @@ from typing import Annotated, Any
 
 import typer
 
+from softless.commands.common import console, emit_json, refuse, reports_errors
 from softless.commands.layout import plain_table
-from softless.commands.manners import console, emit_json, polite, refuse
 
 COSTS = "Cost: N tokens, d channels per head, m stand-ins or features, w window, l stride, r rounds."
 MORE = "softless list --wide adds formulas and options, softless explain NAME the cost of a call."
@@ -54,7 +54,7 @@ $ softless list --recipes    # what softless train --recipe takes
 """
 
 
-@polite
+@reports_errors
 def run(
     models: Annotated[bool, typer.Option("--models", help="The models instead of the mechanisms.")] = False,
     recipes: Annotated[bool, typer.Option("--recipes", help="The recipes instead of the mechanisms.")] = False,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from softless.commands.manners import LONGEST_NUMBER
+from softless.commands.common import LONGEST_NUMBER
 from softless.errors import ArgumentError, did_you_mean
 from softless.models import customize
 from softless.models.table import CONFIGS, Config

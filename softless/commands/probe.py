@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softless.commands.manners import emit_json, polite, prepare_folder, to_json, whole_number, write_atomically
-from softless.commands.words import Where, from_zero, layer_choice
+from softless.commands.arguments import Where, from_zero, layer_choice
+from softless.commands.common import emit_json, prepare_folder, reports_errors, whole_number
 from softless.errors import ArgumentError, SoftlessError
+from softless.io.files import write_json, write_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,7 +59,7 @@ class Part(StrEnum):
     train = "train"
 
 
-@polite
+@reports_errors
 def run(
     target: Annotated[str, typer.Argument(metavar="MODEL", help="The model.", show_default=False)],
     data: Annotated[
@@ -134,8 +135,8 @@ def run(
     }
     written = document(about, examination)
     if out is not None:
-        write_atomically(out / "probe.json", to_json(written) + "\n")
-        write_atomically(out / "layers.csv", layers_csv(written))
+        write_json(out / "probe.json", written)
+        write_text(out / "layers.csv", layers_csv(written))
     if json:
         emit_json(written)
     else:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from softless.commands.manners import console
+from softless.commands.common import console
 from softless.report import units
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _sureness(layers: list[dict[str, Any]]) -> str:
     if not halves:
         return "Of one sample: only more of them tell how far its numbers are off."
     reach, count = f"{100 * max(halves):.2g}", errors[0]["n"]
-    return f"Means over {count:,}; the 95 % intervals of the errors reach {reach} points to a side at most."
+    return f"Runtime over {count:,}; the 95 % intervals of the errors reach {reach} points to a side at most."
 
 
 def _number(mean: float | None) -> str:

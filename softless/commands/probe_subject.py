@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from softless.commands.manners import refuse
+from softless.commands.common import refuse
 from softless.data.augment import IMAGENET_MEAN, IMAGENET_STD, PLAIN, Augment, as_timm_tests
 from softless.errors import ArgumentError, FileError, MissingExtraError, did_you_mean
-from softless.io import load_weights
+from softless.io.weights import load_weights
 from softless.models import create_model
 from softless.models.settings import settings
 from softless.models.table import CONFIGS

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from softless.commands.manners import console, emit_json, polite
+from softless.commands.common import console, emit_json, reports_errors
 
 SCHEMA = "softless.report/1"
 SUMMARY = "Draw the page of a study again."
@@ -25,7 +25,7 @@ $ softless report report
 """
 
 
-@polite
+@reports_errors
 def run(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder softless study wrote.", show_default=False)],
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,

@@ -40,8 +40,8 @@ from typing import Annotated, Any
 
 import typer
 
-from softless.commands.manners import console, emit_json, importing, polite, prepare_folder, refuse, whole_number
-from softless.commands.words import Where, from_zero, lengths, processes
+from softless.commands.arguments import Where, from_zero, lengths, processes
+from softless.commands.common import console, emit_json, importing, prepare_folder, refuse, reports_errors, whole_number
 
 SUMMARY = "Do you need the softmax? Train twins, examine them, time them: a report."
 HELP = """Do you need the softmax? Train twins, small models that differ in attention, examine and time them.
@@ -85,7 +85,7 @@ def _points(text: str) -> float:
     return found
 
 
-@polite
+@reports_errors
 def run(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the report; made if missing.")] = Path("report"),
     data: Annotated[

@@ -21,13 +21,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from softless.commands.arguments import OnBad, Where, from_zero, key_value, processes
+from softless.commands.common import (
+    CHECK_FAILED,
+    complain,
+    emit_json,
+    prepare_folder,
+    reports_errors,
+    warnings_in_one_line,
+)
 from softless.commands.ctrl_c import WATCH
-from softless.commands.manners import CHECK_FAILED, complain, emit_json, polite, prepare_folder, warnings_in_one_line
-from softless.commands.words import OnBad, Where, from_zero, key_value, processes
 
 if TYPE_CHECKING:
     from softless.commands.train_show import Start
-    from softless.train.assemble import Means
+    from softless.train.assemble import Runtime
 
 SCHEMA = "softless.train/1"
 MUCH = 4  # a recipe that makes images smaller by this much a side is warned of
@@ -52,7 +59,7 @@ class Share(StrEnum):
     fsdp = "fsdp"
 
 
-@polite
+@reports_errors
 def run(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="Instead of the recipe's.", show_default=False)
@@ -91,25 +98,25 @@ def run(
     """Read the recipe, train, tell."""
     from softless.commands.train_show import Showing
     from softless.errors import NonFiniteError
-    from softless.train.assemble import Means, train
+    from softless.train.assemble import Runtime, train
     from softless.train.devices import leave
     from softless.train.stop import Interrupted
 
     asked = {"data": data, "seed": seed, "teacher": teacher, "init": init}
     start, asked = settle(out, recipe, model, list(changes or []), asked, resume, device.value)
     prepare_folder(out)
-    means = Means(
+    runtime = Runtime(
         device=device.value, sharing=sharing.value, workers=int(workers), on_bad_image=on_bad_image.value, graph=graph
     )
-    WATCH.says = f"stopped before the state was saved; to go on from the last checkpoint: {how_to_go_on(out, means)}"
+    WATCH.says = f"stopped before the state was saved; to go on from the last checkpoint: {how_to_go_on(out, runtime)}"
     with warnings_in_one_line(), Showing(not json, start) as showing:
         if showing.main:
             warn_of_shrinking(start, recipe)
-        given = {"means": means, "resume": resume, "splits": start.parts, "tick": showing.decoding, **asked}
+        given = {"runtime": runtime, "resume": resume, "splits": start.parts, "tick": showing.decoding, **asked}
         try:
             outcome = train(out, start.recipe, watch=showing, **given)
         except Interrupted as stopped:
-            showing.say_how_to_resume(f"{stopped}; to go on: {how_to_go_on(out, means)}")
+            showing.say_how_to_resume(f"{stopped}; to go on: {how_to_go_on(out, runtime)}")
             leave()
             raise
         except NonFiniteError as error:
@@ -128,13 +135,12 @@ def run(
         showing.conclude(outcome, out)
 
 
-def how_to_go_on(out: Path, means: "Means") -> str:
+def how_to_go_on(out: Path, runtime: "Runtime") -> str:
     """The command that resumes a run: what its folder does not know is said again."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     start = "softless train" if ranks == "1" else f"torchrun --nproc-per-node {ranks} -m softless train"
-    changed = {
-        each.name: getattr(means, each.name) for each in fields(means) if getattr(means, each.name) != each.default
-    }
+    values = {each.name: (getattr(runtime, each.name), each.default) for each in fields(runtime)}
+    changed = {name: value for name, (value, default) in values.items() if value != default}
     said = [f" --{name.replace('_', '-')}{'' if value is True else f' {value}'}" for name, value in changed.items()]
     return f"{start} --out {shlex.quote(str(out))} --resume{''.join(said)}"
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Self
 
 import typer
 
+from softless.commands.common import console
 from softless.commands.ctrl_c import WATCH
-from softless.commands.manners import console
 from softless.commands.progress import Bar, progress
 from softless.report import units
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from softless.errors import FileError
-from softless.io import durable
+from softless.io import files
 
 SCHEMA = "softless.checkpoint/1"
 STATE, MANIFEST, TENSORS = "state.json", "manifest.json", ".safetensors"
@@ -59,10 +59,10 @@ def save(
     A `FileError` says what the system refused; the checkpoints that were there are still whole.
     """
     place = shelf / f"step-{step:08d}"
-    with durable.written_or_explained(f"the checkpoint {place}"):
+    with files.written_or_explained(f"the checkpoint {place}"):
         if not shelf.is_dir():
             shelf.mkdir(parents=True)
-            durable.sync_folder(shelf.parent)
+            files.sync_folder(shelf.parent)
         _clear_partial(shelf)
         try:
             _stage(partial := shelf / (_PARTIAL + place.name), step, parts, state)
@@ -73,7 +73,7 @@ def save(
             with suppress(OSError):
                 _clear_partial(shelf)
             raise
-        durable.sync_folder(shelf)
+        files.sync_folder(shelf)
         places = _places(shelf)
         at = places.index(place)
         for gone in (*places[:at], *places[at + keep :]):
@@ -84,7 +84,7 @@ def save(
 
 def drop_after(shelf: Path, step: int) -> None:
     """Take off what came after an update, of a run that goes back there."""
-    with durable.written_or_explained(f"the checkpoints in {shelf}"):
+    with files.written_or_explained(f"the checkpoints in {shelf}"):
         for place in _places(shelf):
             if _step(place) > step:
                 _remove(place)
@@ -155,12 +155,12 @@ def _stage(partial: Path, step: int, parts: Mapping[str, Mapping[str, Tensor]], 
         facts[name + TENSORS] = _written(partial / (name + TENSORS), to_bytes(plain))
     facts[STATE] = _written(partial / STATE, _json(dict(state)))
     manifest = {"schema": SCHEMA, "step": step, "files": facts}
-    durable.write(partial / MANIFEST, _json(manifest | {"sha256": _digest(_json(manifest))}))
-    durable.sync_folder(partial)
+    files.write(partial / MANIFEST, _json(manifest | {"sha256": _digest(_json(manifest))}))
+    files.sync_folder(partial)
 
 
 def _written(path: Path, data: bytes) -> dict[str, Any]:
-    durable.write(path, data)
+    files.write(path, data)
     return {"bytes": len(data), "sha256": _digest(data)}
 
 

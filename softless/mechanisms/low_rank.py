@@ -57,7 +57,7 @@ def real_queries(q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor | Non
 
 
 def pooled(x: Tensor, count: int, mask: Tensor | None, grid: tuple[int, int] | None) -> Tensor:
-    """Means of x as a matrix [B, 1, count, N]: over the cells of a picture, or over runs of a sequence."""
+    """Runtime of x as a matrix [B, 1, count, N]: over the cells of a picture, or over runs of a sequence."""
     return segments(x, count, mask) if grid is None else cells(x, count, mask, grid)
 
 
@@ -68,10 +68,10 @@ def check_cells(option: str, count: int, grid: tuple[int, int] | None) -> None:
 
 
 def cells(x: Tensor, count: int, mask: Tensor | None, grid: tuple[int, int]) -> Tensor:
-    """Means of the p x p cells of a picture, p^2 = count, as a matrix [B, 1, count, N]; B is 1 without a mask.
+    """Runtime of the p x p cells of a picture, p^2 = count, as a matrix [B, 1, count, N]; B is 1 without a mask.
 
     Row a of the cells has rows floor(a h / p) to ceil((a + 1) h / p) - 1 of the picture's h, and columns alike:
-    adaptive pooling. The picture is the last h w tokens; those before it are in no cell. Means are over real tokens,
+    adaptive pooling. The picture is the last h w tokens; those before it are in no cell. Runtime are over real tokens,
     and a cell without any has a row of zeros.
     """
     side, outside = math.isqrt(count), x.shape[2] - grid[0] * grid[1]
@@ -89,7 +89,7 @@ def cells(x: Tensor, count: int, mask: Tensor | None, grid: tuple[int, int]) -> 
 
 
 def segments(x: Tensor, count: int, mask: Tensor | None) -> Tensor:
-    """Means of `count` runs of consecutive real tokens of x, as a matrix [B, 1, count, N]; B is 1 without a mask.
+    """Runtime of `count` runs of consecutive real tokens of x, as a matrix [B, 1, count, N]; B is 1 without a mask.
 
     Of n real tokens the r-th is in run floor(r count / n): padding, wherever it is, moves no one. With n < count
     some runs are empty, and their rows are zero.

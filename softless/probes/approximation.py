@@ -26,7 +26,7 @@ from softless.mechanisms import Mechanism
 
 @dataclass(frozen=True)
 class Approximation:
-    """Means over rows, except `worst`. `within_bound` is the share of rows with error <= R^2 / 2."""
+    """Runtime over rows, except `worst`. `within_bound` is the share of rows with error <= R^2 / 2."""
 
     deviation: float  # standard deviation of the scores
     range: float

@@ -16,7 +16,7 @@ from softless.data.loading import cached
 from softless.data.reading import Batch
 from softless.errors import FileError
 from softless.io import checkpoint
-from softless.train.assemble import Means
+from softless.train.assemble import Runtime
 
 Parts = tuple[Images, Images]
 
@@ -30,10 +30,10 @@ class Decoded(NamedTuple):
 
 
 def decode(
-    shelf: Path, parts: Parts, size: int, means: Means, tick: Callable[[int], None] = lambda _images: None
+    shelf: Path, parts: Parts, size: int, runtime: Runtime, tick: Callable[[int], None] = lambda _images: None
 ) -> None:
     """Put the decoded set on the shelf, unless it is there; what was skipped then is met again."""
-    damages = [Damage(means.on_bad_image, len(part)) for part in parts]
+    damages = [Damage(runtime.on_bad_image, len(part)) for part in parts]
     found = fetch(shelf, parts, size)
     if found is not None:
         for damage, skipped in zip(damages, found.skipped, strict=True):
@@ -41,7 +41,7 @@ def decode(
                 damage.met(*each)
         return
     made = [
-        cached(part, size=size, workers=means.workers, damage=damage, tick=tick)
+        cached(part, size=size, workers=runtime.workers, damage=damage, tick=tick)
         for part, damage in zip(parts, damages, strict=True)
     ]
     tensors = {name: dict(batch._asdict()) for name, batch in zip(("train", "test"), made, strict=True)}

@@ -9,9 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from softless.bench.anatomy import anatomy
-from softless.commands.manners import write_atomically
 from softless.data.images import Images
 from softless.errors import FileError
+from softless.io.files import write_text
 from softless.study.statistics import estimate, groups, shared_spread
 from softless.study.tables import tables
 from softless.train.assemble import model_options
@@ -208,7 +208,7 @@ def write_csvs(folder: Path, document: Mapping[str, Any]) -> dict[str, str]:
     names = {}
     for name, items in lists.items():
         if items:
-            write_atomically(folder / f"{name}.csv", as_csv(items))
+            write_text(folder / f"{name}.csv", as_csv(items))
             names[name] = f"{name}.csv"
     return names
 

@@ -26,14 +26,15 @@ import torch
 from softless.data import open_splits
 from softless.data.changes import summary, what_changed
 from softless.errors import ArgumentError, FileError
+from softless.io.files import write_json
 from softless.study.decoded import decode
 from softless.study.twin_run import Task, decoded_set, execute
 from softless.study.twins import Twin
 from softless.study.workers import Pack
-from softless.train.assemble import Means, meaning
+from softless.train.assemble import Runtime, meaning
 from softless.train.recipe import Recipe
 from softless.train.recipe_file import to_document
-from softless.train.run import must_agree, write_json
+from softless.train.run import must_agree
 
 SCHEMA, NAME = "softless.grid/1", "grid.json"
 MARGIN = 1.15  # a run may take longer than those before it by this much
@@ -81,7 +82,7 @@ def run_grid(
     *,
     data: str | None = None,
     seeds: Sequence[int] = (0, 1, 2),
-    means: Means | None = None,
+    runtime: Runtime | None = None,
     minutes: float | None = None,
     pack: int = 1,
     watch: GridWatcher | None = None,
@@ -91,13 +92,13 @@ def run_grid(
     On a CPU each run has one thread, whatever `pack` is, so that its numbers do not depend on it.
     """
     ends = None if minutes is None else time.time() + 60 * minutes
-    means, watch = means or Means(), watch or Silent()
+    runtime, watch = runtime or Runtime(), watch or Silent()
     if pack < 1 or not seeds or not twins:
         raise ArgumentError(f"a grid needs a twin, a seed and a pack of at least 1, got {len(twins)}, {seeds}, {pack}")
     parts = open_splits(data)
     about = _agree(out, recipe, summary(data, *parts))
     tasks = [
-        Task(out=out, twin=twin, seed=seed, base=recipe, data=data, means=means, ends=ends)
+        Task(out=out, twin=twin, seed=seed, base=recipe, data=data, runtime=runtime, ends=ends)
         for seed in seeds
         for twin in twins
     ]
@@ -105,7 +106,7 @@ def run_grid(
     watch.begin(len(tasks), len(tasks) - len(waiting))
     if waiting:
         if recipe.cache:
-            decode(out / "images", parts, recipe.image_size, means, watch.decoding)
+            decode(out / "images", parts, recipe.image_size, runtime, watch.decoding)
         if not (out / NAME).exists():  # not before: images that cannot be decoded leave no folder
             write_json(out / NAME, about)
         together = min(pack, len(waiting))

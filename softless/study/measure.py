@@ -1,13 +1,9 @@
 """The measuring half of a study: random tensors, of any length, through mechanisms; and where that was."""
 
-import os
-import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +13,6 @@ from softless.bench import speed
 from softless.bench.cases import Case, cases_named
 from softless.bench.memory import free_bytes
 from softless.bench.stopwatch import threads, time_calls
-from softless.commands.manners import installed_version
 from softless.commands.progress import Advance
 from softless.errors import ArgumentError
 from softless.mechanisms import Mechanism
@@ -34,26 +29,6 @@ def pick_device(asked: str) -> str:
     if asked == "cuda" and not found:
         raise ArgumentError("device cuda was asked for and torch finds none: use --device cpu")
     return "cuda" if found else "cpu"
-
-
-def circumstances(device: str) -> dict[str, Any]:
-    """When, with what and where."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {
-            "softless": installed_version(),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-        "machine": {
-            "system": f"{platform.system()} {platform.machine()}",
-            "processor": torch.cuda.get_device_name() if device == "cuda" else _processor(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "device": device,
-            "load_average": speed.load_average(),
-        },
-    }
 
 
 def timed(plan: Plan, seed: int, device: str, advance: Advance) -> dict[str, Any]:
@@ -143,11 +118,3 @@ def check_memory(plan: Plan, device: str) -> None:
         raise ArgumentError(
             f"{longest} tokens need about {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: shorten --tokens"
         )
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

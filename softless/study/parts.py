@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from softless.commands.manners import to_json, write_atomically
+from softless.io.files import to_json, write_text
 
 
 class Parts:
@@ -27,7 +27,7 @@ class Parts:
             return before["found"]
         document = {"asked": asked, "found": make()}
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, to_json(document) + "\n")
+        write_text(path, to_json(document) + "\n")
         return json.loads(to_json(document))["found"]
 
     def _read(self, path: Path) -> Any:

@@ -28,7 +28,7 @@ from softless.study.show import DECODING, Showing
 from softless.study.twin_run import trained_twin
 from softless.study.twins import Twin, side_of, twins_named, twins_of
 from softless.study.writing import assemble, conclude, write
-from softless.train.assemble import Means, build
+from softless.train.assemble import Runtime, build
 from softless.train.blas import by_blas
 from softless.train.recipe import Recipe
 from softless.train.recipe_file import read_recipe, shipped
@@ -139,7 +139,7 @@ def train_all(
         twins,
         data=asked.data,
         seeds=range(asked.seed, asked.seed + asked.settled().seeds),
-        means=Means(device=device, workers=asked.workers, graph=device == "cuda"),
+        runtime=Runtime(device=device, workers=asked.workers, graph=device == "cuda"),
         minutes=None if ends is None else max(ends - time.monotonic(), 0.0) / 60,
         pack=asked.pack or (min(cores, 4) if device == "cpu" else 1),
         watch=showing,
@@ -196,7 +196,7 @@ def time_twins(asked: Asked, ran: Ran, preset: Preset, exhibit: Exhibit, advance
 def exhibited(asked: Asked, recipe: Recipe, device: str, showing: Showing) -> Exhibit:
     """The test images as the grid decoded them; decoded again where they were lost since."""
     shelf, parts, size = asked.out / "twins" / "images", open_splits(asked.data), recipe.image_size
-    decode(shelf, parts, size, Means(workers=asked.workers), showing.decoding)
+    decode(shelf, parts, size, Runtime(workers=asked.workers), showing.decoding)
     kept = fetch(shelf, parts, size)
     assert kept is not None, "they are decoded"
     return Exhibit(kept[1], recipe.augment, device)

@@ -137,8 +137,8 @@ def instead(statuses: Iterable[str]) -> str:
 
 def learned(found: Collection[Group]) -> list[Group]:
     """Those that are at least half as good as the best."""
-    means = {group.id: group.mean for group in found if group.mean is not None}
-    return [group for group in found if means.get(group.id, -1.0) >= max(means.values(), default=0.0) / 2]
+    runtime = {group.id: group.mean for group in found if group.mean is not None}
+    return [group for group in found if runtime.get(group.id, -1.0) >= max(runtime.values(), default=0.0) / 2]
 
 
 def shared_spread(found: Mapping[str, Group]) -> Spread:

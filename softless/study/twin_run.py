@@ -32,14 +32,15 @@ from torch import nn
 from softless.data import open_splits
 from softless.errors import FileError, NonFiniteError
 from softless.io import checkpoint
+from softless.io.files import write_json
+from softless.machine import circumstances
 from softless.study.decoded import Decoded, fetch
 from softless.study.twins import Twin
-from softless.train.assemble import Means, build, train
-from softless.train.circumstances import circumstances
+from softless.train.assemble import Runtime, build, train
 from softless.train.loop import Job
 from softless.train.recipe import Recipe
 from softless.train.recipe_file import from_document, to_document
-from softless.train.run import Run, write_json
+from softless.train.run import Run
 from softless.train.stop import Interrupted
 
 SCHEMA = "softless.twin/2"
@@ -57,7 +58,7 @@ class Task:
     seed: int
     base: Recipe
     data: str | None
-    means: Means
+    runtime: Runtime
     together: int = 1
     ends: float | None = None  # time.time() by which it must have stopped
 
@@ -126,7 +127,7 @@ def execute(
     try:
         before = _trained_before(task)
         outcome = train(
-            task.training, task.recipe, task.data, seen, means=task.means, seed=task.seed,
+            task.training, task.recipe, task.data, seen, runtime=task.runtime, seed=task.seed,
             resume=Run(task.training).about.exists(), decoded=decoded and decoded[:2],
         )  # fmt: skip
         found |= {"status": "done", "accuracy": outcome.last["top1"], "loss": outcome.last["test_loss"]}
@@ -211,5 +212,5 @@ def _record(task: Task, found: dict[str, Any], parameters: int, wall: float) -> 
         "data": task.data,
         "images": about.get("images"),
         "fingerprint": about.get("fingerprint"),
-        **circumstances(task.means.device),
+        **circumstances(task.runtime.device),
     }

@@ -15,8 +15,8 @@ from typing import Any, Self
 
 import torch
 
+from softless.io.files import write_json
 from softless.study.twin_run import Progress, Task, decoded_set, execute, failed_record
-from softless.train.run import write_json
 
 PATIENCE = 0.5  # seconds between two words on how far a run is
 GRACE = 60  # seconds for a run to be saved after Ctrl-C

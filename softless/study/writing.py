@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from softless.commands.manners import to_json, write_atomically
 from softless.data import open_splits
+from softless.io.files import write_json
+from softless.machine import circumstances, timestamp
 from softless.study import document as study_document
-from softless.study import measure as study_measure
 from softless.study.decision import decide
 from softless.study.examine import Exhibit, png
 from softless.study.grid import Ran
@@ -42,7 +42,8 @@ def assemble(
     return {
         "schema": SCHEMA,
         "command": asked.command(exhibit.device),
-        **study_measure.circumstances(exhibit.device),
+        "date": timestamp(),
+        **circumstances(exhibit.device),
         "seed": asked.seed,
         "preset": asked.preset,
         "data": {
@@ -93,5 +94,5 @@ def conclude(document: dict[str, Any], ran: Ran, in_windows: Ran | None, margin:
 def write(folder: Path, document: dict[str, Any]) -> Path:
     """CSVs, report.json, the page."""
     document["files"] = study_document.write_csvs(folder, document)
-    write_atomically(folder / "report.json", to_json(document) + "\n")
+    write_json(folder / "report.json", document)
     return write_page(folder)

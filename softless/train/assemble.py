@@ -21,7 +21,8 @@ from softless.data.loading import cached, loader
 from softless.data.reading import Batch
 from softless.data.sampler import ResumableSampler
 from softless.errors import ArgumentError, FileError
-from softless.io import checkpoint, load_weights
+from softless.io import checkpoint
+from softless.io.weights import load_weights
 from softless.mechanisms import mechanism
 from softless.models import create_model
 from softless.train.devices import Devices, Sharing
@@ -36,7 +37,7 @@ PROSE = ("command", "cost", "expected")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Means:
+class Runtime:
     """What a training is done with: no part of what is learned, though another device rounds and draws differently."""
 
     device: str = "auto"
@@ -52,7 +53,7 @@ def train(
     data: str | None,
     watch: Watcher,
     *,
-    means: Means,
+    runtime: Runtime,
     seed: int = 0,
     resume: bool = False,
     teacher: Path | None = None,
@@ -82,14 +83,14 @@ def train(
         agree(run.read(), about, f"the run in {folder}")
     else:
         run.must_be_new()
-    devices = Devices(means.device, recipe.precision, means.sharing, means.graph)
+    devices = Devices(runtime.device, recipe.precision, runtime.sharing, runtime.graph)
     devices.wait()  # every rank has looked for a run before the first one begins it; making a group need not wait
     seed_all(seed, -1, 0)
     model = build(recipe.model, recipe.image_size, len(images.classes))
     if init is not None and not (resume and checkpoint.any_in(run.last)):
         start_from(model, init)
     feeds = [
-        feed(part, recipe, seed, devices, means, train=part is images, kept=kept, tick=tick)
+        feed(part, recipe, seed, devices, runtime, train=part is images, kept=kept, tick=tick)
         for part, kept in zip((images, test), decoded or (None, None), strict=True)
     ]
     if devices.main and not resume:
@@ -218,7 +219,7 @@ def feed(
     recipe: Recipe,
     seed: int,
     devices: Devices,
-    means: Means,
+    runtime: Runtime,
     *,
     train: bool,
     kept: Batch | None = None,
@@ -232,9 +233,9 @@ def feed(
         )
     place = {"rank": devices.rank, "ranks": devices.ranks}
     if recipe.cache:
-        damage = Damage(means.on_bad_image, len(images))
+        damage = Damage(runtime.on_bad_image, len(images))
         if kept is None:
-            kept = cached(images, size=size, workers=means.workers, damage=damage, tick=tick)
+            kept = cached(images, size=size, workers=runtime.workers, damage=damage, tick=tick)
         there = Batch(*(part.to(devices.device) for part in kept))
         sampler = ResumableSampler(len(there.ids), seed=seed, shuffle=train, **place)
         return Feed(
@@ -253,8 +254,8 @@ def feed(
         sampler=ResumableSampler(len(images), seed=seed, shuffle=train, **place),
         train_transform=train,
         augment=recipe.augment,
-        workers=means.workers,
-        on_bad_image=means.on_bad_image,
+        workers=runtime.workers,
+        on_bad_image=runtime.on_bad_image,
     )
     return Feed(images, reading, recipe.augment, devices.device, reading.damage, size=size, train=train)
 

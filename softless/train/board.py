@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from softless.errors import MissingExtraError
-from softless.io import durable
+from softless.io import files
 
 
 class Board:
@@ -26,7 +26,7 @@ class Board:
                 "training writes TensorBoard files, and tensorboard is not installed: pip install 'softless[train]'"
             ) from None
         self.folder, self.event, self.summary, self.framed = folder, Event, Summary, RecordWriter(self)
-        with durable.written_or_explained(f"the curves in {folder}"):
+        with files.written_or_explained(f"the curves in {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             place = folder / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
             self.file = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -38,13 +38,13 @@ class Board:
         self._append(step=step, summary=self.summary(value=values))
 
     def close(self) -> None:
-        with durable.written_or_explained(f"the curves in {self.folder}"):
+        with files.written_or_explained(f"the curves in {self.folder}"):
             os.close(self.file)
 
     def write(self, data: bytes) -> None:
         """What an event is once it is framed."""
-        with durable.written_or_explained(f"the curves in {self.folder}"):
-            durable.write_all(self.file, data)
+        with files.written_or_explained(f"the curves in {self.folder}"):
+            files.write_all(self.file, data)
 
     def _append(self, **content: Any) -> None:
         self.framed.write(self.event(wall_time=time.time(), **content).SerializeToString())

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from softless.errors import FileError
-from softless.io.journal import Journal
+from softless.io.files import Journal
 from softless.train.board import Board
 from softless.train.run import Run
 

@@ -23,9 +23,10 @@ from torch import Tensor, nn
 
 from softless.errors import ArgumentError, FileError, NonFiniteError
 from softless.io import checkpoint
+from softless.io.files import write_json
+from softless.machine import circumstances
 from softless.train import state
 from softless.train.blas import by_blas
-from softless.train.circumstances import circumstances
 from softless.train.devices import Devices
 from softless.train.engine import Engine
 from softless.train.evaluate import evaluate
@@ -35,7 +36,7 @@ from softless.train.metrics import Answers, Scores
 from softless.train.objective import Objective
 from softless.train.randomness import seed_all
 from softless.train.recipe import Recipe
-from softless.train.run import Run, write_json
+from softless.train.run import Run
 from softless.train.stop import Interrupted, Stop
 
 

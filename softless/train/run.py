@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from softless.errors import ArgumentError, FileError
-from softless.io import durable
+from softless.io.files import write_json
 
 SCHEMA = "softless.run/1"
 
@@ -69,15 +69,3 @@ def must_agree(before: Mapping[str, Any], now: Mapping[str, Any], what: str, whe
             must_agree(old, new, what, f"{where}{key}.")
         elif old != new:
             raise ArgumentError(f"{what} was begun with {where}{key} {old!r}, and it is {new!r} now")
-
-
-def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """There whole or not at all."""
-    data = json.dumps(document, indent=2, allow_nan=False).encode() + b"\n"
-    with durable.written_or_explained(str(path)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        partial.unlink(missing_ok=True)
-        durable.write(partial, data)
-        partial.replace(path)
-        durable.sync_folder(path.parent)

@@ -9,7 +9,7 @@ import pytest
 from softless.bench import contestants, stopwatch
 from softless.bench import measure as bench_measure
 from softless.bench import page as bench_page
-from softless.commands import bench, bench_show, words
+from softless.commands import arguments, bench, bench_show
 from softless.commands.progress import progress
 from softless.errors import MissingExtraError
 from softless.report import page
@@ -272,9 +272,9 @@ def test_progress_is_silent_where_there_is_no_terminal(capsys):
 
 
 def test_words_stand_for_what_they_say():
-    assert words.four_numbers("1,2,3,4") == (1, 2, 3, 4)
-    assert words.key_value("a=b=c") == ("a", "b=c")
-    assert words.lengths("16,4,16") == (4, 16)
+    assert arguments.four_numbers("1,2,3,4") == (1, 2, 3, 4)
+    assert arguments.key_value("a=b=c") == ("a", "b=c")
+    assert arguments.lengths("16,4,16") == (4, 16)
 
 
 def test_a_quick_bench_is_shorter_than_a_full_one():

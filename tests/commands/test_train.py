@@ -16,7 +16,7 @@ from softless.commands import train as verb
 from softless.data import open_splits
 from softless.errors import FileError, NonFiniteError
 from softless.train import assemble
-from softless.train.assemble import Means
+from softless.train.assemble import Runtime
 from softless.train.choose import Usual, fitting, usual_size
 from softless.train.devices import leave
 from softless.train.stop import Interrupted
@@ -178,7 +178,7 @@ def test_a_teacher_may_move_and_not_change(softless, flowers, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "means", "says"),
+    ("ranks", "runtime", "says"),
     [
         ("1", {}, "softless train --out 'a b' --resume"),
         ("1", {"graph": True, "workers": 4}, "softless train --out 'a b' --resume --workers 4 --graph"),
@@ -189,9 +189,9 @@ def test_a_teacher_may_move_and_not_change(softless, flowers, tmp_path):
         ),
     ],
 )
-def test_the_command_to_go_on_with_is_that_of_the_run(monkeypatch, ranks, means, says):
+def test_the_command_to_go_on_with_is_that_of_the_run(monkeypatch, ranks, runtime, says):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    assert verb.how_to_go_on(Path("a b"), Means(**means)) == says
+    assert verb.how_to_go_on(Path("a b"), Runtime(**runtime)) == says
 
 
 @pytest.mark.parametrize("change", ["image_size=16", "augment.std=[1.0, 1.0, 1.0]"])

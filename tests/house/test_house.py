@@ -21,7 +21,7 @@ SOURCES = sorted((ROOT / "softless").rglob("*.py"))
 HEAVY = ("torch", "triton", "timm", "transformers", "numpy", "typer", "rich")
 
 ALGEBRA_MAY_IMPORT = {"torch", "jaxtyping"} | sys.stdlib_module_names
-IO_IS_OPEN_TO = ("io", "data", "train", "models", "commands", "__init__")
+IO_IS_OPEN_TO = ("io", "data", "train", "models", "study", "commands", "__init__")
 
 UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "torch.load", "os.system"}

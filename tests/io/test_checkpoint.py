@@ -12,7 +12,7 @@ import torch
 from softless.errors import FileError
 from softless.io import checkpoint
 from softless.io.checkpoint import drop_after, newest, read, save
-from softless.io.journal import Journal
+from softless.io.files import Journal
 from tests.io.faults import calls
 
 FAILURES = (errno.ENOSPC, errno.EIO, errno.EROFS)

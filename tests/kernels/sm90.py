@@ -99,7 +99,8 @@ def _kernel_modules() -> list[Any]:
 
     import softless.kernels as package
 
-    return [importlib.import_module(f"softless.kernels.{each.name}") for each in pkgutil.iter_modules(package.__path__)]
+    names = [each.name for each in pkgutil.walk_packages(package.__path__, "softless.kernels.")]
+    return [importlib.import_module(name) for name in names]
 
 
 def _report(made: Any, programs: int) -> Built:

@@ -1,4 +1,4 @@
-"""Means over the cells of a picture: what agent, soft and asymmetric_nonlocal do with `grid=`.
+"""Runtime over the cells of a picture: what agent, soft and asymmetric_nonlocal do with `grid=`.
 
 The oracle is torch's adaptive pooling, of the picture alone.
 """

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 
 from softless.data import open_splits
-from softless.train.assemble import Means, build, feed
+from softless.train.assemble import Runtime, build, feed
 from softless.train.devices import Devices
 from softless.train.loop import Job, fit
 from softless.train.randomness import seed_all
@@ -42,7 +42,7 @@ def losses(dtype: torch.dtype = torch.float32) -> list[float]:
     recipe = read_recipe("digits", [("lr", "4e-3"), ("model.dims", "24"), ("model.drop_path_rate", "0.1")])
     recipe = replace(recipe, batch=28, epochs=2, log_every=1, evaluate_every=2)
     devices, watch, parts = Devices("cpu"), Quiet(), open_splits("digits")
-    feeds = [feed(part, recipe, 0, devices, Means(), train=part is parts[0]) for part in parts]
+    feeds = [feed(part, recipe, 0, devices, Runtime(), train=part is parts[0]) for part in parts]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -18,7 +18,7 @@ from torch import nn
 from softless.data.augment import Augment
 from softless.data.images import Sample
 from softless.io import checkpoint
-from softless.train.assemble import Means, feed
+from softless.train.assemble import Runtime, feed
 from softless.train.devices import Devices
 from softless.train.loop import Job
 from softless.train.recipe import Recipe
@@ -98,7 +98,7 @@ def job(folder: Path, *, model: nn.Module | None = None, resume: bool = False, *
     recipe = replace(RECIPE, **changes)
     devices = options.pop("devices", None) or Devices("cpu", recipe.precision)
     feeds = [
-        feed(Pictures(count, seed), recipe, options.get("seed", 0), devices, Means(), train=seed == 0)
+        feed(Pictures(count, seed), recipe, options.get("seed", 0), devices, Runtime(), train=seed == 0)
         for count, seed in ((130, 0), (40, 1))
     ]
     return Job(

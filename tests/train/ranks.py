@@ -28,7 +28,7 @@ from torch import nn
 from softless.errors import FileError
 from softless.models.blocks import Stage
 from softless.train import state
-from softless.train.assemble import Means, feed, train
+from softless.train.assemble import Runtime, feed, train
 from softless.train.devices import Devices
 from softless.train.engine import Engine
 from softless.train.evaluate import evaluate
@@ -103,11 +103,11 @@ def uneven(devices, alone):
     for count, cache in itertools.product((1, 25), (True, False)):
         scores = []
         for model, where in ((shared, devices), (whole, alone)):
-            images = feed(Pictures(count, 1), replace(RECIPE, cache=cache), 0, where, Means(), train=False)
+            images = feed(Pictures(count, 1), replace(RECIPE, cache=cache), 0, where, Runtime(), train=False)
             tally = evaluate(model, images, where)
             scores.append((tally.scores(), tally.answers()))
         found.append([(each.images, each.top1, each.loss, asdict(answers)) for each, answers in scores])
-    images = feed(Pictures(9, 1), RECIPE, 0, devices, Means(), train=False)
+    images = feed(Pictures(9, 1), RECIPE, 0, devices, Runtime(), train=False)
     images.damage.skipped[f"picture {8 - devices.rank}"] = "it is empty"
     skipped = images.skipped(devices)
     signal.alarm(0)
@@ -152,8 +152,8 @@ class Doomed(Quiet):
 def perform(folder, way, act, *words):
     """What an act finds with one way of sharing."""
     if act == "again":
-        means = Means(device="cpu", sharing=way)
-        return train(folder / f"again-{way}", read_recipe("digits", SMALL), None, Quiet(), means=means).steps
+        runtime = Runtime(device="cpu", sharing=way)
+        return train(folder / f"again-{way}", read_recipe("digits", SMALL), None, Quiet(), runtime=runtime).steps
     devices = Devices("cpu", sharing=way)
     if act == "compare":
         return compare(devices, one_process(devices), int(words[0]))

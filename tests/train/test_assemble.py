@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from softless.errors import ArgumentError, FileError
 from softless.io import checkpoint
-from softless.train.assemble import Means, agree, build, describe, feed, train
+from softless.train.assemble import Runtime, agree, build, describe, feed, train
 from softless.train.devices import Devices
 from softless.train.recipe_file import read_recipe
 from softless.train.run import Run
@@ -29,7 +29,7 @@ def start(tmp_path):
     def run(after=None, **options):
         watch = Looking(after)
         try:
-            train(tmp_path / "run", read_recipe("digits", SMALL), None, watch, means=Means(device="cpu"), **options)
+            train(tmp_path / "run", read_recipe("digits", SMALL), None, watch, runtime=Runtime(device="cpu"), **options)
         except KeyboardInterrupt:
             assert after is not None
         return watch.first
@@ -68,7 +68,7 @@ def test_a_batch_has_an_image_for_every_process():
     devices = Devices("cpu")
     devices.ranks = 2
     with pytest.raises(ArgumentError, match="batch of 1 is too small: it needs at least one image for each of 2 proc"):
-        feed(Pictures(9), replace(RECIPE, batch=1, mixup=0.0, cutmix=0.0), 0, devices, Means(), train=False)
+        feed(Pictures(9), replace(RECIPE, batch=1, mixup=0.0, cutmix=0.0), 0, devices, Runtime(), train=False)
 
 
 def test_a_rank_that_comes_late_does_not_take_the_run_that_begins_for_another(start, tmp_path, monkeypatch):

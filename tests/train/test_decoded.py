@@ -7,7 +7,7 @@ from softless.data.loading import cached
 from softless.io.pictures import BadImage
 from softless.study import decoded
 from softless.study.decoded import decode, fetch
-from softless.train.assemble import Means
+from softless.train.assemble import Runtime
 from tests.train.jobs import Pictures
 
 PARTS = (Pictures(30, 0), Pictures(12, 1))
@@ -24,7 +24,7 @@ class Torn(Pictures):
 
 @pytest.fixture
 def shelf(tmp_path):
-    decode(tmp_path / "images", PARTS, 4, Means())
+    decode(tmp_path / "images", PARTS, 4, Runtime())
     return tmp_path / "images"
 
 
@@ -41,25 +41,25 @@ def test_the_shelf_gives_back_what_was_decoded(shelf):
 
 def test_a_set_is_decoded_once(shelf, monkeypatch):
     monkeypatch.setattr(decoded, "cached", lambda *_, **__: pytest.fail("it decoded again"))
-    decode(shelf, PARTS, 4, Means())
+    decode(shelf, PARTS, 4, Runtime())
 
 
 def test_the_shelf_names_what_was_skipped_and_whoever_skips_nothing_hears_of_it(tmp_path, monkeypatch):
     parts = (Torn(1000), PARTS[1])
-    decode(tmp_path, parts, 4, Means(on_bad_image="skip"))
+    decode(tmp_path, parts, 4, Runtime(on_bad_image="skip"))
     found = fetch(tmp_path, parts, 4)
     assert found is not None
     assert found.skipped == ({"picture 2": "it is torn"}, {})
     assert len(found.train.ids) == 999
     monkeypatch.setattr(decoded, "cached", lambda *_, **__: pytest.fail("it decoded again"))
-    decode(tmp_path, parts, 4, Means(on_bad_image="skip"))
+    decode(tmp_path, parts, 4, Runtime(on_bad_image="skip"))
     with pytest.raises(BadImage, match="picture 2: it is torn"):
-        decode(tmp_path, parts, 4, Means())
+        decode(tmp_path, parts, 4, Runtime())
 
 
 def test_every_image_is_told_of(tmp_path):
     told = []
-    decode(tmp_path, PARTS, 4, Means(), told.append)
+    decode(tmp_path, PARTS, 4, Runtime(), told.append)
     assert sum(told) == 42
 
 
@@ -68,7 +68,7 @@ def test_every_image_is_told_of(tmp_path):
 )
 def test_other_images_and_other_sizes_are_decoded_anew(shelf, parts, size):
     assert fetch(shelf, parts, size) is None
-    decode(shelf, parts, size, Means())
+    decode(shelf, parts, size, Runtime())
     found = fetch(shelf, parts, size)
     assert found is not None
     assert found[0].pixels.shape[-1] == size
@@ -80,7 +80,7 @@ def test_a_damaged_shelf_is_filled_again(shelf):
         data[-1] ^= 1
         path.write_bytes(data)
     assert fetch(shelf, PARTS, 4) is None
-    decode(shelf, PARTS, 4, Means())
+    decode(shelf, PARTS, 4, Runtime())
     assert fetch(shelf, PARTS, 4) is not None
 
 

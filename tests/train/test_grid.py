@@ -21,14 +21,14 @@ from softless.study.grid import Schedule, Silent, read_record, run_grid
 from softless.study.twin_run import Task, decoded_set, execute, trained_twin
 from softless.study.twins import Twin, twins_named
 from softless.study.workers import Pack
-from softless.train.assemble import Means
+from softless.train.assemble import Runtime
 from softless.train.metrics import Answers
 from softless.train.recipe_file import read_recipe
 from softless.train.stop import Interrupted
 
 ROOT = Path(__file__).parents[2]
 TINY = read_recipe(str(ROOT / "tests/commands/quick.toml"), [("epochs", "3"), ("checkpoint_every", "1")])
-CPU = Means(device="cpu")
+CPU = Runtime(device="cpu")
 TIMES = ("seconds", "wall_seconds", "together")
 
 
@@ -53,13 +53,13 @@ class Notes(Silent):
 
 def ran(out, ids=("softmax", "inline-local"), **options):
     notes = Notes()
-    options = {"means": CPU, "seeds": (0, 1), "watch": notes, **options}
+    options = {"runtime": CPU, "seeds": (0, 1), "watch": notes, **options}
     twins = [each if isinstance(each, Twin) else twins_named([each])[0] for each in ids]
     return run_grid(out, options.pop("recipe", TINY), twins, **options), notes
 
 
 def task(out, twin="softmax", **options):
-    options = {"base": TINY, "data": None, "means": CPU, **options}
+    options = {"base": TINY, "data": None, "runtime": CPU, **options}
     return Task(out=out, twin=twins_named([twin])[0], seed=0, **options)
 
 
@@ -235,7 +235,7 @@ def test_ctrl_c_leaves_the_run_to_go_on(tmp_path, monkeypatch):
                 signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        run_grid(tmp_path, TINY, twins_named(["softmax"]), seeds=(0,), means=CPU, watch=Impatient())
+        run_grid(tmp_path, TINY, twins_named(["softmax"]), seeds=(0,), runtime=CPU, watch=Impatient())
     assert (tmp_path / "trainings/softmax-0/last").is_dir()
     assert not (tmp_path / "runs/softmax-0.json").exists()
 
@@ -275,15 +275,15 @@ def test_images_that_are_skipped_are_counted_and_named(tmp_path, monkeypatch):
     bad = tmp_path / "images/train/class 1/3.png"
     bad.write_bytes(b"torn")
     one = {"ids": ["softmax"], "seeds": (0,), "data": str(tmp_path / "images"), "recipe": grid.replace(TINY, batch=8)}
-    skip = Means(device="cpu", on_bad_image="skip")
-    ran(tmp_path, **one, means=skip, minutes=0)
-    stopped = task(tmp_path, base=one["recipe"], data=one["data"], means=skip)
+    skip = Runtime(device="cpu", on_bad_image="skip")
+    ran(tmp_path, **one, runtime=skip, minutes=0)
+    stopped = task(tmp_path, base=one["recipe"], data=one["data"], runtime=skip)
     assert execute(stopped, decoded_set(stopped), stopped=lambda: True) is None
     named = json.loads((stopped.training / "skipped.json").read_text())
     assert [*named["train"], *named["test"]] == [str(bad)]
     with pytest.raises(FileError, match=r"3.png: it is no intact JPEG"):
         ran(tmp_path, **one)
-    (record,) = ran(tmp_path, **one, means=skip)[0].records
+    (record,) = ran(tmp_path, **one, runtime=skip)[0].records
     assert (record["status"], record["skipped"]) == ("done", 1)
 
 
@@ -308,13 +308,13 @@ def test_a_model_that_was_not_kept_is_said_to_be_missing(whole, tmp_path):
 def test_a_grid_killed_again_and_again_ends_as_if_it_had_not_been(whole, tmp_path, pack):
     code = f"""
         from pathlib import Path
-        from softless.train.assemble import Means
+        from softless.train.assemble import Runtime
         from softless.study.grid import run_grid
         from softless.train.recipe_file import read_recipe
         from softless.study.twins import twins_named
         recipe = read_recipe("tests/commands/quick.toml", [("epochs", "3"), ("checkpoint_every", "1")])
         twins = twins_named(["softmax", "inline-local"])
-        run_grid(Path({str(tmp_path)!r}), recipe, twins, seeds=(0, 1), means=Means(device="cpu"), pack={pack})
+        run_grid(Path({str(tmp_path)!r}), recipe, twins, seeds=(0, 1), runtime=Runtime(device="cpu"), pack={pack})
     """
     kills = 0
     for delay in (6.0, 8.0, 10.0, 12.0, None):

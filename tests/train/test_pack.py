@@ -8,7 +8,7 @@ from softless.study import workers as pack
 from softless.study.twin_run import Task
 from softless.study.twins import Twin, twins_named
 from softless.study.workers import Pack, work
-from softless.train.assemble import Means
+from softless.train.assemble import Runtime
 from softless.train.recipe_file import read_recipe
 from softless.train.stop import Interrupted
 
@@ -18,7 +18,7 @@ BAD = Twin(id="bad", label="bad", mechanism="linear", options={"phi": "nonsense"
 
 
 def task(out, twin):
-    return Task(out=out, twin=twin, seed=0, base=TINY, data=None, means=Means(device="cpu"))
+    return Task(out=out, twin=twin, seed=0, base=TINY, data=None, runtime=Runtime(device="cpu"))
 
 
 class Pipe:
@@ -122,7 +122,7 @@ def test_a_worker_whose_run_failed_is_replaced(tmp_path):
 @pytest.mark.slow
 def test_leaving_early_saves_what_runs(tmp_path):
     long = Task(
-        out=tmp_path, twin=twins_named(["softmax"])[0], seed=0, data=None, means=Means(device="cpu"),
+        out=tmp_path, twin=twins_named(["softmax"])[0], seed=0, data=None, runtime=Runtime(device="cpu"),
         base=read_recipe(str(ROOT / "tests/commands/quick.toml"), [("epochs", "100000")]),
     )  # fmt: skip
 

@@ -5,12 +5,11 @@ travel as JSON in the colors of paper; static/*.js draws them in the theme of th
 """
 
 import json
-import os
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from softless.errors import FileError
+from softless.io.files import write_text
 from softless.report.page import require
 from softless.study.page import accuracy as study_accuracy
 from softless.study.page import locality as study_locality
@@ -33,17 +32,10 @@ SCRIPTS = ("labels.js", "figures.js", "threshold.js", "viewer.js", "start.js")
 
 
 def write_page(folder: Path) -> Path:
-    """Make folder/index.html from folder/report.json; it is there whole or as it was."""
+    """Make folder/index.html from folder/report.json; an old page is replaced in one step."""
     require("plotly", "jinja2", by="the page of a study")
-    path, beside = folder / "index.html", folder / f".index.html.{os.getpid()}"
-    document = read(folder)
-    text = page(document, _files(folder, document))
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise FileError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
+    path, document = folder / "index.html", read(folder)
+    write_text(path, page(document, _files(folder, document)))
     return path
 
 

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 import typer
 
-from softless.commands.manners import whole_number
+from softless.commands.common import whole_number
 
 LONGEST = 2**20
 LARGEST_SIDE = 2**14

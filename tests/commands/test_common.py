@@ -19,8 +19,9 @@ import typer
 
 from softless.bench import measure as bench_measure
 from softless.cli import app
-from softless.commands import manners
-from softless.errors import ArgumentError
+from softless.commands import common
+from softless.errors import ArgumentError, FileError
+from softless.io import files
 from softless.study import measure as study_measure
 from tests.commands.conftest import HEEDS_CTRL_C, RECIPE
 from tests.commands.tiny import words as training
@@ -223,7 +224,7 @@ def test_a_closed_pipe_ends_the_program_without_a_word(fresh):
     os.close(read)
     result = fresh("list", "--json", capture_output=False, stdout=write, stderr=subprocess.PIPE)
     os.close(write)
-    assert (result.returncode, result.stderr) == (manners.CLOSED_PIPE, "")
+    assert (result.returncode, result.stderr) == (common.CLOSED_PIPE, "")
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks into /proc to know the moment")
@@ -309,7 +310,7 @@ def wait_for(condition, seconds=60):
 
 
 def test_our_own_mistakes_are_not_hidden():
-    @manners.polite
+    @common.reports_errors
     def verb() -> None:
         raise ZeroDivisionError
 
@@ -318,26 +319,26 @@ def test_our_own_mistakes_are_not_hidden():
 
 
 def test_an_error_is_one_line_whatever_it_says(capsys):
-    @manners.polite
+    @common.reports_errors
     def verb() -> None:
         raise ArgumentError("two\nlines and a [bracket]")
 
     with pytest.raises(typer.Exit) as exit_:
         verb()
-    assert exit_.value.exit_code == manners.BAD_INPUT
+    assert exit_.value.exit_code == common.BAD_INPUT
     assert capsys.readouterr().err == "error: two lines and a [bracket]\n"
 
 
 def test_warnings_of_other_libraries_come_after_the_table_one_line_each(capsys):
-    @manners.polite
+    @common.reports_errors
     def verb() -> None:
         typer.echo("first row")
         for _ in range(2):
             warnings.warn_explicit("this\nis old", UserWarning, "/x/site-packages/timm/layers/y.py", 1)
             logging.getLogger("timm.models").warning("no %s", "weights")
             assert capsys.readouterr().err == ""
-        with manners.warnings_in_one_line():
-            warnings.warn_explicit("mine", RuntimeWarning, manners.__file__, 1)
+        with common.warnings_in_one_line():
+            warnings.warn_explicit("mine", RuntimeWarning, common.__file__, 1)
             assert capsys.readouterr().err == "warning: mine\n"
             warnings.warn_explicit("late", UserWarning, "/x/site-packages/torch/z.py", 1)
         typer.echo("last row")
@@ -361,21 +362,21 @@ def test_one_of_a_thing_is_said_in_the_singular(softless, monkeypatch, flowers):
     assert "updates  1: 1 epoch of 1, batch 10" in train.stdout
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_file_alone(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
-    manners.write_atomically(path, "old")
+    files.write_text(path, "old")
 
     def fail(_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="No space"):
-        manners.write_atomically(path, "new")
+    with pytest.raises(FileError, match="No space"):
+        files.write_text(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_json_never_holds_what_json_cannot(softless):
     with pytest.raises(ValueError, match="not JSON compliant"):
-        manners.to_json({"x": float("nan")})
+        files.to_json({"x": float("nan")})
     assert json.loads(softless("list", "--json").stdout)

@@ -1,7 +1,6 @@
 """How every verb behaves: exit codes, one-line errors, clean JSON, and no half-written file."""
 
 import errno
-import json
 import logging
 import os
 import signal
@@ -19,6 +18,7 @@ import typer
 
 from softless.commands.ctrl_c import INTERRUPTED
 from softless.errors import ArgumentError, SoftlessError
+from softless.io.files import to_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +30,7 @@ LONGEST_NUMBER = 15  # digits: no product of a few of them is mistaken for infin
 P = ParamSpec("P")
 
 
-def polite(verb: Callable[P, None]) -> Callable[P, None]:
+def reports_errors(verb: Callable[P, None]) -> Callable[P, None]:
     """Answer what a user can cause with one sentence and an exit code, never with a traceback."""
 
     @wraps(verb)
@@ -150,10 +150,6 @@ def emit_json(document: dict[str, Any]) -> None:
     print(to_json(document))
 
 
-def to_json(document: dict[str, Any]) -> str:
-    return json.dumps(document, indent=2, allow_nan=False)
-
-
 def prepare_folder(folder: Path) -> None:
     """Be sure that files can be written there, before any work; it is not made yet, so a refused start leaves none."""
     try:
@@ -174,32 +170,6 @@ def _exists(path: Path) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """The file is there whole or not at all: written beside its place, synced, then renamed; its folder is made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def installed_version() -> str:
-    """The version of the installed package, or 'unknown' in a checkout that was never installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("softless")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 @contextmanager

@@ -1,0 +1,117 @@
+"""Files that survive a crash: written completely or not at all, and on the disk when the call returns.
+
+`write_text` and `write_json` replace a file in one step. `Journal` is a log of JSON lines that can be cut back: a
+checkpoint records how long the log was, and a resumed run cuts off the later lines. So the log of a resumed run has the
+same bytes as the log of a run that was never interrupted.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from softless.errors import FileError
+
+
+def write(path: Path, data: bytes | memoryview) -> None:
+    """A new file with these bytes, synced; its name lasts once its folder is synced too."""
+    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+        write_all(file, data)
+        os.fsync(file)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` by a file with this text in one step; its folder is created if it is missing."""
+    with written_or_explained(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            try:
+                write_all(handle, text.encode())
+                os.fsync(handle)
+                os.fchmod(handle, 0o644)
+            finally:
+                os.close(handle)
+            Path(partial).replace(path)
+        except BaseException:
+            Path(partial).unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Replace `path` by this document in one step."""
+    write_text(path, to_json(document) + "\n")
+
+
+def to_json(document: Mapping[str, Any]) -> str:
+    """Indented JSON without NaN or infinity, which JSON does not have."""
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def write_all(file: int, data: bytes | memoryview) -> None:
+    """All of the bytes: the system may take fewer at a time."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
+
+
+def sync_folder(folder: Path) -> None:
+    """Names that were made, renamed or removed in it last."""
+    with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as file:
+        os.fsync(file)
+
+
+@contextmanager
+def written_or_explained(what: str) -> Iterator[None]:
+    """What the system refuses (a full disk, a failing or read-only one) becomes one sentence."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or ""
+        raise FileError(f"{what} cannot be written: {error.strerror or error}{where and f' ({where})'}") from error
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    file = os.open(path, flags, 0o644)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+class Journal:
+    """Lines at the end of a file."""
+
+    def __init__(self, path: Path, length: int = 0):
+        """The file's first `length` bytes, and then what is added."""
+        self.path = path
+        with written_or_explained(f"the log {path}"):
+            self.file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            there = os.fstat(self.file).st_size
+            if there < length:
+                os.close(self.file)
+                raise FileError(f"the log {path} has {there:,} bytes, and the checkpoint was saved after {length:,}")
+            os.ftruncate(self.file, length)
+            os.lseek(self.file, 0, os.SEEK_END)
+        self.length = length
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        line = json.dumps(record, allow_nan=False).encode() + b"\n"
+        with written_or_explained(f"the log {self.path}"):
+            write_all(self.file, line)
+        self.length += len(line)
+
+    def sync(self) -> int:
+        """Everything added is on the disk; returns the length."""
+        with written_or_explained(f"the log {self.path}"):
+            os.fsync(self.file)
+        return self.length
+
+    def close(self) -> None:
+        with written_or_explained(f"the log {self.path}"):
+            os.close(self.file)
