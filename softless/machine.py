@@ -26,14 +26,18 @@ class Circumstances(TypedDict):
     machine: Machine
 
 
-def circumstances(device: str) -> Circumstances:
-    """Record versions and machine for a measurement on `device`: cpu, cuda or auto."""
+def circumstances(device: str, *packages: str) -> Circumstances:
+    """Record machine and versions, those of further `packages` included, for a measurement on cpu, cuda or auto."""
     import torch
 
     on_gpu = device != "cpu" and torch.cuda.is_available()
     return {
-        "versions": {name: installed_version(name) for name in ("softless", "torch", "timm")}
-        | {"torch": torch.__version__, "python": platform.python_version()},
+        "versions": {
+            "softless": installed_version(),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            **{name: installed_version(name) for name in packages},
+        },
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",
             "processor": torch.cuda.get_device_name() if on_gpu else _processor(),

@@ -7,7 +7,6 @@ same bytes as the log of a run that was never interrupted.
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,21 +24,19 @@ def write(path: Path, data: bytes | memoryview) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Replace `path` by a file with this text in one step; its folder is created if it is missing."""
-    with written_or_explained(str(path)):
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.unlink(missing_ok=True)
         try:
-            try:
-                write_all(handle, text.encode())
-                os.fsync(handle)
-                os.fchmod(handle, 0o644)
-            finally:
-                os.close(handle)
-            Path(partial).replace(path)
+            write(partial, text.encode())
+            partial.replace(path)
         except BaseException:
-            Path(partial).unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+    except OSError as error:
+        raise FileError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:

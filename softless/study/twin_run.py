@@ -212,5 +212,5 @@ def _record(task: Task, found: dict[str, Any], parameters: int, wall: float) -> 
         "data": task.data,
         "images": about.get("images"),
         "fingerprint": about.get("fingerprint"),
-        **circumstances(task.runtime.device),
+        **circumstances(task.runtime.device, "timm"),
     }

@@ -139,7 +139,7 @@ class Loop:
                     break
         seed_all(self.job.seed, self.total, self.devices.rank)  # what is drawn after it does not know either
         if self.devices.main:
-            write_json(self.run.result, {**asdict(self.outcome()), **circumstances(self.devices.device.type)})
+            write_json(self.run.result, {**asdict(self.outcome()), **circumstances(self.devices.device.type, "timm")})
 
     def outcome(self) -> Outcome:
         best, skipped = self.best, sum(map(len, self.skipped.values()))
