@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from softless.algebra.recipe import RULES, Recipe
+from softless.algebra.kernel_spec import RULES, KernelSpec
 from softless.algebra.state import State, check_continues
 from softless.errors import BackendError
 from softless.mechanisms import Call, Mechanism
@@ -20,8 +20,8 @@ from softless.mechanisms.base import in_forward_mode
 
 def fused(
     made: Mechanism, call: Call, q: Tensor, k: Tensor, v: Tensor, backend: str, *more: Tensor | None
-) -> Recipe | None:
-    """The recipe to run on the kernels, or None for torch. `more` is what the call reads besides: taps, a state."""
+) -> KernelSpec | None:
+    """The spec to run on the kernels, or None for torch. `more` is what the call reads besides: taps, a state."""
     if backend in ("reference", "torch") or (backend == "auto" and not on_gpu(q)):
         return None
     reason = transform_refusal(q, k, v, *call.inputs.values(), *more)
@@ -29,7 +29,7 @@ def fused(
     if reason and backend == "triton":
         raise BackendError(f"backend 'triton' was asked for and cannot run: {reason}; 'auto' runs torch here")
     empty = 0 in (q.shape[2], k.shape[2], v.shape[3])
-    return None if reason or empty else made.recipe(call.scale)
+    return None if reason or empty else made.kernel_spec(call.scale)
 
 
 def on_gpu(q: Tensor) -> bool:
@@ -55,14 +55,14 @@ def refusal(
         from softless.kernels.common import choice
     except ImportError as error:
         return f"triton cannot be imported ({error})"
-    recipe = made.recipe(call.scale)
-    cannot = choice.refusal(recipe, made.name, q, k, v, call.is_causal, device)
-    return cannot or (None if ask or recipe is None else choice.untested(device, recipe.reader))
+    spec = made.kernel_spec(call.scale)
+    cannot = choice.refusal(spec, made.name, q, k, v, call.is_causal, device)
+    return cannot or (None if ask or spec is None else choice.untested(device, spec.reader))
 
 
 def run(
     qkv: Sequence[Tensor],
-    recipe: Recipe,
+    spec: KernelSpec,
     call: Call,
     taps: Tensor | None = None,
     picture: tuple[int, ...] = (0, 0, 0),
@@ -70,36 +70,36 @@ def run(
     """[q, k, v], or a packed [qkv], on the kernels."""
     if call.is_causal:
         q, k, v = qkv
-        if recipe.reader in RULES:
-            return run_with_state(q, k, v, None, recipe, call)[0]
+        if spec.reader in RULES:
+            return run_with_state(q, k, v, None, spec, call)[0]
         from softless.kernels.causal.ops import causal
 
-        return causal(q, k, v, call.key_mask, None, *recipe[:3], recipe.scale, recipe.constant)[0]
+        return causal(q, k, v, call.key_mask, None, spec)[0]
     from softless.kernels.parallel.ops import attend_op
 
     parts = qkv if len(qkv) == 3 else (qkv[0], None, None)
-    return attend_op(*parts, call.key_mask, taps, *recipe, list(picture))[0]
+    return attend_op(*parts, call.key_mask, taps, *spec, list(picture))[0]
 
 
 def run_with_state(
-    q: Tensor, k: Tensor, v: Tensor, state: State | None, recipe: Recipe, call: Call
+    q: Tensor, k: Tensor, v: Tensor, state: State | None, spec: KernelSpec, call: Call
 ) -> tuple[Tensor, State]:
     """The causal kernels; a single token that needs no gradient takes the decode step."""
-    check_continues(state, _state_like(q, k, v, recipe))
-    if recipe.reader in RULES:
+    check_continues(state, _state_like(q, k, v, spec))
+    if spec.reader in RULES:
         from softless.kernels.delta.ops import delta
 
-        return delta(q, k, v, call.inputs["beta"], call.key_mask, state, recipe.reader, recipe.scale)
+        return delta(q, k, v, call.inputs["beta"], call.key_mask, state, spec.reader, spec.scale)
     from softless.kernels.causal.ops import causal, decode
 
     recording = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *(state or ())))
     step = decode if q.shape[2] == k.shape[2] == 1 and state is not None and not recording else causal
-    return step(q, k, v, call.key_mask, state, *recipe[:3], recipe.scale, recipe.constant)
+    return step(q, k, v, call.key_mask, state, spec)
 
 
-def _state_like(q: Tensor, k: Tensor, v: Tensor, recipe: Recipe) -> State:
+def _state_like(q: Tensor, k: Tensor, v: Tensor, spec: KernelSpec) -> State:
     """The shapes of the state that these tokens give, without data."""
     heads = k.shape[:2] if k.shape[1] == q.shape[1] else (*k.shape[:2], 1)
-    d, e = q.shape[3] + recipe.constant, v.shape[3]
+    d, e = q.shape[3] + spec.constant, v.shape[3]
     shapes = heads, (*heads, d), (*heads, e), (*heads, d, e), (*heads, d)
     return State(*(torch.empty(shape, device="meta") for shape in shapes))

@@ -66,7 +66,7 @@ def resolved(float32: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
 
 def hold(case: str, qkv: list[Tensor], is_causal: bool) -> list[str]:
     """What is out of budget, sample by sample."""
-    made, plain = CASES[case].made, CASES[case].plain
+    made, plain = CASES[case].mechanism, CASES[case].plain
     upstream = torch.randn_like(qkv[2])
     found = []
     for dtype, backend in ((torch.float64, "reference"), (None, "triton"), (None, "plain"), (torch.float32, "torch")):

@@ -35,7 +35,7 @@ MAPS: dict[str, dict[str, Any]] = {
 class Case(NamedTuple):
     """A mechanism; its name and options; its published formula as anyone would type it."""
 
-    made: Mechanism
+    mechanism: Mechanism
     options: dict[str, Any]
     plain: Formula
 
@@ -109,7 +109,7 @@ def judged(case: str, q: Tensor, k: Tensor, key_mask: Tensor | None = None) -> T
     """Rows [B, H, N] whose denominator keeps away from zero: sum |w| = sum |s| / |mass| is at most 10."""
     if case not in SIGN_CHANGING:
         return torch.ones(q.shape[:3], dtype=torch.bool)
-    return attention_weights(q.double(), k.double(), CASES[case].made, key_mask=key_mask).abs().sum(-1) <= 10
+    return attention_weights(q.double(), k.double(), CASES[case].mechanism, key_mask=key_mask).abs().sum(-1) <= 10
 
 
 class Outcome(NamedTuple):
@@ -123,7 +123,7 @@ class Outcome(NamedTuple):
 
 def run(case: str, qkv: Any, upstream: Tensor, backend: str = "triton", **call: Any) -> Outcome:
     leaves = [x.detach().requires_grad_() for x in qkv]
-    out = attention(*leaves, CASES[case].made, backend=backend, **call)
+    out = attention(*leaves, CASES[case].mechanism, backend=backend, **call)
     return Outcome(out.detach(), *torch.autograd.grad(out, leaves, upstream.to(out.dtype)))
 
 

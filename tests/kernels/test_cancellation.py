@@ -50,7 +50,7 @@ def draw(keys: str) -> list[Tensor]:
 
 def judged(case: str, q: Tensor, k: Tensor, is_causal: bool) -> Tensor:
     """Rows whose denominator keeps away from zero, or is exactly zero; R3 exempts what lies between."""
-    weights = attention_weights(q.double(), k.double(), CASES[case].made, is_causal=is_causal)
+    weights = attention_weights(q.double(), k.double(), CASES[case].mechanism, is_causal=is_causal)
     return weights.abs().sum(-1) <= 10 if case in SIGN_CHANGING else weights[..., 0].isfinite()
 
 
@@ -151,5 +151,5 @@ def test_an_identity_query_orthogonal_to_every_key_reads_the_mean(is_causal):
     v = torch.randn(1, 1, 5, 3)
     mean = v.double().cumsum(2) / torch.arange(1, 6)[:, None] if is_causal else v.double().mean(2, True).expand(v.shape)
     for backend in ("triton", "torch", "reference"):
-        made = CASES["linear-identity"].made
+        made = CASES["linear-identity"].mechanism
         assert worst(attention(q, k, v, made, is_causal=is_causal, backend=backend), mean) <= 1e-5

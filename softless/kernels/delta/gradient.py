@@ -1,4 +1,4 @@
-"""The delta rule, backward: dq, dk and dbeta of each chunk by itself, once both walks have been along.
+"""The delta rule, backward: dq, dk and dbeta of each chunk by itself, after both walks.
 
 With S before the chunk, dS after it, U and dR of its tokens, and keys k^ = k/|k|:
 
@@ -7,19 +7,18 @@ With S before the chunk, dS after it, U and dR of its tokens, and keys k^ = k/|k
     da = rows of dA * k^ k^^T - dR * k^ S                           dgain = rows of dR * V
     a da + gain dgain = rows of dR * U
 
-    dk = (dk^ - k^ (k^.dk^)) / |k| + d|k| k^                        `delta_gate` has dbeta and d|k|
+    dk = (dk^ - k^ (k^.dk^)) / |k| + d|k| k^                        `solve` has dbeta and d|k|
 
-Key heads that serve several queries add up over them. A key of length 0 has no gradient.
+The gradient of a key head is summed over the query heads that share it. A key of length 0 has no gradient.
 """
 
 import triton
 import triton.language as tl
 
 from softless.kernels.common.arithmetic import factor, product
-from softless.kernels.common.mask import visible
-from softless.kernels.common.rows import load, store
-from softless.kernels.delta.gate import gate_gradient
-from softless.kernels.delta.solve import SIZES, inverted, scaled
+from softless.kernels.common.launch import SIZES
+from softless.kernels.common.rows import load, store, visible
+from softless.kernels.delta.solve import gate_gradient, inverted, scaled
 from softless.kernels.delta.walk import recall, strengths
 
 
@@ -32,11 +31,11 @@ def score_gradient(do, written, states, b, h, g, chunk, here, some, D: tl.conste
     for at in range(0, E, BE):
         columns = at + tl.arange(0, BE)
         valued = some & (columns < E)[None, :]
-        given = factor(load(do, b, h, here, columns, valued), DTYPE)
+        d_out = factor(load(do, b, h, here, columns, valued), DTYPE)
         writes = factor(load(written, b, g, here, columns, valued), DTYPE)
         memory = factor(recall(states, chunk, dims, columns, D, E), DTYPE)
-        pulls = product(given, tl.trans(writes), pulls, DTYPE)
-        gradient = product(given, tl.trans(memory), gradient, DTYPE)
+        pulls = product(d_out, tl.trans(writes), pulls, DTYPE)
+        gradient = product(d_out, tl.trans(memory), gradient, DTYPE)
     return tl.where(steps[:, None] >= steps[None, :], pulls, 0.0), gradient
 
 
@@ -44,7 +43,7 @@ def score_gradient(do, written, states, b, h, g, chunk, here, some, D: tl.conste
 def write_gradient(v, written, refused, states, later, b, g, chunk, here, some, seen, keys, erase, gradient,
                    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr,
                    DTYPE: tl.constexpr):  # fmt: skip
-    """(dk^ so far, stril(dR U^T), rows of dR * K S, dgain, rows of dR * U), of what the chunk writes."""
+    """(dk^ so far, stril(dR U^T), rows of dR * K S, dgain, rows of dR * U) of a chunk's writes."""
     dims, steps = tl.arange(0, BD), tl.arange(0, CHUNK)
     mixed = tl.zeros((CHUNK, CHUNK), tl.float32)
     of_held = tl.zeros((CHUNK,), tl.float32)
@@ -71,7 +70,7 @@ def write_gradient(v, written, refused, states, later, b, g, chunk, here, some, 
 def gradient_kernel(q, k, v, beta, do, dq, dk, dbeta, mask, scalars, states, written, later, refused, groups, tokens,
                     chunks, scale, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                     CHUNK: tl.constexpr, SHARED: tl.constexpr, RULE: tl.constexpr):  # fmt: skip
-    """One program a chunk and key head."""
+    """One program per chunk and key head."""
     DTYPE: tl.constexpr = k.at.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
     p = program // chunks

@@ -6,7 +6,7 @@ import pytest
 import triton
 from triton.backends.nvidia.compiler import get_ptxas
 
-from softless.kernels.common import assembler
+from softless.kernels.common import launch
 
 
 class Tool:
@@ -29,26 +29,26 @@ def old(monkeypatch):
     return tools
 
 
-def test_the_one_here_is_right():
+def test_the_installed_ptxas_is_new_enough():
     """From the import on: `auto` asks before any kernel is launched."""
-    assert tuple(map(int, get_ptxas(90).version.split("."))) == assembler.FOUND >= assembler.RIGHT
+    assert tuple(map(int, get_ptxas(90).version.split("."))) == launch.PTXAS >= launch.PTXAS_NEEDED
 
 
-def test_an_old_one_is_replaced(old):
-    assembler.use_right_one()
+def test_an_old_ptxas_is_replaced(old):
+    launch.choose_ptxas()
     assert old.ptxas == "new"
 
 
-def test_the_users_own_choice_stands(old, monkeypatch):
+def test_a_ptxas_named_by_the_user_is_kept(old, monkeypatch):
     monkeypatch.setenv("TRITON_PTXAS_PATH", os.devnull)
-    assembler.use_right_one()
+    launch.choose_ptxas()
     assert old.ptxas is Tools.ptxas
 
 
 @pytest.mark.parametrize("error", [RuntimeError("Cannot find ptxas"), PermissionError(13, "Permission denied", "")])
-def test_a_triton_without_one_is_left_alone(monkeypatch, error):
+def test_a_triton_without_ptxas_raises_nothing(monkeypatch, error):
     def missing(_):
         raise error
 
     monkeypatch.setattr("triton.backends.nvidia.compiler.get_ptxas", missing)
-    assembler.use_right_one()
+    launch.choose_ptxas()
