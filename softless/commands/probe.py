@@ -110,7 +110,7 @@ def run(
     from softless.commands.probe_input import samples
     from softless.commands.probe_show import document, layers_csv, show
     from softless.commands.probe_subject import subject
-    from softless.study.measure import pick_device
+    from softless.machine import pick_device
 
     if out is not None:
         prepare_folder(out)
