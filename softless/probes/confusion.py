@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from softless.algebra.feature_maps import unit
-from softless.functional import widen
+from softless.backends import widen
 from softless.probes.injectivity import row_distance
 from softless.probes.layer import Layer
 

@@ -15,10 +15,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from softless.algebra.masks import visible
-from softless.functional import attention_weights, hide, prepare, widen
+from softless.backends import hide, widen
+from softless.functional import attention_weights
 from softless.mechanisms import Mechanism
 from softless.mechanisms.base import Call, repeat_heads
 from softless.mechanisms.softmax import Softmax
+from softless.validation import prepare
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from softless.backends import widen
 from softless.errors import ArgumentError, NonFiniteError
-from softless.functional import widen
 from softless.probes.confusion import collinear_distance, collinear_pairs, confusions
 from softless.probes.findings import Measured
 from softless.probes.injectivity import side_by_side

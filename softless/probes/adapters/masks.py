@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from softless.algebra.masks import causal
-from softless.functional import widen
+from softless.backends import widen
 
 FAR = -800.0
 EMPTY = -3e4  # as the bias of all keys of a query: it sees none; half precision has -65504 at least

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from softless.functional import widen
+from softless.backends import widen
 from softless.mechanisms import mechanism
 from softless.probes.adapters.masks import Hidden, from_bias, from_scores, from_visible
 from softless.probes.adapters.ours import Keep
