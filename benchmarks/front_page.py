@@ -3,7 +3,7 @@
     python benchmarks/front_page.py          # writes docs/pictures/front.svg and README.md's table
 
 The picture shows accuracy on real images (twins-cifar10.json, twins-imagenette.json) and images per second of a whole
-model (the newest gpu-DATE.json). The table compares a plain call, as a user writes it, with the same call in a CUDA graph.
+model (the newest gpu-DATE.json). The table compares a plain call with the same call in a CUDA graph.
 """
 
 import json
