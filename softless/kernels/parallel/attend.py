@@ -33,7 +33,7 @@ class Picture(NamedTuple):
     width: int
 
 
-class Inputs(NamedTuple):
+class Operands(NamedTuple):
     """All that a forward pass reads."""
 
     q: Tensor
@@ -44,7 +44,7 @@ class Inputs(NamedTuple):
     spec: KernelSpec
     picture: Picture
 
-    def columns(self, part: slice) -> "Inputs":
+    def columns(self, part: slice) -> "Operands":
         """The same call with only some of the value columns."""
         taps = None if self.taps is None else self.taps[..., part].contiguous()
         return self._replace(v=self.v[..., part], taps=taps)
@@ -67,7 +67,7 @@ class Inputs(NamedTuple):
         return None if self.taps is None else rows(self.taps)
 
 
-def forward(x: Inputs, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def forward(x: Operands, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the output, and the records if the backward pass gets them.
 
     The output is allocated last: the parts of a merge are freed by then.
@@ -106,7 +106,7 @@ def forward(x: Inputs, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
     return out, records if keeps_records(q, k, v, spec.phi_k) else x.records(0)
 
 
-def backward(d_out: Tensor, x: Inputs, records: Tensor, d_q: Tensor, d_k: Tensor, d_v: Tensor) -> Tensor | None:
+def backward(d_out: Tensor, x: Operands, records: Tensor, d_q: Tensor, d_k: Tensor, d_v: Tensor) -> Tensor | None:
     """Write the gradients of q, k and v; return the gradient of the taps in float32, if there are taps."""
     if len(x.slices()) > 1:
         return _sliced_backward(d_out, x, d_q, d_k, d_v)
@@ -137,7 +137,7 @@ def backward(d_out: Tensor, x: Inputs, records: Tensor, d_q: Tensor, d_k: Tensor
     return None if d_taps is None else d_taps.sum(2)
 
 
-def _query_gradient(d_out: Tensor, x: Inputs, records: Tensor, d_q: Tensor, dtype: torch.dtype) -> Tensor:
+def _query_gradient(d_out: Tensor, x: Operands, records: Tensor, d_q: Tensor, dtype: torch.dtype) -> Tensor:
     """Write the gradient of the queries; return the gradient of every key head's record."""
     (batch, heads, queries, _), groups, spec, sizes = x.q.shape, x.k.shape[1], x.spec, x.sizes()
     wide, divide = (sizes["BD"], sizes["BE"]), spec.reader == "divide"
@@ -162,7 +162,7 @@ def _query_gradient(d_out: Tensor, x: Inputs, records: Tensor, d_q: Tensor, dtyp
     return gradients.view(batch * groups, heads // groups * splits, records.shape[1]).sum(1)
 
 
-def _sliced_backward(d_out: Tensor, x: Inputs, d_q: Tensor, d_k: Tensor, d_v: Tensor) -> Tensor | None:
+def _sliced_backward(d_out: Tensor, x: Operands, d_q: Tensor, d_k: Tensor, d_v: Tensor) -> Tensor | None:
     """Add up, in float32, what each slice of value columns contributes to dq and dk."""
     sum_q, sum_k = (torch.zeros(y.shape, dtype=torch.float32, device=y.device) for y in (x.q, x.k))
     share_q, share_k = torch.empty_like(sum_q), torch.empty_like(sum_k)
@@ -193,7 +193,7 @@ def _products(spec: KernelSpec, dtype: torch.dtype, *, backward: bool) -> torch.
     return finer(dtype) if may_cancel(spec) or (backward and (shared or spec.phi_k == "exp")) else dtype
 
 
-def _observe(x: Inputs, dtype: torch.dtype) -> Tensor:
+def _observe(x: Operands, dtype: torch.dtype) -> Tensor:
     """Return the record of every key head, from products in `dtype`."""
     (batch, groups, keys, d), e, spec, sizes, mask = x.k.shape, x.v.shape[3], x.spec, x.sizes(), mask_of(x.key_mask)
     cut = tile("observe", sizes["BD"], sizes["BE"], dtype)

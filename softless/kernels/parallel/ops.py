@@ -17,7 +17,7 @@ from softless.algebra.kernel_spec import KernelSpec
 from softless.kernels.common.launch import fake, gradient, no_gradient, operator
 from softless.kernels.common.rows import dense, numbers, output_like
 from softless.kernels.parallel import attend
-from softless.kernels.parallel.attend import Inputs, Picture
+from softless.kernels.parallel.attend import Operands, Picture
 
 
 @operator("attend")
@@ -27,7 +27,7 @@ def attend_op(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the output [B, H, N, e] and the records."""
     return attend.forward(
-        _inputs(dense_qkv(q, k, v), key_mask, taps, (phi_q, phi_k, reader, constant, scale, t), picture)
+        _operands(dense_qkv(q, k, v), key_mask, taps, (phi_q, phi_k, reader, constant, scale, t), picture)
     )
 
 
@@ -40,13 +40,13 @@ def attend_backward_op(
     """Return the gradients of q, k and v, or of the packed projection, then that of the taps if there are any."""
     qkv = dense_qkv(q, k, v)
     gradients, spec = gradients_like(qkv), (phi_q, phi_k, reader, constant, scale, t)
-    d_taps = attend.backward(d_out, _inputs(qkv, key_mask, taps, spec, picture), records, *heads_of(gradients))
+    d_taps = attend.backward(d_out, _operands(qkv, key_mask, taps, spec, picture), records, *heads_of(gradients))
     return gradients if taps is None or d_taps is None else [*gradients, d_taps.to(taps.dtype)]
 
 
-def _inputs(qkv, key_mask, taps, spec, picture) -> Inputs:
+def _operands(qkv, key_mask, taps, spec, picture) -> Operands:
     taps = None if taps is None else dense(taps)
-    return Inputs(*heads_of(qkv), key_mask, taps, KernelSpec(*spec), Picture(*picture))
+    return Operands(*heads_of(qkv), key_mask, taps, KernelSpec(*spec), Picture(*picture))
 
 
 @fake("attend")
