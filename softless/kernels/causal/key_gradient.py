@@ -30,10 +30,10 @@ from softless.kernels.parallel.read import contrast
 def query_chunk(q, do, scalars, b, h, here, stop, tokens, dims, columns, D: tl.constexpr, E: tl.constexpr,
           PHI: tl.constexpr, PHI_K: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
     """(g f, the same after `read.contrast`, do, delta, even) of a chunk's queries; the first three are factors."""
-    some, near = here < stop, tl.minimum(here, stop - 1)
-    gain = tl.load(scalars + here, mask=some, other=0.0)
-    delta = tl.load(scalars + tokens + here, mask=some, other=0.0)
-    even = tl.load(scalars + 2 * tokens + here, mask=some, other=0.0)
+    within, near = here < stop, tl.minimum(here, stop - 1)
+    gain = tl.load(scalars + here, mask=within, other=0.0)
+    delta = tl.load(scalars + tokens + here, mask=within, other=0.0)
+    even = tl.load(scalars + 2 * tokens + here, mask=within, other=0.0)
     queries = feature(load(q, b, h, near, dims, (dims < D)[None, :], D == dims.shape[0]), 0.0, D, PHI)
     queries = gain[:, None] * held(queries, DTYPE)
     d_out = factor(load(do, b, h, near, columns, (columns < E)[None, :], E == columns.shape[0]), DTYPE)

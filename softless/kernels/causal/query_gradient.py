@@ -102,14 +102,14 @@ def query_gradient_kernel(q, k, v, do, dq, mask, before, v_ref, width, scalars, 
     n, turned, k_sums, v_sums = sums_before(before, p * segments + segment, dims, columns, k_ref, v_ref, D, E)
     for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
         here = at + steps
-        some, seen = here < stop, visible(mask, b, here, stop)
+        within, seen = here < stop, visible(mask, b, here, stop)
         keys = held(feature(load(k, b, g, here, dims, seen[:, None] & inside), 0.0, D, PHI_K), DTYPE)
         plain = factor(keep(keys, seen[:, None], 0.0, SEEN), DTYPE)
         keys = relative(keys, k_ref, seen, DTYPE, SEEN)
         values = relative(load(v, b, g, here, columns, seen[:, None] & valued), v_ref, seen, DTYPE, SEEN)
-        x = load(q, b, h, here, dims, some[:, None] & inside)
+        x = load(q, b, h, here, dims, within[:, None] & inside)
         phi = held(feature(x, 0.0, D, PHI_Q), DTYPE)
-        d_out = factor(load(do, b, h, here, columns, some[:, None] & valued), DTYPE)
+        d_out = factor(load(do, b, h, here, columns, within[:, None] & valued), DTYPE)
 
         known, new = counts(mask, n, seen, steps, stop - at)
         gain, delta, even, gradient = answer_gradient(
@@ -117,11 +117,11 @@ def query_gradient_kernel(q, k, v, do, dq, mask, before, v_ref, width, scalars, 
             k_ref, v_ref, scale, D, READER, SIGNED, CONSTANT, DTYPE)  # fmt: skip
         if mask is not None:
             gain, even = tl.where(known > 0, gain, 0.0), tl.where(known > 0, even, 0.0)
-        tl.store(scalars + here, gain, mask=some)
-        tl.store(scalars + tokens + here, delta, mask=some)
-        tl.store(scalars + 2 * tokens + here, even, mask=some)
+        tl.store(scalars + here, gain, mask=within)
+        tl.store(scalars + tokens + here, delta, mask=within)
+        tl.store(scalars + 2 * tokens + here, even, mask=within)
         gradient = slope(x, phi, gain[:, None] * gradient, 0.0, PHI_Q)
-        store(dq, b, h, here, dims, some[:, None] & inside, gradient)
+        store(dq, b, h, here, dims, within[:, None] & inside, gradient)
         turned = product(tl.trans(values), keys, turned, DTYPE)
         k_sums, v_sums = column_sums(keys, k_sums, DTYPE), column_sums(values, v_sums, DTYPE)
         n += new

@@ -29,8 +29,8 @@ def typical(x, mask, b, h, begin, end, t, columns, D: tl.constexpr, PHI: tl.cons
     right = of_three(x, mask, b, h, begin, end, first, 2, t, columns, D, "identity" if MONOTONE else PHI, ROWS)
     ninther = median(left, middle, right)
     if MONOTONE:
-        there = visible(mask, b, first + tl.arange(0, 1), end)[:, None]
-        ninther = tl.where(there, feature(ninther, t, D, PHI), 0.0)
+        seen = visible(mask, b, first + tl.arange(0, 1), end)[:, None]
+        ninther = tl.where(seen, feature(ninther, t, D, PHI), 0.0)
     if ROWS == 1:
         return tl.reshape(ninther, (columns.shape[0],))
     else:

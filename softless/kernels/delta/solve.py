@@ -73,8 +73,8 @@ def gate_gradient(d_erase, d_gain, d_write, gain, length, beta, RULE: tl.constex
     ratio = length
     if RULE == "delta":
         ratio = tl.zeros_like(length) + 1.0
-    some = tl.abs(gain) > TINY
-    flow = tl.where(some, d_write / tl.where(some, gain, 1.0), ratio * d_erase + d_gain)
+    nonzero = tl.abs(gain) > TINY
+    flow = tl.where(nonzero, d_write / tl.where(nonzero, gain, 1.0), ratio * d_erase + d_gain)
     if RULE == "delta":
         return flow, tl.zeros_like(length)
     else:

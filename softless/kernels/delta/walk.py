@@ -51,11 +51,11 @@ def memorize(memory, p, dims, columns, values, D: tl.constexpr, E: tl.constexpr)
 def strengths(scalars, p, here, tokens):
     """(1/|k|, a, gain) of the tokens `here`."""
     scalars += p * 3 * tokens + here
-    some = here < tokens
+    within = here < tokens
     return (
-        tl.load(scalars, mask=some, other=0.0),
-        tl.load(scalars + tokens, mask=some, other=0.0),
-        tl.load(scalars + 2 * tokens, mask=some, other=0.0),
+        tl.load(scalars, mask=within, other=0.0),
+        tl.load(scalars + tokens, mask=within, other=0.0),
+        tl.load(scalars + 2 * tokens, mask=within, other=0.0),
     )
 
 
@@ -83,7 +83,7 @@ def walk_kernel(q, k, v, out, mask, scalars, solved, before, after, states, writ
     memory = recall(before, p, dims, columns, D, E)
     for at in tl.range(0, tokens, CHUNK, num_stages=STAGES):
         here = at + steps
-        some, seen = (here < tokens)[:, None], visible(mask, b, here, tokens)[:, None]
+        within, seen = (here < tokens)[:, None], visible(mask, b, here, tokens)[:, None]
         keys = factor(load(k, b, g, here, dims, seen & inside), DTYPE)
         values = load(v, b, g, here, columns, seen & valued)
         unit, erase, gain = strengths(scalars, p, here, tokens)
@@ -95,15 +95,15 @@ def walk_kernel(q, k, v, out, mask, scalars, solved, before, after, states, writ
         held = product(keys, past, zero, DTYPE)
         writes = precise(inverse, gain[:, None] * values - (erase * unit)[:, None] * held, zero, DTYPE)
         if written is not None:
-            store(written, b, g, here, columns, some & valued, writes)
+            store(written, b, g, here, columns, within & valued, writes)
         writes *= unit[:, None]
         if out is not None:
             for r in range(SHARED):
-                queries = factor(load(q, b, g * SHARED + r, here, dims, some & inside), DTYPE)
+                queries = factor(load(q, b, g * SHARED + r, here, dims, within & inside), DTYPE)
                 scores = product(queries, tl.trans(keys), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
                 scores = tl.where(steps[:, None] >= steps[None, :], scores, 0.0)
                 answer = precise(scores, writes, product(queries, past, zero, DTYPE), DTYPE)
-                store(out, b, g * SHARED + r, here, columns, some & valued, scale * answer)
+                store(out, b, g * SHARED + r, here, columns, within & valued, scale * answer)
         memory = precise_right(tl.trans(keys), writes, memory, DTYPE)
     if after is not None:
         memorize(after, p, dims, columns, memory, D, E)
@@ -127,7 +127,7 @@ def walk_back_kernel(q, k, do, dv, mask, scalars, solved, last, first, later, re
     for done in tl.range(0, chunks, num_stages=STAGES):
         chunk = chunks - 1 - done
         here = chunk * CHUNK + steps
-        some, seen = (here < tokens)[:, None], visible(mask, b, here, tokens)[:, None]
+        within, seen = (here < tokens)[:, None], visible(mask, b, here, tokens)[:, None]
         keys = factor(load(k, b, g, here, dims, seen & inside), DTYPE)
         unit, erase, gain = strengths(scalars, p, here, tokens)
         inverse = inverse_of(solved, p * chunks + chunk, CHUNK)
@@ -135,16 +135,16 @@ def walk_back_kernel(q, k, do, dv, mask, scalars, solved, last, first, later, re
 
         through, outer = zero, tl.zeros((BD, BE), tl.float32)
         for r in range(SHARED):
-            queries = factor(load(q, b, g * SHARED + r, here, dims, some & inside), DTYPE)
-            d_out = factor(load(do, b, g * SHARED + r, here, columns, some & valued), DTYPE)
+            queries = factor(load(q, b, g * SHARED + r, here, dims, within & inside), DTYPE)
+            d_out = factor(load(do, b, g * SHARED + r, here, columns, within & valued), DTYPE)
             scores = product(keys, tl.trans(queries), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
             scores = tl.where(steps[:, None] <= steps[None, :], scores, 0.0)
             through = precise_left(scores, d_out, through, DTYPE)
             outer = product(tl.trans(queries), d_out, outer, DTYPE)
         wanted = product(keys, factor(gradient, DTYPE), scale * through, DTYPE)
         refusal = precise(tl.trans(inverse), unit[:, None] * wanted, zero, DTYPE)
-        store(dv, b, g, here, columns, some & valued, gain[:, None] * refusal)
-        store(refused, b, g, here, columns, some & valued, refusal)
+        store(dv, b, g, here, columns, within & valued, gain[:, None] * refusal)
+        store(refused, b, g, here, columns, within & valued, refusal)
         taken = factor(-(erase * unit)[:, None] * refusal, DTYPE)
         gradient = product(tl.trans(keys), taken, gradient + scale * outer, DTYPE)
     if first is not None:
