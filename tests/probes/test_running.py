@@ -37,7 +37,7 @@ def test_any_portions_give_what_all_samples_at_once_give(count, cuts, offset, se
 
 def test_the_interval_is_students():
     samples = torch.tensor([3.0, 5.0, 4.0, 8.0, 6.5])
-    found = observe(samples).estimate()
+    found = observe(samples).estimates()[0]
     low, high = stats.t.interval(0.95, 4, samples.mean().item(), stats.sem(samples.numpy()))
     assert found.mean == pytest.approx(5.3)
     assert (found.low, found.high) == pytest.approx((low, high), rel=1e-6)
@@ -56,14 +56,14 @@ def test_more_degrees_are_never_less_sure():
 
 
 def test_a_single_sample_has_a_mean_and_no_interval():
-    assert observe(torch.tensor([7.0])).estimate() == Estimate(7.0, None, None, 1)
+    assert observe(torch.tensor([7.0])).estimates()[0] == Estimate(7.0, None, None, 1)
 
 
 def test_heads_have_an_interval_each():
     samples = torch.randn(20, 3)
     found = observe(samples).estimates()
     for head, each in enumerate(found):
-        alone = observe(samples[:, head]).estimate()
+        alone = observe(samples[:, head]).estimates()[0]
         assert (each.mean, each.low, each.high) == pytest.approx((alone.mean, alone.low, alone.high))
 
 
