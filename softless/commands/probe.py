@@ -96,8 +96,8 @@ def run(
 ) -> None:
     """Load the model and its data, examine the model, and show the report."""
     from softless.commands.probe_subject import load_samples, load_subject
+    from softless.machine import pick_device
     from softless.probes.findings import ProbeReport, overall_verdict
-    from softless.study.measure import pick_device
 
     if out is not None:
         prepare_folder(out)

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from softless.algebra.neighbors import local_residual
+from softless.backends import hide
 from softless.errors import UnsupportedError
-from softless.functional import hide
 from softless.nn.longformer import LongformerAttention
 from softless.nn.mixing import Asked, Grid, Heads, Mixing, as_heads
 from softless.probes.layer import Keep, Layer, pixel_size, token_grid

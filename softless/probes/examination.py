@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
+from softless.backends import widen
 from softless.errors import ArgumentError, NonFiniteError
-from softless.functional import widen
 from softless.probes.capture import Captured, capture
 from softless.probes.findings import Examination, LayerTally, Measured
 from softless.probes.injectivity import collinear_distance, collinear_pairs, confusions, rank_condition, rows_per_head

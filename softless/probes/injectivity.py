@@ -25,8 +25,9 @@ from torch import Tensor
 
 from softless.algebra.feature_maps import unit
 from softless.algebra.state import Log
+from softless.backends import hide, widen
 from softless.errors import UnsupportedError
-from softless.functional import attention_weights, hide, widen
+from softless.functional import attention_weights
 from softless.mechanisms import Call, Mechanism, resolve
 from softless.mechanisms.kernelized import Kernelized
 from softless.mechanisms.linear import FeatureMapped

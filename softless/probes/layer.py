@@ -16,10 +16,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from softless.algebra.masks import visible
-from softless.functional import attention_weights, hide, prepare, widen
+from softless.backends import hide, widen
+from softless.functional import attention_weights
 from softless.mechanisms import Mechanism
 from softless.mechanisms.base import Call, repeat_heads
 from softless.mechanisms.softmax import Softmax
+from softless.validation import prepare
 
 Grid = tuple[int, int]
 MOST_PREFIX = 16  # class, distillation and register tokens; with more, the tokens are another image

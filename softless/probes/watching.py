@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from softless.algebra.masks import causal
-from softless.functional import widen
+from softless.backends import widen
 from softless.mechanisms import mechanism
 from softless.probes.layer import Grid, Keep, Layer
 from softless.probes.products import Product, operands, scores_product, turned_product, weights_product
