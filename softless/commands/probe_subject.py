@@ -66,6 +66,10 @@ class Subject:
     weights: str
     takes: ImageInput | TextInput
 
+    @property
+    def is_random(self) -> bool:
+        return self.weights == RANDOM
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -88,10 +92,10 @@ def load_subject(name: str, weights: Path | None, size: int | None, seed: int, *
         refuse({"--weights": weights}, f"{name} comes with its own weights")
         subject = _hugging_face(name, _hub_folder(name.removeprefix(HUGGING_FACE)))
     elif name.startswith(TIMM):
-        subject = _timm(name, name.removeprefix(TIMM), weights, pretrained)
+        subject = _timm(name, name.removeprefix(TIMM), pretrained)
     elif name in CONFIGS and not Path(name).is_dir():
         images = ImageInput(CONFIGS[name].img_size[0], as_timm_tests(settings(name, CONFIGS[name])))
-        subject = Subject(name, _loaded(create_model(name), weights), str(weights or RANDOM), images)
+        subject = Subject(name, create_model(name), RANDOM, images)
     elif Path(name).is_dir():
         refuse({"--weights": weights}, f"{name} is a run, which has its own")
         subject = _run(name)
@@ -101,17 +105,14 @@ def load_subject(name: str, weights: Path | None, size: int | None, seed: int, *
             f"{name!r} is neither a model of ours (softless list --models), nor the folder of a run, nor timm:NAME, "
             f"nor hf:FOLDER or hf:NAME{f': {close}' if close else ''}"
         )
+    if weights is not None:
+        load_weights(subject.model, weights)
+        subject = replace(subject, weights=str(weights))
     if size is None:
         return subject
     if not isinstance(subject.takes, ImageInput):
         raise ArgumentError(f"--size is in pixels, and {name} reads text")
     return replace(subject, takes=replace(subject.takes, side=size))
-
-
-def _loaded(model: nn.Module, weights: Path | None) -> nn.Module:
-    if weights is not None:
-        load_weights(model, weights)
-    return model
 
 
 def _run(name: str) -> Subject:
@@ -123,7 +124,7 @@ def _run(name: str) -> Subject:
     return Subject(name, model, TRAINED, ImageInput(recipe.image_size, recipe.augment, source=about["data"]))
 
 
-def _timm(name: str, architecture: str, weights: Path | None, pretrained: bool) -> Subject:
+def _timm(name: str, architecture: str, pretrained: bool) -> Subject:
     try:
         import timm
         from timm.data import resolve_data_config
@@ -142,10 +143,9 @@ def _timm(name: str, architecture: str, weights: Path | None, pretrained: bool) 
         raise FileError(
             f"{name}: its pretrained weights are not in timm's cache and could not be downloaded ({_sentence(error)})"
         ) from error
-    _loaded(model, weights)
     config = resolve_data_config({}, model=model)
     images = ImageInput(config["input_size"][-1], as_timm_tests(config))
-    return Subject(name, model, PRETRAINED if pretrained else str(weights or RANDOM), images)
+    return Subject(name, model, PRETRAINED if pretrained else RANDOM, images)
 
 
 def _hub_folder(name: str) -> Path:
