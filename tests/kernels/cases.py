@@ -17,6 +17,7 @@ from softless.functional import attention_qkv, attention_with_residual
 from tests.numerics import eager
 from tests.numerics.budget import worst
 from tests.numerics.eager import Formula
+from tests.variants import Variant
 
 MAPS: dict[str, dict[str, Any]] = {
     "identity": {"phi": "identity"},
@@ -53,6 +54,9 @@ CASES: dict[str, Case] = {
     "taylor": case("taylor", eager.taylor),
     "efficient": case("efficient", eager.efficient),
 }
+LINEAR_SOFTMAX, INLINE_ELU = Variant("linear-softmax"), Variant("inline-elu")
+NAMES = dict.fromkeys(CASES) | {name: name for name in (LINEAR_SOFTMAX, INLINE_ELU)}
+CASES = {variant or name: CASES[name] for name, variant in NAMES.items()}
 # Their denominators may change sign; they are held to a bar only where |mass| >= 0.1 sum |s|.
 SIGN_CHANGING = ("linear-identity", "linear-leaky_relu", "linear-elu-identity")
 # One of each reader, with and without a logarithm on either side.

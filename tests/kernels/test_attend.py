@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from softless import attention
-from tests.kernels.cases import CASES, CHOSEN, REGIMES, assert_near, assert_same, assert_true, draw, regime, run, truth
+from tests.kernels.cases import (
+    CASES,
+    CHOSEN,
+    LINEAR_SOFTMAX,
+    REGIMES,
+    assert_near,
+    assert_same,
+    assert_true,
+    draw,
+    regime,
+    run,
+    truth,
+)
 from tests.laws import cases as laws
 from tests.numerics.budget import worst
 
@@ -91,7 +103,7 @@ def test_every_head_dimension_matches_the_weights(dims):
     assert_true("inline-elu", draw(19, 17, dims=dims))
 
 
-@pytest.mark.parametrize("case", ["linear-softmax", "linear-exp", "taylor", "efficient"])
+@pytest.mark.parametrize("case", [LINEAR_SOFTMAX, "linear-exp", "taylor", "efficient"])
 @pytest.mark.parametrize("dims", [(33, 20), (130, 66)], ids=str)
 def test_padding_columns_of_a_block_have_no_effect(case, dims):
     """A softmax, a norm or a maximum over channels must not see the zeros beyond the last one."""
@@ -236,8 +248,8 @@ def test_exponential_queries_read_keys_whose_mean_is_zero():
 @pytest.mark.parametrize(
     ("case", "side", "far"),
     [
-        *((case, side, -80.0) for case in ("linear-elu", "linear-exp", "linear-softmax", "efficient") for side in "qk"),
-        *((case, side, 80.0) for case in ("linear-exp", "linear-softmax", "efficient") for side in "qk"),
+        *((case, side, -80.0) for case in ("linear-elu", "linear-exp", LINEAR_SOFTMAX, "efficient") for side in "qk"),
+        *((case, side, 80.0) for case in ("linear-exp", LINEAR_SOFTMAX, "efficient") for side in "qk"),
         ("linear-relu-exp", "k", -80.0),
         ("linear-relu-exp", "k", 80.0),
         ("linear-exp-relu", "q", -80.0),

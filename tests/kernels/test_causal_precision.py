@@ -15,6 +15,7 @@ from softless import attention
 from softless.algebra.kernel_spec import KernelSpec
 from softless.kernels.causal import tiles as causal_tiles
 from softless.kernels.causal.ops import causal
+from tests.kernels.cases import INLINE_ELU, LINEAR_SOFTMAX
 from tests.numerics.budget import FORWARD, GRADIENT, assert_within_budget
 from tests.numerics.cases import CASES
 from tests.numerics.eager import FORMULAS, visible
@@ -29,9 +30,9 @@ TOKENS, WIDTH = 100, 32
 SPECS = {
     "linear": ("elu", "divide", 1.0),
     "inline": ("identity", "subtract", WIDTH**-0.5),
-    "inline-elu": ("elu", "subtract", WIDTH**-0.5),
+    INLINE_ELU: ("elu", "subtract", WIDTH**-0.5),
     "linear-none": ("elu", "none", 1.0),
-    "linear-softmax": ("softmax", "divide", 1.0),
+    LINEAR_SOFTMAX: ("softmax", "divide", 1.0),
     "inline-softmax": ("softmax", "subtract", WIDTH**-0.5),
 }
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from softless import attention
 from softless.kernels.parallel import attend
-from tests.kernels.cases import CASES, SIGN_CHANGING, draw, truth
+from tests.kernels.cases import CASES, INLINE_ELU, SIGN_CHANGING, draw, truth
 from tests.kernels.test_attend_precision import FAMILIES, plain, question
 from tests.numerics.budget import FORWARD, assert_within_budget, worst
 
@@ -42,7 +42,7 @@ def test_the_short_kernel_stays_within_budget(case, family):
     assert_within_budget(answered(case, *asked), exact.out, eager.out, **FORWARD, name=f"{case}, {family}")
 
 
-@pytest.mark.parametrize("case", ["linear-elu", "inline-elu", "none-softmax"])
+@pytest.mark.parametrize("case", ["linear-elu", INLINE_ELU, "none-softmax"])
 @pytest.mark.parametrize(
     ("queries", "keys", "heads", "groups", "dims"),
     [(1, 1, 1, 1, (64, 64)), (64, 65, 2, 1, (64, 64)), (129, 3, 4, 2, (64, 33)), (17, 128, 1, 1, (40, 64))],
