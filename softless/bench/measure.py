@@ -13,9 +13,8 @@ from softless.bench.speed import steady_threads
 from softless.bench.stopwatch import Timing, copy_rate, threads
 from softless.commands.mechanism import make
 from softless.commands.progress import progress
-from softless.machine import circumstances, timestamp
+from softless.machine import circumstances, pick_device, timestamp
 from softless.mechanisms import Mechanism
-from softless.study.measure import pick_device
 
 PASSES = {False: "forward", True: "forward+backward"}
 

@@ -34,9 +34,8 @@ from softless.bench.stopwatch import threads
 from softless.commands.model import model_options, settled
 from softless.commands.progress import progress
 from softless.errors import ArgumentError, no_such
-from softless.machine import circumstances, timestamp
+from softless.machine import circumstances, pick_device, timestamp
 from softless.models.table import CONFIGS
-from softless.study.measure import pick_device
 
 SCHEMA = "softless.bench-model/1"
 PIXELS = {"cuda": 256 * 224**2, "cpu": 4 * 224**2}  # in a batch, where its size is not given

@@ -23,14 +23,6 @@ TOLERANCE = 0.1  # relative error up to which an approximation counts as safe
 LINEAR_COPIES = 16  # tensors of q's size alive at once in the hungriest linear mechanism, q, k and v among them
 
 
-def pick_device(asked: str) -> str:
-    """The device to measure on; auto is cuda where there is one."""
-    found = asked != "cpu" and torch.cuda.is_available()
-    if asked == "cuda" and not found:
-        raise ArgumentError("device cuda was asked for and torch finds none: use --device cpu")
-    return "cuda" if found else "cpu"
-
-
 def timed(plan: Plan, seed: int, device: str, advance: Advance) -> dict[str, Any]:
     """Time and memory of calls against the number of tokens, beside SDPA; on one thread where the machine is busy."""
     with threads(speed.steady_threads()):

@@ -12,7 +12,6 @@ from softless.bench import model_contest
 from softless.commands import arguments, bench_model, bench_model_show
 from softless.errors import ArgumentError
 from softless.report.units import count, seconds, short, size
-from softless.study import measure as study_measure
 
 NAME = "inline_deit_tiny"
 TINY = ("--model", NAME, "--image-size", "16", "--batch", "1", "--repeats", "1", "--device", "cpu")
@@ -135,7 +134,7 @@ def test_images_are_the_models_own_and_fill_a_batch_of_as_many_pixels():
 
 @pytest.mark.parametrize(("device", "dtype", "batch"), [("cpu", torch.float32, 4), ("cuda", torch.bfloat16, 256)])
 def test_dtype_and_batch_are_what_the_device_is_used_with(monkeypatch, device, dtype, batch):
-    monkeypatch.setattr(study_measure.torch.cuda, "is_available", lambda: device == "cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda")
     monkeypatch.setattr(model_contest, "free_bytes", lambda _: None)
     (setting,) = plan(device="auto").settings
     assert (setting.device, setting.dtype, setting.batch) == (device, dtype, batch)

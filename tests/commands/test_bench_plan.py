@@ -7,7 +7,6 @@ from softless.bench import contest
 from softless.bench import measure as bench_measure
 from softless.bench.cost import Shape
 from softless.errors import ArgumentError
-from softless.study import measure as study_measure
 
 DEFAULTS = {
     "shapes": [(1, 8, 64, 16)], "tokens": None, "keys": None, "kv_heads": None, "causal": False, "backward": False,
@@ -48,7 +47,7 @@ def test_the_backward_pass_comes_after_the_forward_one():
 
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), ("cuda", torch.bfloat16)])
 def test_the_dtype_is_what_the_device_is_used_with(monkeypatch, device, dtype):
-    monkeypatch.setattr(study_measure.torch.cuda, "is_available", lambda: device == "cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda")
     monkeypatch.setattr(contest, "free_bytes", lambda _: None)
     (terms,) = plan(device="auto").terms
     assert (terms.device, terms.dtype) == (device, dtype)
@@ -56,7 +55,7 @@ def test_the_dtype_is_what_the_device_is_used_with(monkeypatch, device, dtype):
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
-    monkeypatch.setattr(study_measure.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ArgumentError, match="device cuda was asked for and torch finds none"):
         plan(device="cuda")
 

@@ -1,4 +1,6 @@
-"""Mask-out: hidden keys, rows that still sum to one, and a model that is asked again."""
+"""Edited attention: hidden keys, confused queries, and the accuracy that is left."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,8 +9,20 @@ from torch import nn
 import softless
 from softless.errors import ArgumentError, UnsupportedError
 from softless.probes.capture import capture
+from softless.probes.injectivity import confusions
+from softless.probes.interventions import (
+    MASKS,
+    Local,
+    Random,
+    edited_accuracy,
+    hide,
+    induce,
+    induced_confusion,
+    mask_out,
+    share_rows,
+    without,
+)
 from softless.probes.layer import Layer
-from softless.probes.masking import MASKS, Local, Random, hide, mask_out, without
 
 GRID, PREFIX = (5, 6), 1
 TOKENS = PREFIX + 30
@@ -100,7 +114,7 @@ def test_a_query_that_has_no_key_left_gets_zeros(mechanism):
 
 
 @pytest.mark.parametrize("mechanism", ["softmax", "inline", "linear"])
-def test_padding_is_given_nothing(mechanism):
+def test_padding_gets_no_weight_after_masking(mechanism):
     key_mask = torch.arange(TOKENS)[None] < torch.tensor([[TOKENS], [20]])
     each = layer(mechanism, key_mask=key_mask)
     edited = hide(Local(5))(each, each.weights())
@@ -129,7 +143,7 @@ def test_an_empty_mask_leaves_a_models_answers_unchanged(mechanism):
     assert (other - plain).abs().max() > 1e-6
 
 
-def test_accuracies_are_those_of_the_masked_model():
+def test_masked_accuracy_is_that_of_the_edited_model():
     model, pixels = tiny("softmax"), torch.randn(12, 3, 8, 8)
     with torch.no_grad():
         labels = model(pixels).argmax(-1)
@@ -141,7 +155,7 @@ def test_accuracies_are_those_of_the_masked_model():
     assert none.accuracy.n == local.accuracy.n == 12
 
 
-def test_any_split_of_the_images_gives_the_same():
+def test_masked_accuracy_does_not_depend_on_the_batches():
     model, pixels, labels = tiny(depths=1), torch.randn(10, 3, 8, 8), torch.arange(10) % 3
     whole = mask_out(model, [(pixels, labels)])
     parts = mask_out(model, zip(pixels.split([3, 7]), labels.split([3, 7]), strict=True))
@@ -152,7 +166,7 @@ def test_any_split_of_the_images_gives_the_same():
     assert len(whole) == len(MASKS)
 
 
-def test_the_model_is_left_in_the_mode_it_was_in():
+def test_mask_out_leaves_every_module_in_its_mode():
     model = tiny()
     model.train()
     model.blocks[0].eval()
@@ -161,7 +175,7 @@ def test_the_model_is_left_in_the_mode_it_was_in():
     assert [module.training for module in model.modules()] == before
 
 
-def test_windows_are_masked_within_themselves():
+def test_all_four_windowed_layers_of_swin_are_masked():
     model = softless.create_model("swin_tiny", img_size=32, num_classes=3, depths=(1, 1, 1, 1)).eval()
     found = mask_out(model, [(torch.randn(1, 3, 32, 32), torch.zeros(1).long())], (Local(3),))
     assert found[0].layers == 4
@@ -176,13 +190,13 @@ class Text(nn.Module):
         return self.attention(x).mean(1)
 
 
-def test_a_model_without_a_picture_is_told_so():
+def test_masking_a_model_that_sees_no_image_is_refused():
     batch = (torch.randn(2, 5, 8), torch.zeros(2).long())
-    with pytest.raises(UnsupportedError, match="mask local 3 needs tokens that are a picture, and no layer"):
+    with pytest.raises(UnsupportedError, match="mask local 3 needs tokens that are patches of an image: no layer"):
         mask_out(Text(), [batch], (None, Local(3)))
 
 
-def test_no_images_are_no_accuracy():
+def test_an_accuracy_without_images_is_refused():
     with pytest.raises(ArgumentError, match="batches is empty"):
         mask_out(tiny(), [])
 
@@ -190,6 +204,96 @@ def test_no_images_are_no_accuracy():
 @pytest.mark.parametrize(
     ("make", "value", "says"), [(Local, 4, "side 4 is not an odd"), (Random, -1, "tokens -1 is not")]
 )
-def test_masks_of_no_size_are_refused(make, value, says):
+def test_masks_of_impossible_size_are_refused(make, value, says):
     with pytest.raises(ArgumentError, match=says):
         make(value)
+
+
+def plain_layer(mechanism="softmax", tokens=10):
+    q, k, v = torch.randn(3, 2, 3, tokens, 8, dtype=torch.float64).unbind()
+    return Layer("layer", q, k, v, softless.mechanism(mechanism))
+
+
+def test_f1_is_softmax_of_the_normalized_relu():
+    each = plain_layer()
+    q = each.q.relu()
+    q = q / q.norm(dim=-1, keepdim=True)
+    expected = (q @ each.k.mT * 8**-0.5).softmax(-1)
+    torch.testing.assert_close(induce("relu")(each, each.weights()), expected)
+
+
+def test_f1_confuses_what_softmax_told_apart():
+    each = plain_layer()
+    doubled = torch.cat([each.q, 2 * each.q], 2)
+    each = Layer("layer", doubled, each.k, each.v, each.mechanism)
+    assert (confusions(each.weights(), q=doubled) == 0).all()
+    assert (confusions(induce("relu")(each, each.weights()), q=doubled) >= 10).all()
+
+
+def test_f2_is_drawn_once_for_each_layer_and_seed():
+    each = plain_layer()
+    rows = [induce("affine_relu", seed)(each, each.weights()) for seed in (0, 0, 1)]
+    assert torch.equal(rows[0], rows[1])
+    assert not torch.equal(rows[0], rows[2])
+    torch.testing.assert_close(rows[0].sum(-1), torch.ones(2, 3, 10, dtype=torch.float64))
+
+
+def test_inducing_confusion_in_a_layer_without_softmax_is_refused():
+    each = plain_layer("inline")
+    with pytest.raises(UnsupportedError, match="layer 'layer' runs 'inline'"):
+        induce()(each, each.weights())
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "inline"])
+@pytest.mark.parametrize(("ratio", "pairs"), [(0.0, 0), (0.4, 2), (0.5, 2), (1.0, 5)])
+def test_a_share_of_the_queries_reads_in_pairs(mechanism, ratio, pairs):
+    each = plain_layer(mechanism)
+    weights = each.weights()
+    edited = share_rows(ratio)(each, weights)
+    assert (confusions(edited, q=each.q) == pairs).all()
+    assert (edited != weights).any(-1).sum().item() == 2 * 3 * pairs
+
+
+def test_shared_rows_are_the_same_in_every_batch():
+    each, other = plain_layer(), plain_layer()
+    for weights in (each.weights(), other.weights()):
+        a, b = share_rows(0.6)(each, weights), share_rows(0.6)(other, weights)
+        assert torch.equal(a, b)
+    assert not torch.equal(a, share_rows(0.6, seed=1)(each, weights))
+
+
+def test_a_ratio_of_shared_rows_above_1_is_refused():
+    with pytest.raises(ArgumentError, match=r"ratio 1.5 is not a share between 0 and 1"):
+        share_rows(1.5)
+
+
+def test_induced_accuracy_is_that_of_the_edited_model():
+    model, pixels = tiny("softmax", local=False), torch.randn(20, 3, 8, 8)
+    with torch.no_grad():
+        labels = model(pixels).argmax(-1)
+        with capture(model, edit=induce("relu")):
+            confused = (model(pixels).argmax(-1) == labels).double().mean().item()
+    found = induced_confusion(model, [(pixels[:7], labels[:7]), (pixels[7:], labels[7:])], ratios=(0.0, 0.125))
+    assert [each.what for each in found] == ["none", "f1", "f2", "rows 0 %", "rows 12.5 %"]
+    by_name = {each.what: each.accuracy for each in found}
+    assert by_name["none"].mean == by_name["rows 0 %"].mean == 1
+    assert by_name["f1"].mean == confused
+    assert all(each.n == 20 for each in by_name.values())
+
+
+class Wrapped(nn.Module):
+    """Answers as Hugging Face's models do."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, pixels):
+        return SimpleNamespace(logits=self.inner(pixels))
+
+
+def test_models_that_return_more_than_logits_have_an_accuracy():
+    model, pixels, labels = tiny("inline", local=False), torch.randn(6, 3, 8, 8), torch.arange(6) % 3
+    edits = {"none": None, "even": lambda _layer, weights: torch.full_like(weights, 1 / weights.shape[-1])}
+    plain = edited_accuracy(model, [(pixels, labels)], edits)
+    assert edited_accuracy(Wrapped(model), [(pixels, labels)], edits) == plain

@@ -1,11 +1,11 @@
-"""What a tensor stands for while a model runs: how it came from q k^T, as long as every step on the way is known.
+"""Trails: how tensors came from q k^T while a model runs, as long as every step on the way is known.
 
     scores    scale q k^T + bias     times a number; a bias added; entries filled, set or chosen, all of it or a part
     logs      log softmax(scores)    over the keys
     weights   softmax(scores)        over the keys; transposed or not
 
-Other shapes, copies, dtypes, and dropout that drops nothing keep what a tensor stands for. Any other operation, and any
-change in place that is none of these, ends the trail: the tensor is `Lost`, and a layer that needs it is not captured.
+A trail goes on through other shapes, copies, dtypes, and dropout that drops nothing. Any other operation ends it, and
+so does any other change in place: the tensor is `Lost`, and a layer that needs it is not captured.
 """
 
 import re
@@ -31,7 +31,7 @@ SCORES, LOGS, WEIGHTS = "scores", "logs", "weights"
 
 @dataclass(frozen=True)
 class Operation:
-    """A call of PyTorch that has run."""
+    """A finished call of PyTorch."""
 
     name: str
     args: Sequence[Any]
@@ -42,36 +42,36 @@ class Operation:
         return self.args[at] if len(self.args) > at else self.kwargs.get(name, default)
 
     def changes(self) -> bool:
-        """Whether it changes a tensor in place."""
+        """Return whether the call changes a tensor in place."""
         return bool(IN_PLACE.fullmatch(self.name) or self.kwargs.get("inplace") or self.kwargs.get("out") is not None)
 
 
 @dataclass(frozen=True)
 class Trail:
-    """How a tensor came from q k^T. `lead` are its leading dimensions, as four-dimensional as they have been."""
+    """How a tensor came from q k^T. `lead` are its leading dimensions, at the step where they were (batch, heads)."""
 
     q: Tensor
     k: Tensor
     lead: tuple[int, ...]
     module: str
     eps: float  # of the coarsest dtype on the way
-    stamp: tuple[int | None, ...]  # versions of q and k, then of the scores
+    versions: tuple[int | None, ...]  # of q and k, then of the scores
     scale: float = 1.0
     shifted: bool = False
     stage: str = SCORES
-    scores: Tensor | None = None  # what reached the softmax, once it has
+    scores: Tensor | None = None  # the input of the softmax, after it has run
     number: int = 0  # of the softmax
     turned: bool = False
 
     def is_fresh(self) -> bool:
-        """Whether q, k and the scores are what they were when they were used."""
+        """Return whether q, k and the scores are unchanged since they were used."""
         parts = (self.q, self.k) if self.scores is None else (self.q, self.k, self.scores)
-        return self.stamp == tuple(map(version_of, parts))
+        return self.versions == tuple(map(version_of, parts))
 
 
 @dataclass(frozen=True)
 class Lost:
-    """It came from q k^T, by a step that is not known. `soft`: a softmax, or what is used as one, was among them."""
+    """A tensor that came from q k^T by an unknown step. `soft`: a softmax, or a stand-in for one, was on the way."""
 
     module: str
     soft: bool = False
@@ -79,7 +79,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class ViewOf:
-    """A view of scores or weights: what is done to it in place is done to them."""
+    """A view of scores or weights: a change of the view in place changes them."""
 
     root: Tensor
     module: str
@@ -90,7 +90,7 @@ Meaning = Trail | Lost | ViewOf
 
 
 class Trails:
-    """The tensors that are followed. One that was changed since, by a step that was not seen, is lost."""
+    """The tensors that are followed. A tensor that an unseen step changed is lost."""
 
     def __init__(self) -> None:
         self.known: Any = WeakTensorKeyDictionary()
@@ -107,16 +107,16 @@ class Trails:
         self.known[x] = (meaning, version_of(x))
 
     def among(self, values: Sequence[Any]) -> list[tuple[Tensor, Meaning]]:
-        """The followed tensors of a call's arguments, those with a whole trail first."""
+        """Return the followed tensors of a call's arguments, those with an unbroken trail first."""
         if not self.known:
             return []
-        found = [(x, meaning) for x in tensors(values) if (meaning := self.of(x)) is not None]
-        return sorted(found, key=lambda each: not isinstance(each[1], Trail))
+        followed = [(x, meaning) for x in tensors(values) if (meaning := self.of(x)) is not None]
+        return sorted(followed, key=lambda pair: not isinstance(pair[1], Trail))
 
     def follow(self, call: Operation, before: list[tuple[Tensor, Meaning]], module: str) -> bool:
-        """Note what the results of a call stand for, and what it changed in place.
+        """Record the meaning of a call's results and its changes in place; return whether it took a softmax of scores.
 
-        `before` is what was `among` its arguments before it ran. Returns whether a softmax was taken of scores.
+        `before` is what `among` returned for its arguments before it ran.
         """
         x, meaning = before[0]
         soft = call.name.removesuffix("_") in SOFT and not (isinstance(meaning, Trail) and meaning.stage != SCORES)
@@ -128,25 +128,25 @@ class Trails:
         elif after is not None:
             self.put(call.out, after)
         else:
-            self.lose(before, [each for each in tensors([call.out]) if each is not x], soft, module)
+            self.lose(before, [out for out in tensors([call.out]) if out is not x], soft, module)
         return soft
 
     def changed(self, call: Operation, x: Tensor, meaning: Meaning, after: Trail | None, soft: bool) -> None:
-        """A step in place."""
+        """Record a step in place."""
         target = call.kwargs.get("out")
         target = target if isinstance(target, Tensor) else call.args[0]
         if target is not x:
             if isinstance(target, Tensor) and target.numel() == x.numel():
                 self.put(target, lost(meaning, soft))
         elif isinstance(meaning, ViewOf):
-            whole = self.known.get(meaning.root, (None, None))[0]
-            known = isinstance(whole, Trail) and whole.stage == SCORES and call.name in PART
-            self.put(meaning.root, replace(whole, shifted=True) if known else lost(meaning, soft))
+            root = self.known.get(meaning.root, (None, None))[0]
+            known = isinstance(root, Trail) and root.stage == SCORES and call.name in PART
+            self.put(meaning.root, replace(root, shifted=True) if known else lost(meaning, soft))
         else:
             self.put(x, after or lost(meaning, soft))
 
     def lose(self, before: list[tuple[Tensor, Meaning]], results: list[Tensor], soft: bool, module: str) -> None:
-        """A step that is not known: views of what it was given are parts of it, tensors of its size are lost."""
+        """Record an unknown step: views of its inputs become `ViewOf`, other tensors of their size become `Lost`."""
         for x, meaning in before:
             inside = f"{module}.".startswith(f"{meaning.module}.") or not meaning.module
             for out in results:
@@ -158,7 +158,7 @@ class Trails:
 
 
 def step(trail: Trail, x: Tensor, call: Operation, number: int) -> Trail | None:
-    """What the result of a known step on `x` stands for; `number` is that of the softmax, if it is one."""
+    """Return the trail after a known step on `x`, or None; `number` counts softmaxes, for a step that is one."""
     result = x if call.name == "__setitem__" else call.out
     if not isinstance(result, Tensor) or not result.is_floating_point():
         return None
@@ -181,11 +181,11 @@ def _softmax(trail: Trail, x: Tensor, call: Operation, number: int) -> Trail | N
     stage = {"softmax": WEIGHTS, "log_softmax": LOGS}.get(call.name)
     if stage is None or call.argument(1, "dim", None) not in (-1, x.ndim - 1):
         return None
-    return replace(trail, scores=x, stage=stage, number=number, stamp=(*trail.stamp, version_of(x)))
+    return replace(trail, scores=x, stage=stage, number=number, versions=(*trail.versions, version_of(x)))
 
 
 def _shifted(trail: Trail, x: Tensor, call: Operation) -> Trail | None:
-    """Scores that were added to, filled or scaled."""
+    """Return the trail of scores that were added to, filled or scaled."""
     name, first = call.name, x is call.args[0]
     if isinstance(call.out, Tensor) and call.out.shape != x.shape:
         return None
@@ -207,7 +207,7 @@ def _reshaped(trail: Trail, x: Tensor, out: Tensor) -> Trail | None:
 
 
 def _number(x: Any) -> float | None:
-    """A number, also where a tensor holds it alone."""
+    """Return the value of a number or of a tensor with one entry, else None."""
     if isinstance(x, Tensor):
         return float(x.detach()) if x.numel() == 1 and x.ndim <= 1 else None
     return float(x) if isinstance(x, int | float) else None
@@ -226,16 +226,16 @@ def tensors(values: Sequence[Any]) -> Iterator[Tensor]:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, tuple | list):
-            yield from (each for each in value if isinstance(each, Tensor))
+            yield from (x for x in value if isinstance(x, Tensor))
 
 
 def share_memory(x: Tensor, other: Tensor) -> bool:
-    """Whether one is a view of the other, or both of a third."""
+    """Return whether one tensor is a view of the other, or both are views of a third."""
     if x.layout != torch.strided or other.layout != torch.strided or x.device != other.device or x.is_meta:
         return False
     return x.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def version_of(x: Tensor) -> int | None:
-    """How often it, or a view of it, was changed in place; not counted in inference mode."""
+    """Return how often a tensor or a view of it was changed in place; None in inference mode, where no one counts."""
     return None if x.is_inference() else x._version

@@ -11,15 +11,13 @@ from torch import nn
 
 import softless
 from softless.errors import ArgumentError, NonFiniteError, SoftlessError
-from softless.probes import measure as measuring
+from softless.probes import examination
 from softless.probes.capture import capture
-from softless.probes.confusion import confusions
-from softless.probes.examine import examine
+from softless.probes.examination import examine, measure, per_image
 from softless.probes.findings import LayerFindings
+from softless.probes.injectivity import confusions, rank_condition
 from softless.probes.layer import Layer
 from softless.probes.locality import locality, residual_share
-from softless.probes.measure import measure, per_image
-from softless.probes.propositions import rank_condition
 from softless.probes.running import observe
 from softless.probes.score_range import TAU, effective_rank, filtered, spread
 
@@ -43,7 +41,7 @@ def close(a, b):
 
 
 @pytest.mark.parametrize("mechanism", ["softmax", softless.mechanism("linear", phi="relu"), "hydra"], ids=str)
-def test_any_split_into_batches_gives_the_same(mechanism):
+def test_findings_do_not_depend_on_the_split_into_batches(mechanism):
     model, images = tiny(mechanism, depths=1), pixels()
     whole = asdict(examine(model, [images]))
     for sizes in ([1, 6], [3, 3, 1]):
@@ -51,7 +49,7 @@ def test_any_split_into_batches_gives_the_same(mechanism):
     assert whole["images"] == 7
 
 
-def test_every_estimate_is_its_probe_over_the_images():
+def test_every_estimate_equals_its_probe_called_alone():
     model, images = tiny("inline"), pixels(5)
     with torch.no_grad(), capture(model) as captured:
         model(images)
@@ -59,7 +57,8 @@ def test_every_estimate_is_its_probe_over_the_images():
     assert [each.name for each in found] == ["blocks.0.attn", "blocks.1.attn"]
     for each, layer in zip(found, captured.layers, strict=True):
         weights, scores = layer.weights(), layer.scores()
-        spreads, kept, places = spread(scores), filtered(scores), locality(weights, layer.grid, layer.prefix)
+        spreads, places = spread(scores), locality(weights, layer.grid, layer.prefix)
+        kept, discarded = filtered(scores)
         keys = rank_condition(layer.k, layer.mechanism)
         expected = {
             "confusions": confusions(weights).double(),
@@ -80,8 +79,8 @@ def test_every_estimate_is_its_probe_over_the_images():
             assert close(asdict(getattr(each, name)), asdict(observe(values.mean(1)).estimate())), name
             assert close([asdict(x) for x in each.by_head[name]], [asdict(x) for x in observe(values).estimates()])
         for place, _tau in enumerate(TAU):
-            assert close(asdict(each.kept[place]), asdict(observe(kept.kept[..., place].mean((1, 2))).estimate()))
-            lost = observe(kept.discarded[..., place].mean((1, 2))).estimate()
+            assert close(asdict(each.kept[place]), asdict(observe(kept[..., place].mean((1, 2))).estimate()))
+            lost = observe(discarded[..., place].mean((1, 2))).estimate()
             assert close(asdict(each.discarded[place]), asdict(lost))
         assert (each.heads, each.tokens, each.mechanism, each.tau) == (2, 17, "inline", TAU)
         assert (each.rank, each.full_rank) == (int(keys.rank.min()), 9)
@@ -159,7 +158,7 @@ def test_windows_of_an_image_are_one_sample():
     assert found.confusions.mean == pytest.approx(counts.double().mean().item())
 
 
-def test_padding_changes_nothing():
+def test_padding_changes_no_measure():
     """A text, and the same with three tokens of padding, NaN for all we know."""
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 2, 9, 8).unbind()
@@ -175,7 +174,7 @@ def test_padding_changes_nothing():
 
 
 @pytest.mark.parametrize("room", [1, 1000])
-def test_a_few_images_at_a_time_measure_what_all_do(monkeypatch, room):
+def test_measuring_a_few_images_at_a_time_changes_nothing(monkeypatch, room):
     """With everything that a layer may carry for each sample: a mask, a bias, inputs, a residual, two windows."""
     q, k, v, local = torch.randn(4, 6, 2, 9, 8).unbind()
     mask = torch.rand(6, 9) < 0.8
@@ -188,7 +187,7 @@ def test_a_few_images_at_a_time_measure_what_all_do(monkeypatch, room):
     inputs = {"weight": torch.randn(2, 8, 8), "bias": torch.randn(2, 8)}
     layers.append(Layer("affine", q, k, v, softless.mechanism("linear", phi="affine_relu"), inputs=inputs, **more))
     whole = [measure(layer, 3) for layer in layers]
-    monkeypatch.setattr(measuring, "ROOM", room)
+    monkeypatch.setattr(examination, "ROOM", room)
     for layer, expected in zip(layers, whole, strict=True):
         found = measure(layer, 3)
         assert (found.name, found.rank, found.full_rank) == (expected.name, expected.rank, expected.full_rank)
@@ -228,7 +227,7 @@ def test_batches_may_be_tensors_pairs_or_keyword_arguments():
     assert examine(model, [["one", "two", "three"]], forward=lambda model, _batch: model(images)) == plain
 
 
-def test_progress_is_told_batch_by_batch():
+def test_advance_is_called_after_each_batch():
     told = []
     examine(tiny(), pixels(5).split(2), advance=told.append)
     assert told == [2, 2, 1]
@@ -243,7 +242,7 @@ def test_layers_are_picked_by_name():
         examine(model, [images], only=lambda name: name == "head")
 
 
-def test_the_model_is_left_as_it_was():
+def test_examine_leaves_the_model_as_it_was():
     model = tiny().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     examine(model, [pixels(2)])
@@ -252,7 +251,7 @@ def test_the_model_is_left_as_it_was():
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_nothing_to_examine_is_said():
+def test_examining_no_batches_or_no_attention_raises():
     with pytest.raises(ArgumentError, match="there is nothing to examine: batches is empty"):
         examine(tiny(), [])
     with pytest.raises(SoftlessError):
@@ -260,7 +259,7 @@ def test_nothing_to_examine_is_said():
 
 
 @pytest.mark.parametrize("broken", ["q", "k"])
-def test_a_layer_that_is_not_finite_is_named(broken):
+def test_an_error_names_the_layer_with_numbers_that_are_not_finite(broken):
     its = dict(zip("qkv", torch.randn(3, 2, 1, 4, 8).unbind(), strict=True))
     its[broken][1, 0, 2, 3] = torch.nan
     with pytest.raises(NonFiniteError, match="layer 'broken' has scores or weights that are not finite numbers"):
@@ -269,7 +268,7 @@ def test_a_layer_that_is_not_finite_is_named(broken):
     measure(Layer("padded", **its, mechanism=softless.mechanism("inline"), key_mask=mask), 2)
 
 
-def test_samples_that_are_no_windows_of_the_images_are_refused():
+def test_a_batch_that_does_not_divide_into_windows_is_refused():
     q = torch.randn(5, 1, 4, 8)
     with pytest.raises(ArgumentError, match="layer 'odd' has 5 samples for a batch of 2"):
         measure(Layer("odd", q, q, q, softless.mechanism("softmax")), 2)
