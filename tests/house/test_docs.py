@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import softless
+
 pytest.importorskip("mkdocstrings")
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +46,26 @@ def test_no_page_shows_a_stray_backslash(site):
 
 
 def test_nothing_is_fetched_when_a_page_is_read(site):
-    text = (site / "index.html").read_text()
-    assert 'src="http' not in text
-    assert 'rel="stylesheet" href="http' not in text
+    for page in site.rglob("index.html"):
+        text = page.read_text()
+        assert 'src="http' not in text, page
+        assert 'rel="stylesheet" href="http' not in text, page
+    for name in re.findall(r"url\((.*?)\)", (site / "assets/katex/katex.min.css").read_text()):
+        assert (site / "assets/katex" / name).exists()
+
+
+def test_formulas_are_marked_for_the_script_that_renders_them(site):
+    text = (site / "idea/index.html").read_text()
+    assert '<span class="arithmatex">\\(' in text
+    assert '<div class="arithmatex">\\[' in text
+    for name in ("assets/katex/katex.min.js", "assets/formulas.js"):
+        assert f'src="../{name}"' in text
+        assert (site / name).exists()
+
+
+def test_the_reference_is_headed_by_the_names_that_users_import(site):
+    headings = set(re.findall(r'<h3 id="([\w.]+)"', (site / "reference/index.html").read_text()))
+    modules = {"errors", "nn", "parallel"}
+    names = {f"softless.{name}" for name in softless.__all__ if name not in modules}
+    names |= {f"softless.nn.{name}" for name in softless.nn.__all__}
+    assert names <= headings
