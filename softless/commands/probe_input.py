@@ -11,10 +11,9 @@ from torch import Tensor
 from softless.commands.probe_subject import Pictures, Subject, Texts
 from softless.data import Images, open_images
 from softless.data.augment import transform
-from softless.data.damage import Damage
 from softless.data.device_augment import finish
 from softless.data.images import Split
-from softless.data.reading import Draw, Reader, read_all
+from softless.data.reading import Damage, Draw, Reader, read_all
 from softless.data.sampler import ResumableSampler
 from softless.errors import ArgumentError, FileError, UnsupportedError
 

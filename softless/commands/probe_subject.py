@@ -94,8 +94,8 @@ def _loaded(model: nn.Module, weights: Path | None) -> nn.Module:
 
 
 def _run(name: str) -> Subject:
-    from softless.train.assemble import trained
-    from softless.train.recipe_file import from_document
+    from softless.train.recipe import from_document
+    from softless.train.tasks.classify import trained
 
     model, about = trained(Path(name))
     recipe = from_document(about["recipe"])

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from timm.data import auto_augment
 
-from softless.data import device_augment as augment_
-from softless.data import device_shape as shape
+from softless.data import device_augment as shape
 from softless.data.augment import IMAGENET_MEAN, IMAGENET_STD, PAPER, PLAIN, Augment
 from softless.data.device_augment import COLORS, SHAPES, change, finish, operate, rand_augment
 from tests.data.pictures import pixels
@@ -182,7 +181,7 @@ def test_every_image_has_every_operation_equally_often(monkeypatch):
 
 def test_levels_are_those_that_were_asked_for(monkeypatch):
     seen = []
-    monkeypatch.setattr(augment_, "operate", lambda x, level, sign, fill: seen.append((level, sign, fill)) or x)
+    monkeypatch.setattr(shape, "operate", lambda x, level, sign, fill: seen.append((level, sign, fill)) or x)
     rand_augment(torch.zeros(6000, 3, 1, 1, dtype=torch.uint8), Augment(magnitude=5.0, magnitude_std=1.0), generator())
     ((level, sign, fill),) = seen
     assert abs(level.mean() - 0.5) < 0.01

@@ -5,7 +5,7 @@ import torch
 
 from softless.data.augment import PLAIN, Augment
 from softless.data.device_augment import finish
-from softless.data.device_loading import AHEAD, DeviceLoader
+from softless.data.loading import AHEAD, DeviceLoader
 from softless.data.reading import Batch
 from softless.data.sampler import ResumableSampler
 from softless.errors import ArgumentError

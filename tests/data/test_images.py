@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from softless.data import open_images, open_splits
-from softless.data.changes import summary, what_changed
-from softless.data.digits import DigitImages
+from softless.data.images import summary, what_changed
+from softless.data.sources import DigitImages
 from softless.errors import ArgumentError, FileError
 from softless.io.pictures import BadImage
 from tests.data.pictures import class_names, encoded, folder, parquet, pixels

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import random
 import signal
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,10 +14,10 @@ from PIL import Image
 
 from softless.data import Sample, open_images
 from softless.data.augment import PAPER, PLAIN, Augment, squeeze, transform
-from softless.data.damage import Damage
+from softless.data.device_augment import finish
 from softless.data.loading import cached, loader
-from softless.data.reading import Bad, Draw, Reader, read_all, seeded
-from softless.data.sampler import ResumableSampler
+from softless.data.reading import Bad, Damage, Draw, Reader, read_all, seeded
+from softless.data.sampler import ResumableSampler, update_key
 from softless.errors import ArgumentError, FileError
 from softless.io.pictures import BadImage
 from tests.data.pictures import encoded, folder, parquet, pixels
@@ -44,11 +45,11 @@ def same(a, b) -> bool:
     )
 
 
-def test_a_batch_holds_pixels_labels_and_ids(images):
+def test_a_batch_holds_normalized_pixels_labels_and_ids(images):
     found = list(batches(images))
     assert len(found) == 23 // 4
     for batch in found:
-        assert (batch.pixels.dtype, batch.pixels.shape) == (torch.uint8, (4, 3, 16, 16))
+        assert (batch.pixels.dtype, batch.pixels.shape) == (torch.float32, (4, 3, 16, 16))
         assert batch.labels.tolist() == [images.labels[i] for i in batch.ids]
     assert len({i for batch in found for i in batch.ids.tolist()}) == 20
 
@@ -92,6 +93,25 @@ def test_repeats_of_an_image_are_augmented_differently(images):
     assert different > len(found) / 2
 
 
+def test_erased_rectangles_follow_from_the_update_also_after_resuming(images):
+    erasing = Augment(crop="none", flip=0.0, operations=0, erase=1.0)
+    complete = list(batches(images, augment=erasing))
+    plain = list(batches(images, augment=replace(erasing, erase=0.0)))
+    assert all((a.pixels != b.pixels).flatten(1).any(1).all() for a, b in zip(complete, plain, strict=True))
+    first = batches(images, augment=erasing)
+    before = [batch for _, batch in zip(range(2), first, strict=False)]
+    assert same(before + list(batches(images, augment=erasing, state=first.sampler.state_dict())), complete)
+    update = 2 * len(complete) + 1  # epoch 2, its second batch
+    generator = torch.Generator().manual_seed(update_key(5, update, 0))
+    raw = torch.stack([torch.from_numpy(squeeze(images[i].image, 16)) for i in complete[1].ids.tolist()])
+    assert torch.equal(complete[1].pixels, finish(raw, erasing, generator))
+
+
+def test_a_blank_batch_has_the_shape_of_one_image(images):
+    blank = batches(images).blank()
+    assert [tuple(part.shape) for part in blank] == [(1, 3, 16, 16), (1,), (1,)]
+
+
 def test_every_rank_has_as_many_batches(images):
     counts = {len(list(batches(images, rank=rank, ranks=2, batch=3))) for rank in range(2)}
     assert counts == {23 // 2 // 3}
@@ -105,7 +125,7 @@ def test_testing_sees_every_image_once_as_the_paper_resizes(images):
     square = images[7].image.resize((side, side), Image.Resampling.BICUBIC)
     edge = (side - 16) // 2
     expected = np.asarray(square.crop((edge, edge, edge + 16, edge + 16))).transpose(2, 0, 1)
-    assert np.array_equal(found[1].pixels[3].numpy(), expected)
+    assert torch.equal(found[1].pixels[3], finish(torch.from_numpy(expected.copy())[None], PAPER)[0])
 
 
 def test_crops_that_are_padded_are_crops_of_the_padded_image():
@@ -192,7 +212,7 @@ def test_skipped_images_are_counted_and_named_once_and_batches_stay_whole():
         seen = [i for batch in found for i in batch.ids.tolist()]
         assert len(seen) == 2000
         assert set(seen) == set(range(2, 2000))
-    assert found.damage.skipped == dict.fromkeys(["0.jpg", "1.jpg"], "it is damaged")
+    assert found.skipped == dict.fromkeys(["0.jpg", "1.jpg"], "it is damaged")
     assert found.sampler.position == 2000
 
 
@@ -201,7 +221,7 @@ def test_a_test_leaves_skipped_images_out():
     found = skipping(images, train=False)
     assert sorted(i for batch in found for i in batch.ids.tolist()) == list(range(2, 2000))
     whole = cached(images, size=8, damage=(damage := Damage("skip", 2000)))
-    assert damage.skipped == found.damage.skipped == dict.fromkeys(["0.jpg", "1.jpg"], "it is damaged")
+    assert damage.skipped == found.skipped == dict.fromkeys(["0.jpg", "1.jpg"], "it is damaged")
     assert whole.ids.tolist() == list(range(2, 2000))
     assert whole.labels.tolist() == images.labels[2:].tolist()
     assert len(whole.pixels) == 1998
@@ -245,7 +265,7 @@ def test_where_bad_images_are_last_and_many_in_a_row_the_order_is_searched_from_
     order = np.array([*range(2, 1999), 0, 1999, 1])  # rank 1 has the places 1, 3, ..., and last 0 and 1
     sampler.order = lambda: order
     assert [batch.ids.tolist() for batch in found][-1] == [3, 3]
-    assert found.damage.skipped.keys() == {"0.jpg", "1.jpg"}
+    assert found.skipped.keys() == {"0.jpg", "1.jpg"}
 
 
 class Deadly:

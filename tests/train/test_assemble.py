@@ -8,10 +8,11 @@ from safetensors.torch import save_file
 
 from softless.errors import ArgumentError, FileError
 from softless.io import checkpoint
-from softless.train.assemble import Runtime, agree, build, describe, feed, train
+from softless.train.assemble import Runtime, agree, describe, train
 from softless.train.devices import Devices
-from softless.train.recipe_file import read_recipe
+from softless.train.recipe import read_recipe
 from softless.train.run import Run
+from softless.train.tasks.classify import build, image_loader
 from tests.train.jobs import RECIPE, SMALL, Killed, Pictures
 
 
@@ -19,7 +20,7 @@ class Looking(Killed):
     """At the weights a training begins with."""
 
     def begin(self, job, parameters):
-        self.first = next(job.model.parameters()).detach().clone()
+        self.first = next(job.task.model.parameters()).detach().clone()
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_a_batch_has_an_image_for_every_process():
     devices = Devices("cpu")
     devices.ranks = 2
     with pytest.raises(ArgumentError, match="batch of 1 is too small: it needs at least one image for each of 2 proc"):
-        feed(Pictures(9), replace(RECIPE, batch=1, mixup=0.0, cutmix=0.0), 0, devices, Runtime(), train=False)
+        image_loader(Pictures(9), replace(RECIPE, batch=1, mixup=0.0, cutmix=0.0), 0, devices, train=False)
 
 
 def test_a_rank_that_comes_late_does_not_take_the_run_that_begins_for_another(start, tmp_path, monkeypatch):

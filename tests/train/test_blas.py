@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from softless.train import loop
-from softless.train.blas import by_blas
+from softless.train.devices import by_blas
 from tests.train.jobs import Quiet, job
 
 

@@ -7,9 +7,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from softless.errors import FileError
-from softless.train.board import Board
 from softless.train.loop import fit
-from softless.train.run import Run
+from softless.train.run import Board, Run
 from tests.train.jobs import Killed, job
 
 

@@ -10,9 +10,8 @@ from torch import nn
 from softless.errors import NonFiniteError
 from softless.io import checkpoint
 from softless.train.devices import Devices
-from softless.train.loop import Loop, fit
+from softless.train.loop import Interrupted, Loop, fit
 from softless.train.run import Run
-from softless.train.stop import Interrupted
 from tests.train.jobs import Quiet, digest, job, network
 from tests.train.test_resume import Impatient
 
@@ -91,10 +90,10 @@ def test_training_stops_before_the_update_and_names_the_batch(tmp_path, where, v
 
 def batch_of(folder, step):
     """The images of an update, from the sampler alone."""
-    feed = job(folder).train
-    epoch, index = divmod(step, feed.per_epoch)
-    feed.begin(epoch)
-    return list(feed)[index].ids.tolist()
+    batches = job(folder).task.train
+    epoch, index = divmod(step, batches.per_epoch)
+    batches.sampler.set_epoch(epoch)
+    return list(batches)[index].ids.tolist()
 
 
 def test_where_the_host_does_not_look_the_device_leaves_out_every_later_update(tmp_path):
@@ -102,14 +101,12 @@ def test_where_the_host_does_not_look_the_device_leaves_out_every_later_update(t
     model = Spoiled("loss", float("nan"), at=1)
     loop = Loop(job(tmp_path, model=model, log_every=50, **FINITE))
     with loop.ledger:
-        feed, engine = loop.job.train, loop.engine
-        feed.begin(0)
-        batches = [feed.finish(batch, 0) for batch in feed]
-        engine.update(*batches[0])
+        batches, engine = list(loop.task.train), loop.engine
+        engine.update(batches[0])
         after = weights(model)
         moments = [state["exp_avg"].clone() for state in engine.optimizer.state.values()]
         for batch in batches[1:]:
-            engine.update(*batch)
+            engine.update(batch)
         assert all(torch.equal(tensor, after[name]) for name, tensor in model.state_dict().items())
         states = list(engine.optimizer.state.values())
         assert all(torch.equal(state["exp_avg"], before) for state, before in zip(states, moments, strict=True))

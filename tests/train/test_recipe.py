@@ -10,9 +10,18 @@ import torch
 
 from softless.errors import ArgumentError, FileError
 from softless.models.table import CONFIGS
-from softless.train.assemble import build
-from softless.train.recipe import LIMITS, Architecture, Recipe
-from softless.train.recipe_file import changed, document_of, from_document, read_recipe, shipped, to_document
+from softless.train.recipe import (
+    LIMITS,
+    Architecture,
+    Recipe,
+    changed,
+    document_of,
+    from_document,
+    read_recipe,
+    shipped,
+    to_document,
+)
+from softless.train.tasks.classify import build
 
 # images a GPU, peak lr, warm-up lr, min lr, weight decay, epochs, cooldown, warm-up, drop path, clip; 8 GPUs
 PAPER = {

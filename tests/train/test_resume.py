@@ -13,9 +13,8 @@ from softless.errors import ArgumentError, FileError
 from softless.io import checkpoint
 from softless.train import loop
 from softless.train.devices import Devices
-from softless.train.loop import fit
+from softless.train.loop import Interrupted, fit
 from softless.train.run import Run, must_agree
-from softless.train.stop import Interrupted
 from tests.train.jobs import Killed, Quiet, digest, job, network
 
 WAYS = {
@@ -141,11 +140,11 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path):
 
 def test_what_was_skipped_before_an_interruption_is_still_counted(tmp_path):
     work = job(tmp_path, watch=Impatient(4))
-    work.train.damage.skipped["picture 5"] = "it is damaged"
+    work.task.train.skipped["picture 5"] = "it is damaged"
     with pytest.raises(Interrupted):
         fit(work)
     work = job(tmp_path, resume=True)
-    work.test.damage.skipped["picture 3"] = "it is empty"
+    work.task.test.skipped["picture 3"] = "it is empty"
     assert fit(work).skipped == 2
     skipped = {"train": {"picture 5": "it is damaged"}, "test": {"picture 3": "it is empty"}}
     assert json.loads((tmp_path / "skipped.json").read_text()) == skipped
@@ -181,19 +180,19 @@ def test_the_best_weights_of_a_run_that_goes_back_are_those_its_result_names(tmp
     top1 = iter((0.5, 0.8, 0.9, 0.3, 0.4, 0.2))  # after updates 5, 10 and 15; then after 10, 15 and 20
     measured = loop.evaluate
 
-    def told(*given):
-        tally = measured(*given)
-        scores = replace(tally.scores(), top1=next(top1))
-        tally.scores = lambda: scores
-        return tally
+    def scripted(*arguments):
+        counts = measured(*arguments)
+        scores = replace(counts.scores(), top1=next(top1))
+        counts.scores = lambda: scores
+        return counts
 
-    monkeypatch.setattr(loop, "evaluate", told)
+    monkeypatch.setattr(loop, "evaluate", scripted)
     with pytest.raises(KeyboardInterrupt):
         fit(job(tmp_path, watch=Killed(16), epochs=4, checkpoint_every=9))
     assert checkpoint.newest(Run(tmp_path).best).step == 15
     outcome = fit(job(tmp_path, resume=True, epochs=4, checkpoint_every=9))
     found = checkpoint.newest(Run(tmp_path).best)
-    assert (outcome.best_step, outcome.best_top1) == (5, 0.5) == (found.step, found.state["scores"]["top1"])
+    assert (outcome.best_step, outcome.best) == (5, 0.5) == (found.step, found.state["scores"]["top1"])
 
 
 @pytest.mark.parametrize(
