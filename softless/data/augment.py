@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 CROPS = ("resized", "padded", "none")
 CROP_MODES = ("squash", "center", "border")
+LIMITS = {"flip": 1, "erase": 1, "padding": 2**10, "operations": 20, "magnitude": 10, "magnitude_std": 10}
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -61,21 +62,6 @@ class Augment:
         for name, known in (("crop", CROPS), ("crop_mode", CROP_MODES)):
             if getattr(self, name) not in known:
                 raise ArgumentError(f"{name} is {getattr(self, name)!r} and must be one of {', '.join(known)}")
-        self._check_counts()
-        if not 0 < self.area[0] <= self.area[1] <= 1:
-            raise ArgumentError(f"area is {self.area} and must be two shares of an image, the smaller first")
-        for name in ("flip", "erase"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ArgumentError(f"{name} is {getattr(self, name)} and must be a probability")
-        if not 0 < self.crop_share <= 1:
-            raise ArgumentError(f"crop_share is {self.crop_share} and must be above 0 and at most 1")
-        for name, most in (("padding", 2**10), ("operations", 20), ("magnitude", 10), ("magnitude_std", 10)):
-            if not 0 <= getattr(self, name) <= most:
-                raise ArgumentError(f"{name} is {getattr(self, name)} and must be from 0 to {most}")
-        if min(self.std) <= 0:
-            raise ArgumentError(f"std is {self.std} and must be positive")
-
-    def _check_counts(self) -> None:
         for name, count in (("area", 2), ("mean", 3), ("std", 3)):
             values = getattr(self, name)
             if not (isinstance(values, tuple) and len(values) == count and all(map(_is_number, values))):
@@ -84,6 +70,15 @@ class Augment:
             value = getattr(self, name)
             if value % 1 or not (isinstance(value, int) or name == "magnitude"):
                 raise ArgumentError(f"{name} is {value} and must be a whole number")
+        for name, most in LIMITS.items():
+            if not 0 <= getattr(self, name) <= most:
+                raise ArgumentError(f"{name} is {getattr(self, name)} and must be from 0 to {most}")
+        if not 0 < self.area[0] <= self.area[1] <= 1:
+            raise ArgumentError(f"area is {self.area} and must be two shares of an image, the smaller first")
+        if not 0 < self.crop_share <= 1:
+            raise ArgumentError(f"crop_share is {self.crop_share} and must be above 0 and at most 1")
+        if min(self.std) <= 0:
+            raise ArgumentError(f"std is {self.std} and must be positive")
 
 
 def _is_number(value: object) -> bool:

@@ -10,13 +10,13 @@ from softless.train.tasks.classify import image_loader
 from tests.commands.tiny import words
 
 
-def test_what_is_evaluated_is_shown(softless, flowers):
+def test_evaluate_shows_the_scores(softless, flowers):
     assert softless(*words("--out", "a")).exit_code == 0
     result = softless("evaluate", "a")
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["4", "top-1", "top-5", "ECE", "speed", "worst"]
 
 
-def test_answers_that_are_no_numbers_are_no_accuracy(softless, flowers, tmp_path):
+def test_a_loss_that_is_not_finite_exits_1(softless, flowers, tmp_path):
     import torch
     from safetensors.torch import save_file
 

@@ -81,7 +81,7 @@ def test_of_several_ranks_the_first_prints_the_json(softless, flowers, monkeypat
     assert (result.exit_code, result.output) == (0, "")
 
 
-def test_without_a_word_it_trains_on_the_digits(softless):
+def test_train_without_arguments_trains_on_the_digits(softless):
     """With the conftest's recipe in place of the real one, which test_bars.py runs."""
     result = softless("train")
     assert result.exit_code == 0, result.output
@@ -146,7 +146,7 @@ def test_a_picture_that_is_damaged_does_not_hide_the_size_of_the_others(tmp_path
     assert typical_size(open_splits(root)[0]) == TypicalSize(24, 20, True)
 
 
-def test_a_run_goes_on_by_its_folder_alone(softless, flowers, tmp_path):
+def test_a_run_resumes_from_its_folder_alone(softless, flowers, tmp_path):
     for name, epochs in (("whole", "2"), ("cut", "2")):
         assert softless(*words("--out", name, "--set", f"epochs={epochs}")).exit_code == 0
     for path in (tmp_path / "cut/last").glob("step-00000004/*"):
@@ -158,7 +158,7 @@ def test_a_run_goes_on_by_its_folder_alone(softless, flowers, tmp_path):
     assert (tmp_path / "cut/log.jsonl").read_bytes() == (tmp_path / "whole/log.jsonl").read_bytes()
 
 
-def test_a_teacher_and_a_beginning_come_from_other_runs(softless, flowers):
+def test_teacher_and_init_may_be_other_runs(softless, flowers):
     assert softless(*words("--out", "a")).exit_code == 0
     result = softless(*words("--out", "b", "--teacher", "a", "--init", "a", "--seed", "1"))
     assert result.exit_code == 0, result.output
@@ -166,7 +166,7 @@ def test_a_teacher_and_a_beginning_come_from_other_runs(softless, flowers):
     assert result.exit_code == 0, result.output
 
 
-def test_a_teacher_may_move_and_not_change(softless, flowers, tmp_path):
+def test_a_teacher_may_move_but_not_change(softless, flowers, tmp_path):
     assert softless(*words("--out", "a")).exit_code == 0
     assert softless(*words("--out", "b", "--teacher", "a")).exit_code == 0
     (tmp_path / "a").rename(tmp_path / "moved")
@@ -189,13 +189,13 @@ def test_a_teacher_may_move_and_not_change(softless, flowers, tmp_path):
         ),
     ],
 )
-def test_the_command_to_go_on_with_is_that_of_the_run(monkeypatch, ranks, runtime, says):
+def test_the_resume_command_repeats_the_options_of_the_run(monkeypatch, ranks, runtime, says):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     assert verb.resume_command(Path("a b"), Runtime(**runtime)) == says
 
 
 @pytest.mark.parametrize("change", ["image_size=16", "augment.std=[1.0, 1.0, 1.0]"])
-def test_a_teacher_of_other_pixels_is_refused(softless, flowers, change):
+def test_a_teacher_with_another_preparation_of_images_is_refused(softless, flowers, change):
     assert softless(*words("--out", "a")).exit_code == 0
     result = softless(*words("--out", "b", "--teacher", "a", "--set", change))
     assert result.exit_code == 3
@@ -203,7 +203,7 @@ def test_a_teacher_of_other_pixels_is_refused(softless, flowers, change):
     assert f"the teacher in a was trained with {key} " in result.stderr
 
 
-def test_a_rank_with_an_odd_part_has_no_pairs_to_mix(softless, flowers, monkeypatch):
+def test_mixup_refuses_a_rank_with_an_odd_number_of_images(softless, flowers, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     result = softless(*words("--out", "a", "--set", "batch=6", "--set", "mixup=0.5"))
     assert result.exit_code == 3
@@ -320,7 +320,7 @@ def test_a_number_that_is_not_finite_exits_1(softless, flowers):
 @pytest.mark.parametrize(
     ("ending", "left"), [(None, True), (Interrupted(1, 4), True), (NonFiniteError(), True), (FileError(), False)]
 )
-def test_the_group_is_left_where_all_ranks_come_to_the_end(softless, flowers, monkeypatch, ending, left):
+def test_the_process_group_is_left_when_all_ranks_end(softless, flowers, monkeypatch, ending, left):
     """A disk may be full for one rank alone, which must not wait for the others."""
 
     def train(*_, watch, **__):
@@ -336,7 +336,7 @@ def test_the_group_is_left_where_all_ranks_come_to_the_end(softless, flowers, mo
     assert still != left
 
 
-def test_a_loss_is_shown_once(softless, flowers):
+def test_a_logged_loss_is_shown_once(softless, flowers):
     """Losses are read back after updates 3 and 6, and an epoch has two."""
     result = softless(*words("--out", "a", "--set", "log_every=3", "--set", "epochs=4"))
     shown = [line.split()[3] for line in result.stdout.splitlines() if line.startswith("epoch")]
@@ -372,7 +372,7 @@ def test_a_signal_to_stop_exits_130_saves_and_says_how_to_resume(flowers, tmp_pa
     assert (tmp_path / f"a/last/step-{step:08d}/manifest.json").exists()
 
 
-def test_what_is_not_given_is_that_of_the_run(tmp_path):
+def test_missing_options_are_taken_from_the_resumed_run(tmp_path):
     from softless.train.recipe import read_recipe, to_document
     from softless.train.run import Run
 

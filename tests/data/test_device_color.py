@@ -54,7 +54,7 @@ ENHANCE = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ENHANCE)
-def test_enhancements_are_pillows(name, kind):
+def test_enhancements_match_pillow(name, kind):
     """Both truncate one float32 product; a compiler may contract it, which is one level where it lies on an integer."""
     x = batch(kind)
     found = getattr(color, name)(x, AMOUNTS)
@@ -64,7 +64,7 @@ def test_enhancements_are_pillows(name, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tables_are_pillows(kind):
+def test_lookup_tables_match_pillow(kind):
     x = batch(kind)
     amounts = torch.tensor([1, 2, 4, 7, 8])
     pairs = {
@@ -101,20 +101,20 @@ def test_solarize_add_lightens_what_is_dark():
         assert found[i, 0].flatten().tolist() == expected
 
 
-def test_no_bit_is_black_and_every_bit_the_image():
+def test_posterize_to_no_bits_is_black_and_to_all_bits_is_the_image():
     x = batch("noise")
     assert color.posterize(x, torch.zeros(5, dtype=torch.int64)).sum() == 0
     assert torch.equal(color.posterize(x, torch.full((5,), 8)), x)
     assert torch.equal(color.solarize(x, torch.full((5,), 256)), x)
 
 
-def test_an_image_too_small_to_smooth_stays():
+def test_sharpness_leaves_an_image_too_small_to_smooth():
     x = torch.randint(0, 256, (2, 3, 2, 9), dtype=torch.uint8)
     assert torch.equal(color.sharpness(x, torch.tensor([0.1, 1.9])), x)
 
 
 @given(data=st.data())
-def test_an_image_does_not_know_its_batch(data):
+def test_an_operation_on_an_image_does_not_depend_on_its_batch(data):
     x = torch.randint(0, 256, (4, 3, 5, 6), dtype=torch.uint8)
     amount = torch.tensor(data.draw(st.lists(st.floats(0.125, 1.875, width=32), min_size=4, max_size=4)))
     one = slice(data.draw(st.integers(0, 3)), None)

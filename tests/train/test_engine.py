@@ -40,7 +40,7 @@ def batch(count=24):
     return torch.randn(count, 3, 4, 4), torch.arange(count) % 3
 
 
-def test_the_rate_of_every_update_is_the_authors():
+def test_the_learning_rate_of_every_update_matches_the_formula():
     """Linear warm-up, then a cosine that counts the warm-up too, then the least rate while it cools down."""
     made = engine(
         network(0.0), epochs=6, cooldown_epochs=2, warmup_epochs=2, lr=1.0, warmup_lr=0.1, min_lr=0.05, per_epoch=5
@@ -57,7 +57,7 @@ def test_the_rate_of_every_update_is_the_authors():
     assert rates[10] < rates[9] + 0.09
 
 
-def test_what_the_authors_do_not_decay_is_not_decayed():
+def test_weight_decay_leaves_out_biases_norms_and_position_tables():
     model = softless.create_model("inline_deit_tiny", img_size=8, patch_size=4, dims=12, depths=1, heads=2)
     made = engine(model, weight_decay=0.05)
     decay = {id(p): group["weight_decay"] for group in made.optimizer.param_groups for p in group["params"]}
@@ -67,7 +67,7 @@ def test_what_the_authors_do_not_decay_is_not_decayed():
     assert names["blocks.0.attn.residual.2.weight"] == 0.05
 
 
-def test_a_graph_is_of_one_cuda_device():
+def test_a_cuda_graph_is_refused_on_a_cpu():
     with pytest.raises(ArgumentError, match="a CUDA graph needs one CUDA device, and this training has a CPU"):
         Devices("cpu", graph=True)
 
@@ -104,7 +104,7 @@ def replaying(monkeypatch):
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_replayed_update_is_the_update_and_recording_it_is_none(replaying, accumulate):
+def test_a_replayed_update_equals_a_plain_one_and_recording_changes_nothing(replaying, accumulate):
     """The kernels are CUDA's (tests/gpu/test_train.py); what lies where, and what is undone, is told here."""
     made = []
     for graph in (False, True):
@@ -127,7 +127,7 @@ def test_a_replayed_update_is_the_update_and_recording_it_is_none(replaying, acc
     assert replayed.failure().step == 4
 
 
-def test_an_earlier_training_is_gone_before_an_update_is_recorded(replaying, monkeypatch):
+def test_an_earlier_engine_is_freed_before_an_update_is_recorded(replaying, monkeypatch):
     """To free its graph in the midst of a recording would end that. An engine and its replay know each other, so they
     are freed when garbage is collected, which may be at any time."""
     gc.disable()
@@ -144,7 +144,7 @@ def test_an_earlier_training_is_gone_before_an_update_is_recorded(replaying, mon
         gc.enable()
 
 
-def test_a_batch_in_parts_gives_the_update_of_the_whole():
+def test_an_accumulated_update_equals_the_update_of_the_complete_batch():
     whole, parts = (network(0.0, torch.float64) for _ in range(2))
     images, labels = batch()
     one, four = engine(whole, warmup_epochs=0), engine(parts, warmup_epochs=0, accumulate=4)
@@ -229,7 +229,7 @@ def test_a_teacher_is_weighed_against_the_labels(temperature):
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-def test_half_precision_multiplies_in_half_and_keeps_weights_whole():
+def test_bf16_multiplies_in_half_precision_and_keeps_float32_weights():
     seen = []
 
     class Look(nn.Linear):
@@ -246,7 +246,7 @@ def test_half_precision_multiplies_in_half_and_keeps_weights_whole():
     assert made.losses[0].dtype == torch.float32
 
 
-def test_fp16_and_a_missing_gpu_are_said():
+def test_fp16_on_a_cpu_and_a_missing_gpu_are_refused():
     with pytest.raises(ArgumentError, match="precision 'fp16' needs a CUDA device: bf16 and fp32 run on a CPU"):
         Devices("cpu", "fp16")
     if not torch.cuda.is_available():

@@ -25,7 +25,7 @@ def ece(logits, labels, bins=15):
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5, 10])
-def test_scores_are_what_they_are_called(classes):
+def test_scores_match_their_definitions(classes):
     logits, labels = 3 * torch.randn(400, classes), torch.randint(0, classes, (400,))
     logits[torch.arange(400), labels] += 2
     counts = ClassCounts(classes, 400, CPU)
@@ -51,7 +51,7 @@ def test_a_class_without_images_has_no_accuracy():
     assert counts.scores().by_class == (1.0, 1.0, None)
 
 
-def test_the_sums_of_ranks_are_the_whole():
+def test_counts_of_ranks_add_up_to_those_of_one_process():
     logits, labels = torch.randn(101, 7), torch.randint(0, 7, (101,))
     whole, ranks = ClassCounts(7, 101, CPU), [ClassCounts(7, 101, CPU) for _ in range(3)]
     whole.count(logits, labels, torch.arange(101))
@@ -66,14 +66,14 @@ def test_the_sums_of_ranks_are_the_whole():
     assert math.isclose(ours.loss, theirs.loss, rel_tol=1e-6)
 
 
-def test_sure_and_right_is_calibrated_and_sure_and_wrong_is_not():
+def test_confident_right_answers_are_calibrated_and_wrong_ones_are_not():
     for labels, expected in ((torch.tensor([0, 1]), 0.0), (torch.tensor([1, 0]), 1.0)):
         counts = ClassCounts(2, 2, CPU)
         counts.count(100 * torch.eye(2), labels, torch.tensor([0, 1]))
         assert counts.scores().ece == expected
 
 
-def test_answers_come_in_the_order_of_the_set_whatever_order_the_images_come_in():
+def test_answers_are_in_the_order_of_the_set_for_any_order_of_batches():
     logits, labels, order = torch.randn(101, 7), torch.randint(0, 7, (101,)), torch.randperm(101)
     counts = ClassCounts(7, 101, CPU)
     for ids in order.split(16):
@@ -89,7 +89,7 @@ def test_images_that_were_skipped_have_no_answer():
 
 
 @pytest.mark.parametrize("images", [0, 1, 7, 8, 9, 360])
-def test_answers_are_a_bit_per_image_and_come_back_as_they_were(images):
+def test_packed_answers_unpack_to_the_same_bits(images):
     right = np.random.default_rng(0).random(images) < 0.7
     packed = Answers.of(right)
     assert packed.bits().tolist() == right.tolist()

@@ -69,7 +69,7 @@ class Keeping(Quiet):
 
 @pytest.mark.parametrize("value", BAD)
 @pytest.mark.parametrize("where", ["loss", "gradient", "data"])
-def test_training_stops_before_the_update_and_names_the_batch(tmp_path, where, value):
+def test_a_nonfinite_update_is_not_made_and_its_batch_is_reported(tmp_path, where, value):
     model = Spoiled(where, BAD[value], at=7)
     work = job(tmp_path, model=model, **FINITE)
     with pytest.raises(NonFiniteError, match=r"update 7 was not made: .*the checkpoint of update 6 is kept"):
@@ -96,7 +96,7 @@ def batch_of(folder, step):
     return list(batches)[index].ids.tolist()
 
 
-def test_where_the_host_does_not_look_the_device_leaves_out_every_later_update(tmp_path):
+def test_the_device_skips_every_update_after_a_nonfinite_one(tmp_path):
     """As on a GPU, where the flag is read every log_every updates: the weights are still those of the last good one."""
     model = Spoiled("loss", float("nan"), at=1)
     loop = Loop(job(tmp_path, model=model, log_every=50, **FINITE))
@@ -122,7 +122,7 @@ def test_a_run_that_failed_can_go_on_once_its_cause_is_gone(tmp_path):
     assert fit(job(tmp_path, model=Spoiled("loss", 0.0, at=7), resume=True, **FINITE)).steps == 10
 
 
-def test_before_the_first_save_there_is_nothing_to_keep(tmp_path):
+def test_a_failure_before_the_first_save_says_that_no_checkpoint_exists(tmp_path):
     with pytest.raises(NonFiniteError, match="no checkpoint had been saved"):
         fit(job(tmp_path, model=Spoiled("data", float("inf"), at=0), **FINITE))
 
@@ -167,7 +167,7 @@ def test_gradients_that_always_overflow_in_fp16_stop_the_training(tmp_path):
     assert not (tmp_path / "result.json").exists()
 
 
-def test_a_count_of_overflows_goes_on_where_it_was(tmp_path):
+def test_a_resumed_run_goes_on_counting_overflows(tmp_path):
     endings = []
     for cuts in ([], [30]):
         folder = tmp_path / str(cuts)

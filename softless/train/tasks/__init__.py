@@ -96,15 +96,9 @@ class Task(Protocol):
     metric: str
     higher_is_better: bool
     model: nn.Module
-
-    @property
-    def train(self) -> Batches: ...
-
-    @property
-    def test(self) -> Batches: ...
-
-    @property
-    def loss(self) -> Loss: ...
+    train: Batches
+    test: Batches
+    loss: Loss
 
     def metrics(self) -> Metrics:
         """Begin an evaluation."""

@@ -28,7 +28,7 @@ from softless.train.devices import Devices
 from softless.train.metrics import ClassCounts
 from softless.train.recipe import Architecture, Recipe, from_document
 from softless.train.run import Run
-from softless.train.tasks import Tensors
+from softless.train.tasks import Batches, Loss, Tensors
 
 
 class Classification:
@@ -47,8 +47,10 @@ class Classification:
         self, model: nn.Module, splits: tuple[Images, Images], train: Loader, test: Loader, recipe: Recipe,
         teacher: nn.Module | None = None,
     ):  # fmt: skip
-        self.model, self.images, self.train, self.test = model, splits[0], train, test
-        self.loss = ClassificationLoss(recipe, len(self.images.classes), teacher, train.device)
+        self.model, self.images = model, splits[0]
+        self.train: Batches = train
+        self.test: Batches = test
+        self.loss: Loss = ClassificationLoss(recipe, len(self.images.classes), teacher, train.device)
         self.metrics = partial(ClassCounts, len(self.images.classes), len(splits[1]), test.device)
 
     def names(self, ids: list[int]) -> list[str]:
