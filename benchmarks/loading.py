@@ -16,15 +16,14 @@ import torch
 import typer
 
 from softless.commands.arguments import key_value
-from softless.data.device_loading import DeviceLoader
+from softless.data.loading import DeviceLoader
 from softless.data.reading import Batch
 from softless.data.sampler import ResumableSampler
 from softless.errors import SoftlessError
-from softless.train.assemble import build
 from softless.train.devices import Devices
 from softless.train.engine import Engine
-from softless.train.objective import Objective
-from softless.train.recipe_file import read_recipe
+from softless.train.recipe import read_recipe
+from softless.train.tasks.classify import ClassificationLoss, build
 
 BAR = 0.9
 ROUNDS = 3
@@ -44,9 +43,9 @@ def arguments() -> argparse.Namespace:
 def rate(engine: Engine, batches: Iterable[Batch]) -> float:
     """Images a second; what `failure` says is on the device, so asking waits for it."""
     images, start = 0, time.perf_counter()
-    for pixels, labels, _ in batches:
-        engine.update(pixels, labels)
-        images += len(labels)
+    for batch in batches:
+        engine.update(batch)
+        images += len(batch.labels)
     engine.failure()
     return images / (time.perf_counter() - start)
 
@@ -65,7 +64,7 @@ def main() -> int:
 
     updates = len(augmented())
     model = build(recipe.model, recipe.image_size, CLASSES)
-    engine = Engine(model, recipe, devices, Objective(recipe, CLASSES), updates)
+    engine = Engine(model, recipe, devices, ClassificationLoss(recipe, CLASSES), updates)
     constant = next(iter(augmented()))
     rate(engine, [constant] * 5)
     rates = [(rate(engine, [constant] * updates), rate(engine, augmented())) for _ in range(ROUNDS)]

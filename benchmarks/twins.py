@@ -28,8 +28,7 @@ from softless.study.statistics import groups, read_runs, shared_spread
 from softless.study.tables import cell, markdown, tables
 from softless.study.twins import QUESTIONS, Twin, side_of, twins_named, twins_of
 from softless.train.assemble import Runtime
-from softless.train.recipe import Recipe
-from softless.train.recipe_file import read_recipe
+from softless.train.recipe import Recipe, read_recipe
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"

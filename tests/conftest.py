@@ -25,8 +25,7 @@ CHECK_TYPES = os.environ.get("SOFTLESS_TYPECHECK", "1") != "0" and find_spec("be
 if CHECK_TYPES:
     from jaxtyping import install_import_hook
 
-    CHECKED = ["softless.algebra", "softless.nn", "softless.probes"]
-    CHECKED += ["softless.data.device_augment", "softless.data.device_color", "softless.data.device_shape"]
+    CHECKED = ["softless.algebra", "softless.nn", "softless.probes", "softless.data.device_augment"]
     install_import_hook(CHECKED, "beartype.beartype")
 
 # too_slow measures the machine, not the test.

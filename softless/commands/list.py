@@ -208,7 +208,7 @@ def _show_models(rows: list[dict[str, Any]]) -> None:
 
 
 def _recipes() -> list[dict[str, Any]]:
-    from softless.train.recipe_file import read_recipe, shipped
+    from softless.train.recipe import read_recipe, shipped
 
     rows = []
     for name in shipped():

@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from softless.commands.common import refuse
 from softless.data import Images, open_images
 from softless.data.augment import IMAGENET_MEAN, IMAGENET_STD, PLAIN, Augment, as_timm_tests, transform
-from softless.data.damage import Damage
 from softless.data.device_augment import finish
 from softless.data.images import Split
-from softless.data.reading import Draw, Reader, read_all
+from softless.data.reading import Damage, Draw, Reader, read_all
 from softless.data.sampler import ResumableSampler
 from softless.errors import ArgumentError, FileError, MissingExtraError, UnsupportedError, did_you_mean
 from softless.io.weights import load_weights
@@ -116,8 +115,8 @@ def load_subject(name: str, weights: Path | None, size: int | None, seed: int, *
 
 
 def _run(name: str) -> Subject:
-    from softless.train.assemble import trained
-    from softless.train.recipe_file import from_document
+    from softless.train.recipe import from_document
+    from softless.train.tasks.classify import trained
 
     model, about = trained(Path(name))
     recipe = from_document(about["recipe"])

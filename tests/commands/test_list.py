@@ -17,7 +17,7 @@ from softless.commands.mechanism import make, word
 from softless.errors import SoftlessError, UnsupportedError
 from softless.mechanisms import MECHANISMS
 from softless.report import units
-from softless.train.recipe_file import shipped
+from softless.train.recipe import shipped
 
 ROOT = Path(__file__).parents[2]
 

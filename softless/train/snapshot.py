@@ -1,10 +1,10 @@
-"""A training's state as tensors and numbers, the same however many ranks hold it.
+"""The state of a training as tensors and numbers for a checkpoint, the same for any number of ranks.
 
     model, ema     by parameter name
     optimizer      NAME/exp_avg, NAME/exp_avg_sq, NAME/step
-    progress       losses and norms that no log line has told of yet; gradients in a row that overflowed
+    progress       losses and norms that no line of log has yet; gradients in a row that overflowed
 
-The schedule and all randomness follow from the update's number and the seed, which are among the numbers.
+The schedule and all randomness follow from the number of the update and the seed, which are saved too.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ SHARED_OUT = StateDictOptions(full_state_dict=True)
 
 
 def pack(engine: Engine) -> tuple[Parts, dict[str, Any]]:
-    """Every rank calls this; rank 0 has all of it."""
+    """Return the state of an engine. Every rank must call this, and rank 0 gets all of it."""
     parts = {"model": weights(engine.plain), "optimizer": _optimizer(engine)}
     if engine.ema is not None:
         parts["ema"] = weights(engine.ema.module)
@@ -46,7 +46,7 @@ def pack(engine: Engine) -> tuple[Parts, dict[str, Any]]:
 
 
 def unpack(engine: Engine, saved: Checkpoint) -> None:
-    """Put a checkpoint's state in its place; what does not fit is named, before anything is changed."""
+    """Load a checkpoint into an engine; if something does not fit, name it and change nothing."""
     wanted = {"model", "optimizer", "progress"} | ({"ema"} if engine.ema is not None else set())
     if saved.parts.keys() != wanted:
         held, needed = (", ".join(sorted(names)) for names in (saved.parts, wanted))
@@ -64,21 +64,21 @@ def unpack(engine: Engine, saved: Checkpoint) -> None:
     device = engine.devices.device
     progress = {name: tensor.to(device) for name, tensor in saved.parts["progress"].items()}
     engine.losses, engine.norms = list(progress["losses"]), list(progress["norms"])
-    engine.overflows.copy_(progress.get("overflows", engine.overflows))  # runs from before it was counted have none
+    engine.overflows.copy_(progress.get("overflows", engine.overflows))  # older runs did not count it
     engine.step = saved.step
     if engine.devices.scaler is not None and saved.state["engine"]["scaler"] is not None:
         engine.devices.scaler.load_state_dict(saved.state["engine"]["scaler"])
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """All of a model's tensors, on the CPU, by the names it has without wrappers."""
+    """Return all tensors of a model, on the CPU, by the names they have without wrappers."""
     gathered: Any = get_model_state_dict(model, options=GATHERED)
     return dict(gathered)
 
 
 def _optimizer(engine: Engine) -> dict[str, Tensor]:
     gathered: Any = get_optimizer_state_dict(engine.plain, engine.optimizer, options=GATHERED)
-    state = gathered.get("state", {})  # empty on all ranks but the first
+    state = gathered.get("state", {})  # only rank 0 has it
     return {f"{name}/{kind}": value for name, kinds in state.items() for kind, value in kinds.items()}
 
 
@@ -89,26 +89,23 @@ def _set_optimizer(engine: Engine, flat: Mapping[str, Tensor]) -> None:
         state.setdefault(name, {})[kind] = value
     names = {id(parameter): name for name, parameter in engine.plain.named_parameters()}
     groups = [
-        {**group, "params": [names[id(each)] for each in group["params"]]} for group in engine.optimizer.param_groups
+        {**group, "params": [names[id(parameter)] for parameter in group["params"]]}
+        for group in engine.optimizer.param_groups
     ]
     both: Any = {"state": state, "param_groups": groups}
     set_optimizer_state_dict(engine.plain, engine.optimizer, both, options=SHARED_OUT)
     for parameter, moments in engine.optimizer.state.items():
-        for kind in MOMENTS:  # the fused AdamW pairs numbers by their place in memory, also in channels-last weights
+        for kind in MOMENTS:  # the fused AdamW pairs numbers by their place in memory, also with channels last
             moments[kind] = torch.empty_like(parameter).copy_(moments[kind])
 
 
 def _must_fit(saved: Checkpoint, part: str, own: Mapping[str, Tensor]) -> None:
-    given = saved.parts[part]
+    tensors = saved.parts[part]
+    shapes = ((name, list(tensors[name].shape), list(own[name].shape)) for name in tensors if name in own)
     problems = {
-        "missing": [name for name in own if name not in given],
-        "unexpected": [name for name in given if name not in own],
-        "mis-shaped": [
-            f"{name} (saved {list(given[name].shape)}, model {list(own[name].shape)})"
-            for name in given
-            if name in own and given[name].shape != own[name].shape
-        ],
+        "missing": [name for name in own if name not in tensors],
+        "unexpected": [name for name in tensors if name not in own],
+        "mis-shaped": [f"{name} (saved {theirs}, model {ours})" for name, theirs, ours in shapes if theirs != ours],
     }
-    said = [f"{kind} {', '.join(names)}" for kind, names in problems.items() if names]
-    if said:
-        raise FileError(f"the checkpoint {saved.path} does not fit this model: in {part}, {'; '.join(said)}")
+    if sentences := [f"{kind} {', '.join(names)}" for kind, names in problems.items() if names]:
+        raise FileError(f"the checkpoint {saved.path} does not fit this model: in {part}, {'; '.join(sentences)}")
