@@ -7,6 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypedDict
 
+from softless.errors import ArgumentError
+
 
 class Machine(TypedDict):
     """Where a measurement ran."""
@@ -47,6 +49,16 @@ def circumstances(device: str, *packages: str) -> Circumstances:
             "load_average": load_average(),
         },
     }
+
+
+def pick_device(device: str) -> str:
+    """Return cpu or cuda for cpu, cuda or auto, which is cuda where torch finds a GPU; cuda without a GPU raises."""
+    import torch
+
+    has_gpu = device != "cpu" and torch.cuda.is_available()
+    if device == "cuda" and not has_gpu:
+        raise ArgumentError("device cuda was asked for and torch finds none: use --device cpu")
+    return "cuda" if has_gpu else "cpu"
 
 
 def installed_version(package: str = "softless") -> str:

@@ -1,33 +1,48 @@
-"""What a model of ours is made of: of every stage its picture, blocks, attention, parameters and multiply-adds.
+"""Count parameters and multiply-adds of a model, stage by stage, and compare them with its paper.
 
-    macs        matrix products and convolutions as torch's FlopCounterMode counts them, two FLOPs each, and the nine
-                products a value of the local residual
+    macs        matrix products and convolutions as torch's FlopCounterMode counts them, two FLOPs each, and nine
+                products per value of the local residual
     attention   a block without its norms and its MLP: projections, mixing, local residual, convolutions on values
-    rest        what lies outside the blocks: patches, positions, merging, the last norm, the classifier
+    rest        everything outside the blocks: patches, positions, merging, the last norm, the classifier
 
-Nothing is computed: the model runs on the meta device, where tensors have a shape and no data.
+Nothing is computed: the model runs on the meta device, where tensors have a shape but no data.
+
+`FACTS` has the counts of every model beside those that Han et al. 2024 print (tables 5, 6 and 11). Three counts differ
+from the paper and agree with the authors' code: the parameters of InLine-PVT-L and InLine-Swin-T, and the multiply-adds
+of InLine-Swin-B at 384. For InLine-DeiT-S the paper prints 224 pixels; its code and its counts say 288.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from softless.models import create_model
+from softless.mechanisms import resolve
+from softless.models import create_model, customize
 from softless.models.backbone import Backbone
 from softless.models.blocks import Stage
+from softless.models.table import Config
 from softless.nn.mixing import Mixing
+
+SCHEMA = "softless.explain-model/1"
+SOFTMAX_TWIN: dict[str, Any] = {"mechanism": "softmax", "local": False}
+FAMILIES = {
+    "deit": ("DeiT", "a class token and one stage of blocks on 16 x 16 patches"),
+    "pvt": ("PVT", "four stages, each with positions of its own; a mean at the end"),
+    "swin": ("Swin", "four stages, 2 x 2 tokens merged between them; a mean at the end"),
+    "cswin": ("CSwin", "four stages, a convolution between them; a mean at the end"),
+}
 
 Grid = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Count:
-    """Numbers that are learned, and multiply-adds for one image."""
+    """Learned numbers, and multiply-adds per image."""
 
     parameters: int
     macs: int
@@ -41,7 +56,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Kind:
-    """Blocks of a stage whose attention is the same. `sees`: global, windows, stripes or reduced keys."""
+    """Consecutive blocks with the same attention. `sees`: global, windows, stripes or reduced keys."""
 
     blocks: int
     mechanism: str
@@ -51,7 +66,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class StageFacts:
-    """One stage: a picture of tokens, and the blocks that read it."""
+    """One stage: the height and width of its tokens, and its blocks."""
 
     grid: Grid
     blocks: int
@@ -64,7 +79,7 @@ class StageFacts:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """A whole model at one image size."""
+    """A model at one image size."""
 
     stages: tuple[StageFacts, ...]
     rest: Count
@@ -79,8 +94,8 @@ def anatomy(name: str, image_size: Grid, **options: Any) -> Anatomy:
     """Count `create_model(name, **options)` on one image of this size.
 
     >>> from softless.bench.anatomy import anatomy
-    >>> found = anatomy("inline_deit_tiny", (224, 224))
-    >>> found.total.parameters, f"{found.total.macs:.2e}", found.stages[0].kinds[0].sees
+    >>> tiny = anatomy("inline_deit_tiny", (224, 224))
+    >>> tiny.total.parameters, f"{tiny.total.macs:.2e}", tiny.stages[0].kinds[0].sees
     (6477736, '1.11e+09', 'global')
     """
     model = create_model(name, device="meta", **options).eval()
@@ -92,27 +107,87 @@ def anatomy(name: str, image_size: Grid, **options: Any) -> Anatomy:
 
     def count(module: nn.Module) -> Count:
         flops = counter.get_flop_counts().get(".".join(filter(None, (type(model).__name__, places[module]))), {})
-        macs = sum(flops.values()) // 2 + sum(residuals.get(each, 0) for each in module.modules())
+        macs = sum(flops.values()) // 2 + sum(residuals.get(part, 0) for part in module.modules())
         return Count(sum(parameter.numel() for parameter in module.parameters()), macs)
 
     config, stages = model.config, []
     for index, (stage, grid) in enumerate(grids.items()):
-        total = count(stage)
         attention = sum((_attention(block, count) for block in stage), Count(0, 0))
-        kinds = tuple(_kinds(stage, grid))
-        stages.append(StageFacts(grid, len(stage), config.dims[index], config.heads[index], kinds, total, attention))
-    whole = count(model)
-    return Anatomy(tuple(stages), whole - sum((stage.total for stage in stages), Count(0, 0)), whole)
+        numbers = len(stage), config.dims[index], config.heads[index]
+        stages.append(StageFacts(grid, *numbers, tuple(_kinds(stage, grid)), count(stage), attention))
+    total = count(model)
+    return Anatomy(tuple(stages), total - sum((stage.total for stage in stages), Count(0, 0)), total)
+
+
+class ModelExplanation(TypedDict):
+    """The JSON document of `softless explain MODEL`, per image. A count has the keys of Count."""
+
+    schema: str
+    model: str
+    family: str
+    about: str
+    options: dict[str, str]
+    image_size: list[int]  # height, width
+    native_size: list[int]
+    stages: list[dict[str, Any]]  # the fields of StageFacts
+    rest: dict[str, int]
+    attention: dict[str, int]
+    total: dict[str, int]
+    softmax_twin: dict[str, int] | None  # None if the model has no attention but softmax
+    paper: dict[str, float] | None  # top1, parameters, macs; None if options make it another model
+    notes: list[str]
+
+
+def explain_model(
+    name: str, options: dict[str, Any], image_size: Grid | None, *, option_texts: dict[str, str]
+) -> ModelExplanation:
+    """Count a model and its softmax twin at one image size; None is the model's own."""
+    config = customize(name, **options)
+    size = image_size or config.img_size
+    counted = anatomy(name, size, **options)
+    twin = anatomy(name, size, **options | SOFTMAX_TWIN).total if has_softmax_twin(config) else None
+    return {
+        "schema": SCHEMA,
+        "model": name,
+        "family": config.family,
+        "about": describe(config),
+        "options": option_texts,
+        "image_size": list(size),
+        "native_size": list(config.img_size),
+        "stages": [asdict(stage) for stage in counted.stages],
+        "rest": asdict(counted.rest),
+        "attention": asdict(counted.attention),
+        "total": asdict(counted.total),
+        "softmax_twin": None if twin is None else asdict(twin),
+        "paper": None if options else FACTS[name].paper,
+        "notes": ["A MAC is a product and a sum, two FLOPs. Norms, exponentials and sums are not counted."],
+    }
+
+
+def has_softmax_twin(config: Config) -> bool:
+    """Return whether a model has anything to replace by softmax attention without a local residual."""
+    return any(config.mixed) and (resolve(config.mechanism).name != "softmax" or config.local)
+
+
+def describe(config: Config) -> str:
+    """Return a line such as "Swin, 6 of 24 blocks inline with local residual: four stages, ..."."""
+    family, layout = FAMILIES[config.family]
+    mechanism, mixed = resolve(config.mechanism).name, sum(config.mixed)
+    if mechanism == "softmax" or not mixed:
+        return f"{family}: {layout}"
+    local = " with local residual" if config.local else ""
+    blocks = "all" if mixed == sum(config.depths) else f"{mixed} of {sum(config.depths)}"
+    return f"{family}, {blocks} blocks {mechanism}{local}: {layout}"
 
 
 def _run(model: Backbone, image_size: Grid) -> tuple[FlopCounterMode, dict[Stage, Grid]]:
-    """One image through the model: what was counted, and the picture that each stage saw."""
+    """Run one image through the model; return the counter, and the height and width of the tokens of each stage."""
     grids: dict[Stage, Grid] = {}
 
-    def see(stage: nn.Module, given: tuple[Any, ...]) -> None:
+    def see(stage: nn.Module, arguments: tuple[Any, ...]) -> None:
         assert isinstance(stage, Stage)
-        tokens: Tensor = given[0]
-        height, width = given[1] if len(given) > 1 else tokens.shape[1:3]
+        tokens: Tensor = arguments[0]
+        height, width = arguments[1] if len(arguments) > 1 else tokens.shape[1:3]
         grids[stage] = (height, width)
 
     for module in model.modules():
@@ -131,7 +206,7 @@ def _attention(block: Any, count: Callable[[nn.Module], Count]) -> Count:
 
 
 def _residuals(grids: dict[Stage, Grid]) -> Iterable[tuple[Mixing, Grid]]:
-    """Layers with a local residual, and their picture."""
+    """Yield the layers with a local residual, and the height and width of their tokens."""
     for stage, grid in grids.items():
         for layer in stage.modules():
             if isinstance(layer, Mixing) and layer.residual is not None:
@@ -139,10 +214,9 @@ def _residuals(grids: dict[Stage, Grid]) -> Iterable[tuple[Mixing, Grid]]:
 
 
 def _kinds(stage: Stage, grid: Grid) -> Iterable[Kind]:
-    """Neighbors that are alike, together."""
+    """Group consecutive blocks with the same attention."""
     for kind, alike in groupby(_kind(block, grid) for block in stage):
-        blocks = len(list(alike))
-        yield Kind(blocks, *kind)
+        yield Kind(len(list(alike)), *kind)
 
 
 def _kind(block: nn.Module, grid: Grid) -> tuple[str, bool, str]:
@@ -162,5 +236,55 @@ def _sees(layers: list[Mixing], grid: Grid) -> str:
 
 
 def _cut(layer: Mixing, grid: Grid) -> list[int]:
-    """The sides of a window that are shorter than the picture's."""
+    """Return the sides of a window that are shorter than the picture's."""
     return [most for most, side in zip(layer.window or (), grid, strict=False) if most is not None and most < side]
+
+
+class Facts(NamedTuple):
+    """Counts of one model at its own image size. The paper counts in millions, and in billions that it calls FLOPs."""
+
+    parameters: int
+    macs: int
+    paper_parameters: float
+    paper_macs: float
+    paper_top1: float  # ImageNet-1K, percent
+
+    @property
+    def paper(self) -> dict[str, float]:
+        """What the paper prints: accuracy in percent, parameters, multiply-adds."""
+        counts = {"parameters": round(self.paper_parameters * 1e6), "macs": round(self.paper_macs * 1e9)}
+        return {"top1": self.paper_top1, **counts}
+
+
+FACTS = {
+    "inline_deit_tiny": Facts(6_477_736, 1_109_155_584, 6.5, 1.1, 74.5),
+    "inline_deit_small": Facts(16_734_760, 4_965_812_480, 16.7, 5.0, 80.2),
+    "inline_deit_base": Facts(23_797_096, 17_169_133_056, 23.8, 17.2, 82.3),
+    "inline_pvt_tiny": Facts(12_032_232, 1_975_843_840, 12.0, 2.0, 78.2),
+    "inline_pvt_small": Facts(21_556_136, 3_914_868_736, 21.6, 3.9, 82.0),
+    "inline_pvt_medium": Facts(37_618_856, 6_861_930_496, 37.6, 6.9, 83.2),
+    "inline_pvt_large": Facts(51_154_280, 10_129_699_328, 50.2, 10.2, 83.6),
+    "inline_swin_tiny": Facts(29_223_544, 4_458_974_208, 30.0, 4.5, 82.4),
+    "inline_swin_small": Facts(49_793_296, 8_719_383_552, 50.0, 8.7, 83.6),
+    "inline_swin_base": Facts(88_350_120, 15_397_801_984, 88.0, 15.4, 84.1),
+    "inline_swin_base_384": Facts(88_465_320, 46_200_152_064, 88.0, 45.2, 85.0),
+    "inline_cswin_tiny": Facts(20_604_520, 4_311_612_928, 21.0, 4.3, 83.2),
+    "inline_cswin_small": Facts(33_032_872, 6_772_973_568, 33.0, 6.8, 83.8),
+    "inline_cswin_base": Facts(73_413_640, 14_884_720_128, 73.0, 14.9, 84.5),
+    "inline_cswin_base_384": Facts(73_413_640, 46_220_164_608, 73.0, 46.3, 85.7),
+    "deit_tiny": Facts(5_717_416, 1_253_683_200, 5.7, 1.2, 72.2),
+    "deit_small": Facts(22_050_664, 4_598_882_304, 22.1, 4.6, 79.8),
+    "deit_base": Facts(86_567_656, 17_563_828_224, 86.6, 17.6, 81.8),
+    "pvt_tiny": Facts(13_227_240, 1_926_417_408, 13.2, 1.9, 75.1),
+    "pvt_small": Facts(24_483_816, 3_805_960_192, 24.5, 3.8, 79.8),
+    "pvt_medium": Facts(44_206_056, 6_649_434_112, 44.2, 6.7, 81.2),
+    "pvt_large": Facts(61_367_272, 9_804_024_320, 61.4, 9.8, 81.7),
+    "swin_tiny": Facts(28_288_354, 4_490_566_656, 29.0, 4.5, 81.3),
+    "swin_small": Facts(49_606_258, 8_740_875_264, 50.0, 8.7, 83.0),
+    "swin_base": Facts(87_768_224, 15_430_946_816, 88.0, 15.4, 83.5),
+    "swin_base_384": Facts(87_903_584, 47_083_134_976, 88.0, 47.0, 84.5),
+    "cswin_tiny": Facts(22_320_552, 4_324_203_008, 23.0, 4.3, 82.7),
+    "cswin_small": Facts(34_643_304, 6_800_714_752, 35.0, 6.9, 83.6),
+    "cswin_base": Facts(77_382_184, 14_955_348_480, 78.0, 15.0, 84.2),
+    "cswin_base_384": Facts(77_382_184, 46_963_660_800, 78.0, 47.0, 85.4),
+}

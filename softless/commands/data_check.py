@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softless.commands.arguments import processes
+from softless.commands.arguments import MOST_PROCESSES
 from softless.commands.common import CHECK_FAILED, console, emit_json, plain, reports_errors
 from softless.report import units
 
@@ -43,9 +43,13 @@ $ softless data check parquet-files/
 def run(
     source: Annotated[str, typer.Argument(metavar="PATH", help="The set.", show_default=False)],
     workers: Annotated[
-        Any,
+        int | None,
         typer.Option(
-            parser=processes, metavar="NUMBER", help="Processes that decode; as many as cores.", show_default=False
+            min=0,
+            max=MOST_PROCESSES,
+            metavar="NUMBER",
+            help="Processes that decode; as many as cores.",
+            show_default=False,
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
@@ -107,7 +111,7 @@ def _document(source: str, parts: "list[Part]") -> dict[str, Any]:
 def _show(source: str, parts: "list[Part]") -> None:
     from rich.text import Text
 
-    from softless.commands.layout import plain_table
+    from softless.commands.common import plain_table
 
     out = console()
     table = plain_table("part", "images", "classes", "per class", "smallest", "largest", "damaged")

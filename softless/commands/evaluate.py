@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softless.commands.arguments import OnBad, Where, processes
+from softless.commands.arguments import MOST, MOST_PROCESSES, OnBad, Where
 from softless.commands.common import (
     CHECK_FAILED,
     complain,
@@ -31,7 +31,6 @@ from softless.commands.common import (
     refuse,
     reports_errors,
     warnings_in_one_line,
-    whole_number,
 )
 from softless.errors import ArgumentError, did_you_mean
 
@@ -61,9 +60,11 @@ def run(
     weights: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of a model given by its name.", show_default=False)
     ] = None,
-    batch: Annotated[Any, typer.Option(parser=whole_number, metavar="NUMBER", help="Images at a time.")] = "128",
+    batch: Annotated[int, typer.Option(min=1, max=MOST, metavar="NUMBER", help="Images at a time.")] = 128,
     device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,
-    workers: Annotated[Any, typer.Option(parser=processes, metavar="NUMBER", help="Processes that decode.")] = "0",
+    workers: Annotated[
+        int, typer.Option(min=0, max=MOST_PROCESSES, metavar="NUMBER", help="Processes that decode.")
+    ] = 0,
     on_bad_image: Annotated[OnBad, typer.Option(help="skip stops above 0.1 %.")] = OnBad.fail,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softless.commands.arguments import Where, from_zero, layer_choice
-from softless.commands.common import emit_json, prepare_folder, reports_errors, whole_number
+from softless.commands.arguments import MOST, Where, layer_choice
+from softless.commands.common import emit_json, prepare_folder, reports_errors
 from softless.errors import ArgumentError, SoftlessError
 from softless.io.files import write_json, write_text
 
@@ -78,9 +78,10 @@ def run(
         typer.Option("--pretrained", help="The weights timm has for its model: from its cache, or downloaded."),
     ] = False,
     images: Annotated[
-        Any,
+        int | None,
         typer.Option(
-            parser=whole_number,
+            min=1,
+            max=MOST,
             metavar="NUMBER",
             help="Images, or pieces of text; 100 if there are.",
             show_default=False,
@@ -88,11 +89,11 @@ def run(
     ] = None,
     split: Annotated[Part, typer.Option(help="The part of the images to look at.")] = Part.test,
     size: Annotated[
-        Any,
-        typer.Option(parser=whole_number, metavar="PIXELS", help="Of the images; the model's own.", show_default=False),
+        int | None,
+        typer.Option(min=1, max=MOST, metavar="PIXELS", help="Of the images; the model's own.", show_default=False),
     ] = None,
-    tokens: Annotated[Any, typer.Option(parser=whole_number, metavar="NUMBER", help="In a piece of text.")] = "128",
-    batch: Annotated[Any, typer.Option(parser=whole_number, metavar="NUMBER", help="Images at a time.")] = "16",
+    tokens: Annotated[int, typer.Option(min=1, max=MOST, metavar="NUMBER", help="In a piece of text.")] = 128,
+    batch: Annotated[int, typer.Option(min=1, max=MOST, metavar="NUMBER", help="Images at a time.")] = 16,
     layers: Annotated[
         Any,
         typer.Option(
@@ -103,14 +104,14 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="Folder for probe.json and layers.csv.", show_default=False)
     ] = None,
     device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,
-    seed: Annotated[Any, typer.Option(parser=from_zero, metavar="NUMBER", help="Of the choice of images.")] = "0",
+    seed: Annotated[int, typer.Option(min=0, max=MOST, metavar="NUMBER", help="Of the choice of images.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Load, look, tell."""
     from softless.commands.probe_input import samples
     from softless.commands.probe_show import document, layers_csv, show
     from softless.commands.probe_subject import subject
-    from softless.study.measure import pick_device
+    from softless.machine import pick_device
 
     if out is not None:
         prepare_folder(out)

@@ -157,7 +157,7 @@ def _names(layers: list[dict[str, Any]]) -> tuple[str, list[str], str]:
 
 
 def _table(layers: list[dict[str, Any]], judged: bool) -> "Table":
-    from softless.commands.layout import plain_table
+    from softless.commands.common import plain_table
     from softless.probes.score_range import cost
 
     pictures = any(layer["local_mass"] for layer in layers)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softless.commands.arguments import OnBad, Where, from_zero, key_value, processes
+from softless.commands.arguments import MOST, MOST_PROCESSES, OnBad, Where, key_value
 from softless.commands.common import (
     CHECK_FAILED,
     complain,
@@ -80,7 +80,7 @@ def run(
     out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run; made if missing.")] = Path("run"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in RUN.")] = False,
     seed: Annotated[
-        Any, typer.Option(parser=from_zero, metavar="NUMBER", help="Default 0.", show_default=False)
+        int | None, typer.Option(min=0, max=MOST, metavar="NUMBER", help="Default 0.", show_default=False)
     ] = None,
     teacher: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Learn from this run's answers too.", show_default=False)
@@ -90,7 +90,9 @@ def run(
     ] = None,
     device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,
     sharing: Annotated[Share, typer.Option(help="How several devices share a model.")] = Share.ddp,
-    workers: Annotated[Any, typer.Option(parser=processes, metavar="NUMBER", help="Processes that decode.")] = "0",
+    workers: Annotated[
+        int, typer.Option(min=0, max=MOST_PROCESSES, metavar="NUMBER", help="Processes that decode.")
+    ] = 0,
     on_bad_image: Annotated[OnBad, typer.Option(help="skip stops above 0.1 %.")] = OnBad.fail,
     graph: Annotated[bool, typer.Option("--graph", help="Replay CUDA graphs: small models, one device.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
@@ -112,7 +114,13 @@ def run(
     with warnings_in_one_line(), Showing(not json, start) as showing:
         if showing.main:
             warn_of_shrinking(start, recipe)
-        given = {"runtime": runtime, "resume": resume, "splits": start.parts, "tick": showing.decoding, **asked}
+        given: dict[str, Any] = {
+            "runtime": runtime,
+            "resume": resume,
+            "splits": start.parts,
+            "tick": showing.decoding,
+            **asked,
+        }
         try:
             outcome = train(out, start.recipe, watch=showing, **given)
         except Interrupted as stopped:

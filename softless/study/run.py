@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import typer
 
-from softless.bench.cases import cases_named
+from softless.bench.scaling import cases_named
 from softless.commands.ctrl_c import WATCH
 from softless.commands.progress import Advance, progress
 from softless.data import open_splits
 from softless.errors import ArgumentError, NonFiniteError
+from softless.machine import pick_device
 from softless.report.page import require
 from softless.study import document as study_document
 from softless.study import measure as study_measure
@@ -43,7 +44,7 @@ TIMED_IMAGES = 32  # answered at once when the twins are timed
 def study(asked: Asked, out: "Console | None") -> tuple[dict[str, Any], Path]:
     """The document, and the page that was made of it."""
     require("plotly", "jinja2", by="the page of a study")
-    device, preset = study_measure.pick_device(asked.device), asked.settled()
+    device, preset = pick_device(asked.device), asked.settled()
     name = asked.recipe or default_recipe(asked.data, device)
     recipe = recipe_named(name, preset, asked.epochs)
     if not recipe.cache:

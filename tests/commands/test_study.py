@@ -13,10 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from softless.commands import study
 from softless.errors import ArgumentError, NonFiniteError
+from softless.machine import pick_device
 from softless.study import grid
 from softless.study import measure as study_measure
 from softless.study import plan as study_plan
@@ -435,13 +437,13 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(softless, tm
 
 
 def test_a_device_that_is_not_there_is_refused(softless, monkeypatch):
-    monkeypatch.setattr(study_measure.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     result = softless("study", "--device", "cuda")
     assert (result.exit_code, result.stderr) == (
         3,
         "error: device cuda was asked for and torch finds none: use --device cpu\n",
     )
-    assert study_measure.pick_device("auto") == "cpu"
+    assert pick_device("auto") == "cpu"
 
 
 def test_lengths_beyond_memory_are_refused_with_both_sizes(monkeypatch):
