@@ -128,7 +128,7 @@ def row(what: str, ratio: float, sign: str, bar: float) -> dict[str, object]:
 
 
 def table(rows: list[dict[str, object]]) -> str:
-    """As README.md shows it."""
+    """Return the table that docs/bench.md shows."""
     lines = ["| measured | ratio | bar |", "|---|---|---|"]
     return "\n".join(lines + [f"| {each['what']} | {each['ratio']}x | {each['bar']} |" for each in rows])
 

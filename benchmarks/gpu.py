@@ -2,7 +2,7 @@
 
     make gpu        or        python benchmarks/gpu.py [--only 1,5] [--json FILE]
     python benchmarks/gpu.py --warm          compile everything first, in as many processes as there are cores
-    python benchmarks/gpu.py --readme        no GPU needed: README.md's table from the newest evidence
+    python benchmarks/gpu.py --page          no GPU needed: the table of docs/kernels.md from the newest evidence
 
     1  large calls run at the speed of a copy                   5  causal linear against fla's kernels
     2  vision shapes against SDPA                               6  one decode step at the speed of a copy of its state
@@ -35,8 +35,8 @@ import torch
 
 SCHEMA = "softless.gpu/1"
 RESULTS = Path(__file__).parent / "results"
-README = Path(__file__).parents[1] / "README.md"
-MARKS = ("<!-- gpu evidence: python benchmarks/gpu.py --readme -->", "<!-- end of gpu evidence -->")
+PAGE = Path(__file__).parents[1] / "docs" / "kernels.md"
+MARKS = ("<!-- gpu evidence: python benchmarks/gpu.py --page -->", "<!-- end of gpu evidence -->")
 RIVALS, FRESH = 4, 7  # bars 5 and 8: those tuned for minutes, and what a fresh process takes
 NO_EVIDENCE = "No GPU evidence of the kernels has been recorded yet: `make gpu` writes it."
 
@@ -63,7 +63,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """As README.md shows it: the worst case of each group."""
+    """Return the worst case of each group, as docs/kernels.md shows it."""
     lines = ["| measured | worst case | bar | cases that hold |", "|---|---|---|---|"]
     for group in dict.fromkeys(row["group"] for row in rows):
         among = [row for row in rows if row["group"] == group]
@@ -80,7 +80,7 @@ def newest(folder: Path = RESULTS) -> dict[str, Any] | None:
 
 
 def section(evidence: dict[str, Any] | None) -> str:
-    """What README.md says about the GPU."""
+    """Return the text between the marks of docs/kernels.md: the table, and what it was measured on."""
     if evidence is None:
         return NO_EVIDENCE
     versions = evidence["versions"]
@@ -89,12 +89,12 @@ def section(evidence: dict[str, Any] | None) -> str:
     return f"{table(evidence['rows'])}\n\n{about}; {how}; written by `make gpu`."
 
 
-def fill(readme: str, text: str) -> str:
-    """README.md with the text between its marks."""
-    before, start, rest = readme.partition(MARKS[0])
-    _, end, after = rest.partition(MARKS[1])
+def fill(page: str, text: str, marks: tuple[str, str] = MARKS) -> str:
+    """Return the page with the text put between its two marks."""
+    before, start, rest = page.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
     if not (start and end):
-        raise ValueError(f"README.md has no {' and '.join(MARKS)} to write between")
+        raise ValueError(f"the page has no {' and '.join(marks)} to write between")
     return f"{before}{start}\n\n{text}\n\n{end}{after}"
 
 
@@ -169,11 +169,11 @@ def main() -> int:
         metavar="1,5",
         help="measure only these bars",
     )
-    parser.add_argument("--readme", action="store_true", help="write README.md's table and measure nothing")
+    parser.add_argument("--page", action="store_true", help="write the table of docs/kernels.md and measure nothing")
     parser.add_argument("--warm", action="store_true", help="fill the caches of what is compiled and measure nothing")
     arguments = parser.parse_args()
-    if arguments.readme:
-        README.write_text(fill(README.read_text(), section(newest())))
+    if arguments.page:
+        PAGE.write_text(fill(PAGE.read_text(), section(newest())))
         return 0
     if not torch.cuda.is_available():
         print("this benchmark needs a CUDA device, and torch finds none", file=sys.stderr)

@@ -138,7 +138,9 @@ def about(document: dict[str, Any]) -> str:
         f"{made(runs)} on {machine['device']},",
         f"{'up to ' * (len(together) > 1)}{max(together)} at once: {seconds / 60:.0f} minutes of runs,",
         f"the longest {longest:.0f} s.",
-        "" if spread is None else f"From seed to seed a twin's accuracy deviates by {spread:.2f} points.",
+        ""
+        if spread is None
+        else f"Over seeds, the accuracy of a twin has a standard deviation of {spread:.2f} points.",
     ]
     return " ".join(part for part in said if part) + "\n"
 

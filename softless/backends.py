@@ -1,35 +1,121 @@
-"""Torch or the fused kernels: `auto` decides, and an explicit backend that cannot run says why.
+"""Run a validated call in torch or on the fused kernels.
 
-`auto` takes the kernels for CUDA tensors they support, on devices whose evidence is recorded, and torch otherwise.
-Under `torch.func` transforms and forward-mode differentiation it always takes torch.
-Nothing here imports triton until CUDA tensors, or backend="triton", ask for it.
+With backend "auto", the kernels run CUDA tensors that they support, on devices whose evidence is recorded; torch runs
+everything else, and everything under `torch.func` transforms and forward-mode differentiation. An explicit backend that
+cannot run raises and says why. Nothing here imports triton before CUDA tensors, or backend="triton", need it.
 """
 
-from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from softless.algebra.neighbors import local_residual
 from softless.algebra.recipe import RULES, Recipe
-from softless.algebra.state import State, check_continues
+from softless.algebra.state import State, check_continues, keep
 from softless.errors import BackendError
 from softless.mechanisms import Call, Mechanism
-from softless.mechanisms.base import in_forward_mode
+from softless.mechanisms.base import in_forward_mode, repeat_heads
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, call: Call, backend: str, *, qkv: Tensor | None = None
+) -> Tensor:
+    """Compute attention. `qkv` is the packed tensor that q, k and v are views of, which the kernels read in place."""
+    recipe = fused(mechanism, call, q, k, v, backend)
+    if recipe is not None:
+        return _run(q, k, v, recipe, call, qkv)
+    k, v = hide(k, call.key_mask), hide(v, call.key_mask)
+    if q.shape[2] == 0 or k.shape[2] == 0:
+        return (q @ repeat_heads(k, q.shape[1]).mT) @ repeat_heads(v, q.shape[1])
+    with full_precision(q):
+        if backend == "reference":
+            return mechanism.combine(mechanism.weights(widen(q), widen(k), call), widen(v), call).to(q.dtype)
+        if mechanism.fused_on_gpu and not q.is_cpu:
+            return mechanism.attend(q, k, v, call)
+        return mechanism.attend(widen(q), widen(k), widen(v), call).to(q.dtype)
+
+
+def attend_with_residual(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    taps: Tensor,
+    picture: tuple[int, int, int],
+    mechanism: Mechanism,
+    call: Call,
+    backend: str,
+    *,
+    qkv: Tensor | None = None,
+) -> Tensor:
+    """Compute attention plus the local residual of `taps`. `picture` is (prefix, height, width)."""
+    recipe = fused(mechanism, call, q, k, v, backend, taps)
+    if recipe is not None:
+        return _run(q, k, v, recipe, call, qkv, taps, picture)
+    prefix, height, width = picture
+    wide = (q, k, v) if mechanism.fused_on_gpu and not q.is_cpu else (widen(q), widen(k), widen(v))
+    with full_precision(q):  # one rounding, of the sum
+        out = attend(*wide, mechanism, call, backend)
+        out = out + local_residual(hide(widen(wide[2]), call.key_mask), widen(taps), (height, width), prefix)
+    return out.to(q.dtype)
+
+
+def attend_with_state(
+    q: Tensor, k: Tensor, v: Tensor, state: State | None, mechanism: Mechanism, call: Call, backend: str
+) -> tuple[Tensor, State]:
+    """Compute causal attention that continues from a state."""
+    recipe = fused(mechanism, call, q, k, v, backend, *(state or ()))
+    if recipe is not None:
+        return _run_with_state(q, k, v, state, recipe, call)
+    k, v = hide(k, call.key_mask), hide(v, call.key_mask)
+    with full_precision(q):
+        out, state = mechanism.attend_with_state(widen(q), widen(k), widen(v), state, call)
+    return out.to(q.dtype), state
+
+
+def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Set hidden tokens to zero before anything reads them: a NaN there reaches no output and no gradient."""
+    return keep(x, None if key_mask is None else key_mask[:, None])
+
+
+def widen(x: Tensor) -> Tensor:
+    """Return half precision as float32, and everything else unchanged."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[object]:
+    """Keep autocast away from the float32 sums inside this context."""
+    return torch.autocast(x.device.type, enabled=False) if autocasting(x) else nullcontext()
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Cast as SDPA does where autocast is on: everything but float64."""
+    return tuple(
+        x.to(torch.get_autocast_dtype(x.device.type))
+        if isinstance(x, Tensor) and autocasting(x) and x.is_floating_point() and x.dtype != torch.float64
+        else x
+        for x in tensors
+    )
+
+
+def autocasting(x: Tensor) -> bool:
+    """Whether autocast is on for the device of x. Meta tensors have no autocast state."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def fused(
-    made: Mechanism, call: Call, q: Tensor, k: Tensor, v: Tensor, backend: str, *more: Tensor | None
+    mechanism: Mechanism, call: Call, q: Tensor, k: Tensor, v: Tensor, backend: str, *others: Tensor | None
 ) -> Recipe | None:
-    """The recipe to run on the kernels, or None for torch. `more` is what the call reads besides: taps, a state."""
+    """Return the recipe to run on the kernels, or None for torch. `others` are the taps or the state, if any."""
     if backend in ("reference", "torch") or (backend == "auto" and not on_gpu(q)):
         return None
-    reason = transform_refusal(q, k, v, *call.inputs.values(), *more)
-    reason = reason or refusal(made, call, q, k, v, q.device, ask=backend == "triton")
+    reason = transform_refusal(q, k, v, *call.inputs.values(), *others)
+    reason = reason or refusal(mechanism, call, q, k, v, q.device, ask=backend == "triton")
     if reason and backend == "triton":
         raise BackendError(f"backend 'triton' was asked for and cannot run: {reason}; 'auto' runs torch here")
     empty = 0 in (q.shape[2], k.shape[2], v.shape[3])
-    return None if reason or empty else made.recipe(call.scale)
+    return None if reason or empty else mechanism.recipe(call.scale)
 
 
 def on_gpu(q: Tensor) -> bool:
@@ -38,7 +124,7 @@ def on_gpu(q: Tensor) -> bool:
 
 
 def transform_refusal(*tensors: Tensor | None) -> str | None:
-    """Why the kernels cannot be differentiated or mapped as this call is, or None. They know reverse mode alone."""
+    """Say why the kernels cannot be transformed as this call is, or None. They support reverse mode only."""
     if torch._C._are_functorch_transforms_active():
         return "torch.func transforms (grad, vjp, jvp, jacrev, vmap) cannot see into a kernel"
     duals = tensors if in_forward_mode() else ()
@@ -48,43 +134,45 @@ def transform_refusal(*tensors: Tensor | None) -> str | None:
 
 
 def refusal(
-    made: Mechanism, call: Call, q: Tensor, k: Tensor, v: Tensor, device: torch.device, *, ask: bool = False
+    mechanism: Mechanism, call: Call, q: Tensor, k: Tensor, v: Tensor, device: torch.device, *, ask: bool = False
 ) -> str | None:
-    """Why the kernels do not run this call on a device, or None; `ask` is for a user who insists on them."""
+    """Say why the kernels do not run this call on a device, or None. With `ask`, untested devices are allowed."""
     try:
         from softless.kernels.common import choice
     except ImportError as error:
         return f"triton cannot be imported ({error})"
-    recipe = made.recipe(call.scale)
-    cannot = choice.refusal(recipe, made.name, q, k, v, call.is_causal, device)
+    recipe = mechanism.recipe(call.scale)
+    cannot = choice.refusal(recipe, mechanism.name, q, k, v, call.is_causal, device)
     return cannot or (None if ask or recipe is None else choice.untested(device, recipe.reader))
 
 
-def run(
-    qkv: Sequence[Tensor],
+def _run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     recipe: Recipe,
     call: Call,
+    qkv: Tensor | None = None,
     taps: Tensor | None = None,
-    picture: tuple[int, ...] = (0, 0, 0),
+    picture: tuple[int, int, int] = (0, 0, 0),
 ) -> Tensor:
-    """[q, k, v], or a packed [qkv], on the kernels."""
+    """Run the kernels on q, k and v, or on the packed tensor they are views of."""
     if call.is_causal:
-        q, k, v = qkv
         if recipe.reader in RULES:
-            return run_with_state(q, k, v, None, recipe, call)[0]
+            return _run_with_state(q, k, v, None, recipe, call)[0]
         from softless.kernels.causal.ops import causal
 
         return causal(q, k, v, call.key_mask, None, *recipe[:3], recipe.scale, recipe.constant)[0]
     from softless.kernels.parallel.ops import attend_op
 
-    parts = qkv if len(qkv) == 3 else (qkv[0], None, None)
+    parts = (q, k, v) if qkv is None else (qkv, None, None)
     return attend_op(*parts, call.key_mask, taps, *recipe, list(picture))[0]
 
 
-def run_with_state(
+def _run_with_state(
     q: Tensor, k: Tensor, v: Tensor, state: State | None, recipe: Recipe, call: Call
 ) -> tuple[Tensor, State]:
-    """The causal kernels; a single token that needs no gradient takes the decode step."""
+    """Run the causal kernels. A single token that needs no gradient takes the decode step."""
     check_continues(state, _state_like(q, k, v, recipe))
     if recipe.reader in RULES:
         from softless.kernels.delta.ops import delta
@@ -98,7 +186,7 @@ def run_with_state(
 
 
 def _state_like(q: Tensor, k: Tensor, v: Tensor, recipe: Recipe) -> State:
-    """The shapes of the state that these tokens give, without data."""
+    """Return the shapes of the state that these tokens give, without data."""
     heads = k.shape[:2] if k.shape[1] == q.shape[1] else (*k.shape[:2], 1)
     d, e = q.shape[3] + recipe.constant, v.shape[3]
     shapes = heads, (*heads, d), (*heads, e), (*heads, d, e), (*heads, d)

@@ -1,11 +1,11 @@
-"""The same call with the tokens of a sequence spread over ranks: each observes its own, and the states are merged.
+"""Attention over a sequence whose tokens are spread over ranks. Each rank builds a state, and the states are merged.
 
     not causal   every rank reads the state of all tokens
                  k_mean = sum_r (n_r/n) k_r        comoment = sum_r comoment_r + n_r (k_r - k_mean)(v_r - v_mean)^T
-    causal       a rank reads the state of the ranks before it, and its own tokens as it goes
+    causal       a rank reads the state of the ranks before it, then its own tokens in order
 
-So what travels is the size of a state, d x e a head, and not of the sequence: one sum over ranks where nothing is
-causal, and a state from each rank where something is. Tokens may be cut unevenly, and a rank may have none.
+Ranks exchange states, d x e numbers per head, and never tokens: one sum over ranks without a causal order, and one
+state from each rank with it. Ranks may hold different numbers of tokens, or none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from softless import functional
+from softless import backends, validation
 from softless.algebra.state import State, merge, rescale
 from softless.errors import ArgumentError, UnsupportedError
 from softless.mechanisms import Mechanism
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@validation.explain_unknown_arguments
 def attention(
     q: Tensor,
     k: Tensor,
@@ -40,7 +41,7 @@ def attention(
     scale: float | None = None,
     inputs: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
-    """`softless.attention` of a sequence of which each rank of a process group holds a part, in the order of ranks.
+    """Compute `softless.attention` on a sequence whose tokens are spread over the ranks of a process group, in order.
 
     >>> import torch, softless
     >>> from torch import distributed as dist
@@ -50,14 +51,24 @@ def attention(
     torch.Size([2, 4, 100, 16])
     >>> dist.destroy_process_group()
 
-    Returns the output of this rank's queries, as the whole sequence would give it on one device. Gradients flow through
-    the exchange to the keys and values of every rank: so every rank must run backward if one does, and all must agree
-    on mechanism, batch, heads, dims, and on whether k and v need gradients. Numbers of tokens may differ. With
-    `is_causal`, and in angular but for `exact=True`, a rank's queries are those of its keys' tokens. Kernelized
-    mechanisms only: others keep no state that could be merged; and none whose features know a token's place.
+    All ranks must agree on the mechanism, the batch, the heads, the dims, and on whether k and v need gradients. The
+    numbers of tokens may differ. Gradients flow through the exchange to the keys and values of every rank, so if one
+    rank runs backward, all must.
 
-    group     a process group; None is all ranks
-    key_mask  bool [B, M] of this rank's keys, True for a real token
+    Args:
+        q: This rank's queries [B, H, N, d].
+        k: This rank's keys [B, G, M, d]. With `is_causal`, and for angular without `exact=True`, M must be N.
+        v: This rank's values [B, G, M, e].
+        mechanism: A kernelized mechanism whose features do not depend on a token's position. Others have no state
+            that ranks could merge, and raise. Default: "inline".
+        group: A process group. Default: None, all ranks.
+        is_causal: Whether a query sees only the tokens up to its own, on this rank and the ones before. Default: False.
+        key_mask: bool [B, M] of this rank's keys, True for a real token. Default: None, all real.
+        scale: Factor on phi(q).phi(k). Default: None, the mechanism's own.
+        inputs: Tensors that the mechanism needs beyond q, k and v, by name. Default: None.
+
+    Returns:
+        The output [B, H, N, e] of this rank's queries: what one device would compute from the full sequence.
     """
     if transformed():
         raise UnsupportedError(
@@ -65,39 +76,40 @@ def attention(
             "transforms of torch.func; call backward() or torch.autograd.grad"
         )
     group = _group(group)
-    q, k, v = functional.autocast(q, k, v)
-    made, call = functional.prepare(q, k, v, mechanism, is_causal, key_mask, None, scale, inputs, None, "auto")
-    if not isinstance(made, Kernelized):
+    q, k, v = backends.autocast(q, k, v)
+    mechanism, call = validation.prepare(q, k, v, mechanism, is_causal, key_mask, scale=scale, inputs=inputs)
+    if not isinstance(mechanism, Kernelized):
         raise UnsupportedError(
-            f"mechanism '{made.name}' keeps no state that ranks could merge: its queries need every key of every rank"
+            f"mechanism '{mechanism.name}' keeps no state that ranks could merge: its queries need every key of every "
+            "rank"
         )
-    if made.places:
+    if mechanism.places:
         raise UnsupportedError(
-            f"mechanism '{made.name}' weighs a token by its place in the sequence, and a rank knows only its own tokens"
+            f"mechanism '{mechanism.name}' weighs a token by its place in the sequence, and a rank knows only its own "
+            "tokens"
         )
-    if (is_causal or made.pairs_tokens) and q.shape[2] != k.shape[2]:
+    if (is_causal or mechanism.pairs_tokens) and q.shape[2] != k.shape[2]:
         raise ArgumentError(
             f"{q.shape[2]} queries and {k.shape[2]} keys on rank {dist.get_rank(group)}: "
-            f"{'causal' if is_causal else made.name} attention over ranks needs a key for every query, and a query "
-            "for every key"
+            f"{'causal' if is_causal else mechanism.name} attention over ranks needs a key for every query, and a "
+            "query for every key"
         )
-    wide_q, wide_k, wide_v = (functional.widen(x) for x in (q, *(functional.hide(x, key_mask) for x in (k, v))))
-    with functional.full_precision(q):
-        _, own = made.attend_with_state(wide_q[:, :, :0], wide_k, wide_v, None, call)
+    wide_q, wide_k, wide_v = (backends.widen(x) for x in (q, *(backends.hide(x, key_mask) for x in (k, v))))
+    with backends.full_precision(q):
+        _, own = mechanism.attend_with_state(wide_q[:, :, :0], wide_k, wide_v, None, call)
     own = own._replace(n=own.n.expand(own.v_mean.shape[:-1]))  # with or without a mask
     if is_causal:
         before = merged_before(own, group)
-        options: dict[str, Any] = {"key_mask": key_mask, "scale": scale, "inputs": inputs}
-        out, _ = functional.attention_with_state(q, k, v, made, before, **options)
+        out, _ = backends.attend_with_state(q, k, v, before, mechanism, call, "auto")
         if q.shape[2]:
             return out
-        return out + (before.v_mean.sum() + q.sum()).to(out.dtype)  # no token, and yet part of the graph
-    with functional.full_precision(q):
-        return made.attend_to_state(wide_q, wide_k, wide_v, merged(own, group), call).to(q.dtype)
+        return out + (before.v_mean.sum() + q.sum()).to(out.dtype)  # a rank without tokens still joins the graph
+    with backends.full_precision(q):
+        return mechanism.attend_to_state(wide_q, wide_k, wide_v, merged(own, group), call).to(q.dtype)
 
 
 def merged(state: State, group: "ProcessGroup") -> State:
-    """The state of all ranks' tokens, on every rank."""
+    """Return the state of all ranks' tokens, on every rank."""
     n, shift = state.n.clone(), state.shift.clone()
     dist.all_reduce(n, group=group)
     dist.all_reduce(shift, dist.ReduceOp.MAX, group=group)
@@ -111,16 +123,16 @@ def merged(state: State, group: "ProcessGroup") -> State:
 
 
 def merged_before(state: State, group: "ProcessGroup") -> State:
-    """The state of the tokens of all ranks before this one: of none, on the first.
+    """Return the state of the tokens of all ranks before this one. The first rank gets an empty state.
 
-    The other ranks are merged as well, as states of no tokens. So the graph is the same on every rank, and all of them
-    meet in the backward pass.
+    The later ranks are merged as well, as empty states: so the graph is the same on every rank, and all ranks take part
+    in the backward pass.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     mine = torch.arange(ranks, device=state.n.device) == rank
 
     def spread(part: Tensor) -> Tensor:
-        """[ranks, ...], zero but for this rank's: their sum holds every rank's."""
+        """Return [ranks, ...], zero except in this rank's row: the sum over ranks then holds every rank's part."""
         return torch.where(mine.view(-1, *(1,) * part.ndim), part, 0)
 
     (n,), (shift,) = (total((spread(part),), group) for part in (state.n, state.shift))
@@ -135,7 +147,7 @@ def merged_before(state: State, group: "ProcessGroup") -> State:
 
 
 def total(parts: Sequence[Tensor], group: "ProcessGroup") -> list[Tensor]:
-    """The sums over ranks, in one exchange."""
+    """Return the sums over ranks, in one exchange."""
     flat = Total.apply(torch.cat([part.flatten() for part in parts]), group)
     return [x.view_as(part) for x, part in zip(flat.split([part.numel() for part in parts]), parts, strict=True)]
 
@@ -168,5 +180,5 @@ def _group(group: "ProcessGroup | None") -> "ProcessGroup":
         raise ArgumentError(f"group is a {type(group).__name__} and must be a torch.distributed process group or None")
     group = dist.group.WORLD if group is None else group
     if group is None or dist.get_rank(group) < 0:
-        raise ArgumentError(f"rank {dist.get_rank()} is not in the group that was given")
+        raise ArgumentError(f"rank {dist.get_rank()} is not in the group that was passed")
     return group

@@ -1,27 +1,78 @@
-"""What a call must satisfy. Each failure is one sentence: what was given, and what was needed.
+"""Check the arguments of a call. Each failure is one sentence that says what was passed and what was needed.
 
-Nothing here reads a tensor's numbers: on a GPU that would make every call wait.
+`prepare` runs once per public call. Nothing here reads a tensor's numbers: on a GPU that would make every call wait.
 """
 
 import numbers
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from softless.algebra.state import State
-from softless.errors import ArgumentError, UnsupportedError, shown
-from softless.mechanisms import MECHANISMS, Mechanism
+from softless.errors import ArgumentError, UnsupportedError, did_you_mean, shown
+from softless.mechanisms import MECHANISMS, Call, Mechanism, resolve
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BACKENDS = ("auto", "reference", "torch", "triton")
 LARGEST = sys.float_info.max
+P = ParamSpec("P")
+T = TypeVar("T")
+INSTEAD = {  # arguments of F.scaled_dot_product_attention, and what to do here
+    "attn_mask": "pass key_mask [batch, keys] for padding, is_causal=True, or a bias to add to the scores",
+    "dropout_p": "dropout on the weights is attn_drop of softless.nn.Attention",
+    "enable_gqa": "grouped queries need no switch, k and v may simply have fewer heads than q",
+}
+
+
+def explain_unknown_arguments(function: Callable[P, T]) -> Callable[P, T]:
+    """Answer a keyword that the function does not have with what to pass instead of it."""
+    known = tuple(signature(function).parameters)
+
+    @wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> T:
+        for name in options:
+            if name not in known:
+                hint = INSTEAD.get(name) or did_you_mean(name, known) or f"it takes {', '.join(known)}"
+                raise ArgumentError(f"{function.__name__} has no argument {name!r}: {hint}")
+        return function(*args, **options)
+
+    return call
+
+
+def prepare(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mechanism: str | Mechanism,
+    is_causal: bool = False,
+    key_mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
+    grid: tuple[int, int] | None = None,
+    backend: str = "auto",
+) -> tuple[Mechanism, Call]:
+    """Check every argument of an attention call, and return the mechanism and the call that it runs."""
+    mechanism = resolve(mechanism)
+    check_tensors(q, k, v)
+    check_is_causal(is_causal, mechanism)
+    check_key_mask(key_mask, k)
+    check_bias(bias, mechanism, q, k)
+    check_inputs(inputs, mechanism, q, k)
+    check_grid(grid, mechanism, q, k)
+    check_backend(backend)
+    call = Call(is_causal, key_mask, bias, resolve_scale(scale, mechanism, q.shape[3]), inputs or {}, grid)
+    mechanism.check(q, k, v, call)
+    return mechanism, call
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """q [B, H, N, d], k [B, G, M, d], v [B, G, M, e], one dtype, one device, H a multiple of G."""
+    """Check q [B, H, N, d], k [B, G, M, d], v [B, G, M, e]: one dtype, one device, H a multiple of G."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or x.is_nested or x.layout is not torch.strided:
             raise _not_dense(name, x)
@@ -45,7 +96,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def check_tokens(x: Any, dim: int, *, packed: bool = False) -> None:
-    """What a module takes: tokens x [B, N, C], or packed sequences of them where it can."""
+    """Check the tokens x [B, N, C] of a module, or packed sequences [B, j, C] if it takes them."""
     if not isinstance(x, Tensor):
         raise ArgumentError(f"x is a {type(x).__name__} and must be a tensor [batch, tokens, {dim}]")
     if not (packed and x.is_nested and x.layout is torch.jagged):
@@ -57,7 +108,7 @@ def check_tokens(x: Any, dim: int, *, packed: bool = False) -> None:
 
 
 def check_token_mask(key_mask: Tensor | None, x: Tensor) -> None:
-    """A mask of the tokens x [B, N, C]."""
+    """Check a mask of the tokens x [B, N, C]."""
     check_key_mask(key_mask, x[:, None])
 
 
@@ -65,8 +116,8 @@ def check_key_mask(key_mask: Tensor | None, k: Tensor) -> None:
     if key_mask is None:
         return
     if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
-        given = key_mask.dtype if isinstance(key_mask, Tensor) else type(key_mask).__name__
-        raise ArgumentError(f"key_mask is {given} and must be a bool tensor, True for a real token")
+        kind = key_mask.dtype if isinstance(key_mask, Tensor) else type(key_mask).__name__
+        raise ArgumentError(f"key_mask is {kind} and must be a bool tensor, True for a real token")
     check_dense("key_mask", key_mask)
     if key_mask.shape != (k.shape[0], k.shape[2]):
         raise ArgumentError(
@@ -79,14 +130,14 @@ def check_bias(bias: Tensor | None, mechanism: Mechanism, q: Tensor, k: Tensor) 
     if bias is None:
         return
     if not mechanism.takes_bias:
-        takers = ", ".join(name for name, each in MECHANISMS.items() if each.takes_bias)
+        takers = ", ".join(name for name, other in MECHANISMS.items() if other.takes_bias)
         raise UnsupportedError(
             f"bias is added to scores and mechanism '{mechanism.name}' has none to add it to; these have: {takers}"
         )
     needed = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     if not isinstance(bias, Tensor) or not bias.is_floating_point():
-        given = bias.dtype if isinstance(bias, Tensor) else type(bias).__name__
-        raise ArgumentError(f"bias is {given} and must be a float tensor (key_mask takes the bool ones)")
+        kind = bias.dtype if isinstance(bias, Tensor) else type(bias).__name__
+        raise ArgumentError(f"bias is {kind} and must be a float tensor (key_mask takes the bool ones)")
     check_dense("bias", bias)
     fits = bias.ndim <= 4 and all(b in (1, n) for b, n in zip(bias.shape[::-1], needed[::-1], strict=False))
     if not fits:
@@ -97,23 +148,23 @@ def check_bias(bias: Tensor | None, mechanism: Mechanism, q: Tensor, k: Tensor) 
 def check_inputs(inputs: Mapping[str, Tensor] | None, mechanism: Mechanism, q: Tensor, k: Tensor) -> None:
     if inputs is not None and not isinstance(inputs, Mapping):
         raise ArgumentError(f"inputs is a {type(inputs).__name__} and must map names to tensors")
-    needed, given = mechanism.needed(q, k), inputs or {}
-    if not needed and not given:
+    needed, tensors = mechanism.needed(q, k), inputs or {}
+    if not needed and not tensors:
         return
-    if strange := [name for name in given if not isinstance(name, str)]:
+    if strange := [name for name in tensors if not isinstance(name, str)]:
         raise ArgumentError(
             f"inputs has the key {shown(strange[0])}, and must map names, which are strings, to tensors"
         )
-    if missing := [name for name in needed if name not in given]:
+    if missing := [name for name in needed if name not in tensors]:
         raise ArgumentError(
             f"mechanism '{mechanism.name}' needs inputs {', '.join(missing)} and got "
-            f"{', '.join(given) or 'none'}: pass inputs={{'{missing[0]}': tensor}}"
+            f"{', '.join(tensors) or 'none'}: pass inputs={{'{missing[0]}': tensor}}"
         )
-    if extra := [name for name in given if name not in needed]:
+    if extra := [name for name in tensors if name not in needed]:
         takes = ", ".join(needed) or "none"
         raise ArgumentError(f"mechanism '{mechanism.name}' takes inputs {takes} and got {', '.join(extra)}")
     for name, shape in needed.items():
-        x = given[name]
+        x = tensors[name]
         if not isinstance(x, Tensor):
             raise ArgumentError(f"input '{name}' is {type(x).__name__} and must be a tensor of shape {list(shape)}")
         check_dense(f"input '{name}'", x)
@@ -125,7 +176,7 @@ def check_inputs(inputs: Mapping[str, Tensor] | None, mechanism: Mechanism, q: T
 
 
 def check_dense(name: str, x: Tensor) -> None:
-    """Refuse sparse, MKL-DNN and nested tensors, before anything asks for their shape."""
+    """Refuse sparse, MKL-DNN and nested tensors before their shape is read."""
     if x.layout is not torch.strided or x.is_nested:
         raise _not_dense(name, x)
 
@@ -173,7 +224,7 @@ def check_grid(grid: Any, mechanism: Mechanism, q: Tensor, k: Tensor) -> None:
     inside = grid[0] * grid[1] if _are_sides(grid, 0) else 0
     if mechanism.needs_grid and not inside == q.shape[2] == k.shape[2]:
         raise ArgumentError(
-            f"mechanism '{mechanism.name}' needs grid=(height, width) of the picture that its tokens are, and got "
+            f"mechanism '{mechanism.name}' needs grid=(height, width) of the picture that its tokens form, and got "
             f"{shown(grid)} with {q.shape[2]} queries and {k.shape[2]} keys"
         )
     if not 0 < inside <= q.shape[2] == k.shape[2]:
@@ -189,7 +240,7 @@ def check_backend(backend: str) -> None:
 
 
 def check_packed(qkv: Any) -> None:
-    """q, k and v of self-attention in one tensor [B, N, 3, H, d]."""
+    """Check q, k and v of self-attention in one tensor [B, N, 3, H, d]."""
     if not isinstance(qkv, Tensor):
         raise ArgumentError(f"qkv is {type(qkv).__name__} and must be a tensor [batch, tokens, 3, heads, dim]")
     check_dense("qkv", qkv)
@@ -198,7 +249,7 @@ def check_packed(qkv: Any) -> None:
 
 
 def check_taps(taps: object, grid: Any, prefix: Any, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """taps [B, H, 9, e] on a picture of height x width tokens, the last ones of q, k and v."""
+    """Check taps [B, H, 9, e] and the picture of height x width tokens that q, k and v end with."""
     check_picture(grid, prefix)
     if not prefix + grid[0] * grid[1] == q.shape[2] == k.shape[2]:
         raise ArgumentError(
@@ -209,9 +260,9 @@ def check_taps(taps: object, grid: Any, prefix: Any, q: Tensor, k: Tensor, v: Te
     if isinstance(taps, Tensor):
         check_dense("taps", taps)
     if not isinstance(taps, Tensor) or taps.shape != needed or k.shape[1] != q.shape[1]:
-        given = list(taps.shape) if isinstance(taps, Tensor) else type(taps).__name__
+        shape = list(taps.shape) if isinstance(taps, Tensor) else type(taps).__name__
         raise ArgumentError(
-            f"taps are {given} and must be [B, H, 9, e] = {list(needed)}, with a value head for each query head"
+            f"taps are {shape} and must be [B, H, 9, e] = {list(needed)}, with a value head for each query head"
         )
     if not taps.is_floating_point():
         raise ArgumentError(f"taps are {taps.dtype} and must be floating-point numbers")
@@ -219,7 +270,7 @@ def check_taps(taps: object, grid: Any, prefix: Any, q: Tensor, k: Tensor, v: Te
 
 
 def check_picture(grid: Any, prefix: Any) -> None:
-    """A picture of height x width tokens after `prefix` others."""
+    """Check a picture of height x width tokens that follow `prefix` others."""
     if not _are_sides(grid, prefix):
         raise ArgumentError(
             f"grid is {shown(grid)} with prefix {shown(prefix)}, and must be (height, width) of the tokens' picture, "
@@ -228,14 +279,14 @@ def check_picture(grid: Any, prefix: Any) -> None:
 
 
 def check_fits(grid: Any, tokens: int, *, all_of_them: bool = False) -> None:
-    """A picture that some of the tokens are, the last ones: or all of them."""
+    """Check that a picture fits the tokens: the last of them, or all of them."""
     inside = grid[0] * grid[1] if _are_sides(grid, 0) else 0
     if not 0 < inside <= tokens or (all_of_them and inside != tokens):
-        given = f"a {grid.dtype} tensor {list(grid.shape)}" if isinstance(grid, Tensor) else shown(grid)
+        text = f"a {grid.dtype} tensor {list(grid.shape)}" if isinstance(grid, Tensor) else shown(grid)
         which = f"all {tokens} tokens" if all_of_them else f"all {tokens} tokens, or the last of them"
         hint = ": a mask is given as key_mask=" if isinstance(grid, Tensor) else ""
         sides = f", and has {inside}" if inside else ""
-        raise ArgumentError(f"grid is {given} and must be (height, width) of a picture of {which}{sides}{hint}")
+        raise ArgumentError(f"grid is {text} and must be (height, width) of a picture of {which}{sides}{hint}")
 
 
 def _are_sides(grid: Any, prefix: Any) -> bool:
@@ -245,7 +296,7 @@ def _are_sides(grid: Any, prefix: Any) -> bool:
 
 
 def _is_side(side: Any, least: int) -> bool:
-    """A bool is not a number; the sides of a picture of any size are SymInts where a graph is exported."""
+    """A bool is not a number. In an exported graph the sides of a picture of any size are SymInts."""
     return isinstance(side, int | torch.SymInt) and not isinstance(side, bool) and bool(side >= least)
 
 

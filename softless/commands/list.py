@@ -183,7 +183,7 @@ def _show_wide(rows: list[ListedMechanism]) -> None:
 
 
 def _models() -> list[ListedModel]:
-    from softless.bench.anatomy import FACTS
+    from softless.bench.published import FACTS
     from softless.mechanisms import resolve
     from softless.models.table import CONFIGS
 

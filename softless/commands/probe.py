@@ -1,43 +1,40 @@
-"""softless probe: what attention does in each layer of a model, and what dropping its softmax would cost there.
+"""softless probe: measure the attention in each layer of a model, and the cost of a linear kernel there.
 
-MODEL is a name of ours, the folder of a run of `softless train`, timm:NAME, or hf: and a folder as transformers saves
-it or a name on the hub. Images are made ready as the model was tested, text is cut into pieces. Every number is a mean
-over images (or pieces) with its 95 % confidence interval.
+Every number is a mean over images (or pieces of text) with its 95 % confidence interval. In the JSON document, schema
+softless.probe/1, an estimate is {"mean", "low", "high", "n"}, or null if a layer has no such measure.
 
-JSON (schema softless.probe/1); an estimate is {"mean", "low", "high", "n"}, and null where a layer has no such thing:
+    {"schema", "model", "weights", "data", "samples", "images", "device", "seed", "seconds", "missed": [name],
+     "verdict", "layers": [softless.probes.findings.LayerFindings], "confusion_histogram"}
 
-    {"schema", "model", "weights", "data", "samples", "images", "device", "seed", "seconds", "verdict",
-     "missed": [name], "layers": [softless.probes.findings.LayerFindings], "confusion_histogram"}
-
-`missed` names modules whose attention could not be captured. `verdict`, also that of each layer, is null where the
-weights are random: nothing follows from them for a trained model.
-
-`--out DIR` writes it as DIR/probe.json, and DIR/layers.csv with a row a layer.
+`missed` names modules whose attention could not be captured. `verdict`, also that of each layer, is null for random
+weights: they say nothing about a trained model.
 """
 
 import time
-from enum import StrEnum
-from itertools import chain
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from softless.commands.arguments import MOST, Where, layer_choice
-from softless.commands.common import emit_json, prepare_folder, reports_errors
+from softless.commands.arguments import Where, layer_choice
+from softless.commands.common import console, emit_json, prepare_folder, reports_errors
 from softless.errors import ArgumentError, SoftlessError
 from softless.io.files import write_json, write_text
+from softless.report.units import duration, short
 
 if TYPE_CHECKING:
-    from torch import nn
+    from rich.table import Table
 
-    from softless.commands.probe_input import Samples
-    from softless.probes.findings import Examination
+    from softless.commands.probe_subject import Samples, Subject
+    from softless.probes.findings import Examination, LayerFindings, ProbeReport
 
 SCHEMA = "softless.probe/1"
-SUMMARY = "What attention does in each layer of a model: ours, timm's, Hugging Face's."
+SUMMARY = "Measure the attention in each layer of a model: ours, timm's, Hugging Face's."
 HELP = """Look into every attention layer of a model: which queries it confuses, how local it is, how far its
-scores spread, and what a linear kernel in place of the softmax would cost there.
+scores spread, and what a linear kernel instead of the softmax would cost there.
 
 MODEL is a name from softless list --models, the folder of a run of softless train, timm:NAME, or hf: and either a
 folder with config.json and model.safetensors or a name on the Hugging Face hub. Without --weights or --pretrained, the
@@ -50,13 +47,15 @@ $ softless probe timm:deit_tiny_patch16_224 --weights deit.pth --data photos/
 $ softless probe hf:sentence-transformers/all-MiniLM-L6-v2 --data book.txt
 $ softless probe inline_swin_tiny --images 500 --out probed
 """
-
-
-class Part(StrEnum):
-    """Which part of a set of images."""
-
-    test = "test"
-    train = "train"
+WEIGHTS = {"random": "random weights", "trained": "trained", "pretrained": "pretrained weights"}
+COLUMNS = {
+    "confused": "pairs of queries that get the same weights, per image and head",
+    "3 x 3": "weight on a patch and its neighbors (if all weighed the same)",
+    "span": "range of a query's scores: the wider, the more the softmax does",
+    "error": "distance of first-order weights, 1 + s instead of e^s, from softmax's",
+    "equal": "the same distance for equal weights, which look at no score at all",
+    "linear": "the cost of a linear kernel instead of the softmax here",
+}
 
 
 @reports_errors
@@ -64,142 +63,232 @@ def run(
     target: Annotated[str, typer.Argument(metavar="MODEL", help="The model.", show_default=False)],
     data: Annotated[
         str | None,
-        typer.Option(
-            metavar="PATH",
-            help="A folder of images, a parquet file, or a text file; by default the run's images, or digits.",
-            show_default=False,
-        ),
+        typer.Option(metavar="PATH", help="Images or text: a folder or a file. Default: the run's images, or digits."),
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Of a model given by its name.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="Weights for a model of ours or of timm.")
     ] = None,
     pretrained: Annotated[
-        bool,
-        typer.Option("--pretrained", help="The weights timm has for its model: from its cache, or downloaded."),
+        bool, typer.Option("--pretrained", help="Use timm's weights, from its cache or downloaded.")
     ] = False,
     images: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=MOST,
-            metavar="NUMBER",
-            help="Images, or pieces of text; 100 if there are.",
-            show_default=False,
-        ),
+        typer.Option(min=1, max=1_000_000, metavar="NUMBER", help="Images or pieces of text. Default: up to 100."),
     ] = None,
-    split: Annotated[Part, typer.Option(help="The part of the images to look at.")] = Part.test,
+    split: Annotated[Literal["test", "train"], typer.Option(help="The part of the data set to use.")] = "test",
     size: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST, metavar="PIXELS", help="Of the images; the model's own.", show_default=False),
+        typer.Option(min=1, max=2**14, metavar="PIXELS", help="Side of the images. Default: the model's own."),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, max=MOST, metavar="NUMBER", help="In a piece of text.")] = 128,
-    batch: Annotated[int, typer.Option(min=1, max=MOST, metavar="NUMBER", help="Images at a time.")] = 16,
+    tokens: Annotated[int, typer.Option(min=1, max=2**20, metavar="NUMBER", help="Tokens per piece of text.")] = 128,
+    batch: Annotated[int, typer.Option(min=1, max=2**16, metavar="NUMBER", help="Images per batch.")] = 16,
     layers: Annotated[
         Any,
-        typer.Option(
-            parser=layer_choice, metavar="LIST", help="Some layers only: 0,5 or 0-3 or a name.", show_default=False
-        ),
+        typer.Option(parser=layer_choice, metavar="LIST", help="Layers: 0,5 or 0-3 or a name. Default: all."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for probe.json and layers.csv.", show_default=False)
-    ] = None,
-    device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,
-    seed: Annotated[int, typer.Option(min=0, max=MOST, metavar="NUMBER", help="Of the choice of images.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for probe.json and layers.csv.")] = None,
+    device: Annotated[Where, typer.Option(help="Where to run; auto uses a GPU if there is one.")] = Where.auto,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, metavar="NUMBER", help="Seed of random weights and drawn images.")
+    ] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")] = False,
 ) -> None:
-    """Load, look, tell."""
-    from softless.commands.probe_input import samples
-    from softless.commands.probe_show import document, layers_csv, show
-    from softless.commands.probe_subject import subject
+    """Load the model and its data, examine the model, and show the report."""
+    from softless.commands.probe_subject import RANDOM, load_samples, load_subject
     from softless.machine import pick_device
+    from softless.probes.findings import ProbeReport, overall_verdict
 
     if out is not None:
         prepare_folder(out)
     place, start = pick_device(device.value), time.monotonic()
-    found = subject(target, weights, size, seed, pretrained=pretrained)
-    model = found.model.to(place).eval()
-    shown = samples(
-        found, data, split=split.value, count=images, tokens=int(tokens), batch=int(batch), device=place, seed=seed
+    subject = load_subject(target, weights, size, seed, pretrained=pretrained)
+    subject.model.to(place).eval()
+    samples = load_samples(subject, data, split, images, tokens=tokens, batch=batch, device=place, seed=seed)
+    examination, missed = examined(subject, samples, layers, quiet=json)
+    is_random, measured = subject.weights == RANDOM, examination.layers
+    report = ProbeReport(
+        schema=SCHEMA,
+        model=target,
+        weights=subject.weights,
+        data=samples.source,
+        samples=samples.kind,
+        images=examination.images,
+        device=place,
+        seed=seed,
+        seconds=round(time.monotonic() - start, 3),
+        missed=missed,
+        verdict=None if is_random else overall_verdict(measured),
+        layers=tuple(replace(layer, verdict=None) for layer in measured) if is_random else measured,
+        confusion_histogram=examination.confusion_histogram,
     )
-    examination, missed = look(target, model, shown, layers, found.weights, quiet=json)
-    about = {
-        "schema": SCHEMA,
-        "model": target,
-        "weights": found.weights,
-        "data": shown.source,
-        "samples": shown.what,
-        "images": examination.images,
-        "device": place,
-        "seed": seed,
-        "seconds": round(time.monotonic() - start, 3),
-        "missed": missed,
-    }
-    written = document(about, examination)
     if out is not None:
-        write_json(out / "probe.json", written)
-        write_text(out / "layers.csv", layers_csv(written))
+        write_json(out / "probe.json", report.document())
+        write_text(out / "layers.csv", report.table())
     if json:
-        emit_json(written)
+        emit_json(report.document())
     else:
-        show(written, out)
+        show(report, out)
 
 
-def look(
-    target: str, model: "nn.Module", shown: "Samples", layers: Any, weights: str, *, quiet: bool
-) -> "tuple[Examination, list[str]]":
-    """Every batch through the model, and what was missed; how long it takes is said after the first."""
-    from softless.commands.probe_show import counted
-    from softless.commands.probe_subject import RANDOM
+def examined(
+    subject: "Subject", samples: "Samples", layers: Any, *, quiet: bool
+) -> "tuple[Examination, tuple[str, ...]]":
+    """Examine the chosen layers on all batches; also return the names of modules that were missed."""
     from softless.commands.progress import progress
-    from softless.probes.examine import examine
-    from softless.report.units import duration
+    from softless.probes.examination import capture_batch, examine
 
-    first = next(shown.batches)
-    names, missed = found_layers(target, model, shown, first)
-    chosen = names if layers is None else [name for at, name in enumerate(names) if layers(at, name)]
+    def forward(model: Any, batch: Any) -> object:
+        try:
+            return model(**batch) if isinstance(batch, dict) else model(batch)
+        except SoftlessError:
+            raise
+        except (AssertionError, RuntimeError, ValueError, LookupError, TypeError) as error:
+            why = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise ArgumentError(f"{subject.name} does not take {samples.kind}: {why}") from error
+
+    first = next(samples.batches)
+    captured = capture_batch(subject.model, first, forward)
+    names = [layer.name for layer in captured.layers]
+    chosen = {name for at, name in enumerate(names) if layers is None or layers(at, name)}
     if not chosen:
-        raise ArgumentError(f"--layers picks none of the {len(names)} layers of {target}: {names[0]} to {names[-1]}")
-    start, done = time.monotonic(), 0
-    random = ", random weights" if weights == RANDOM else ""
-    with progress(shown.count, not quiet) as advance:
+        raise ArgumentError(
+            f"--layers picks none of the {len(names)} layers of {subject.name}: {names[0]} to {names[-1]}"
+        )
+    label, start, done = counted(samples.count, samples.kind), time.monotonic(), 0
+    with progress(samples.count, not quiet) as bar:
 
-        def tell(images: int) -> None:
+        def advance(images: int) -> None:
             nonlocal done
             done += images
-            left = (time.monotonic() - start) / done * (shown.count - done)
-            advance(f"{done:,} of {counted(shown.count, shown.what)}", images)
+            left = (time.monotonic() - start) / done * (samples.count - done)
+            bar(f"{done:,} of {label}", images)
             if done == images and left and not quiet:
-                typer.echo(
-                    f"{counted(shown.count, shown.what)}{random}: this will take about {duration(left)}", err=True
-                )
+                random = ", random weights" if subject.weights == "random" else ""
+                typer.echo(f"{label}{random}: this will take about {duration(left)}", err=True)
 
-        examination = examine(
-            model,
-            chain([first], shown.batches),
-            forward=lambda model, batch: forward(target, model, shown, batch),
-            advance=tell,
-            only=set(chosen).__contains__,
+        batches = chain([first], samples.batches)
+        examination = examine(subject.model, batches, forward=forward, advance=advance, only=chosen.__contains__)
+    return examination, tuple(captured.missed)
+
+
+def counted(count: int, what: str) -> str:
+    """100 images of 32 x 32 pixels, or 1 image of 32 x 32 pixels."""
+    if count == 1:
+        what = what.replace("layers", "layer").replace("images", "image").replace("pieces", "piece")
+    return f"{count:,} {what}"
+
+
+def show(report: "ProbeReport", folder: Path | None) -> None:
+    """Print the subject, a table with one row per layer, the verdict, and how to read them."""
+    from rich.measure import Measurement
+    from rich.text import Text
+
+    out, layers = console(), report.layers
+    if report.verdict is None:
+        out.print(
+            Text("The weights are random, so this is how the model starts out, not what it learns.", style="bold")
         )
-    return examination, missed
+    weights = WEIGHTS.get(report.weights, report.weights)
+    out.print(Text.assemble((report.model, "bold"), f", {weights}, {report.device}"), soft_wrap=True)
+    out.print(f"{counted(report.images, report.samples)} from {report.data}", soft_wrap=True)
+    out.print(_summary(layers), soft_wrap=True)
+    if missed := report.missed:
+        more = f" and {counted(len(missed) - 1, 'more layers')}" if len(missed) > 1 else ""
+        they_are = "they are" if len(missed) > 1 else "it is"
+        out.print(
+            f"The attention of {missed[0]}{more} cannot be captured: {they_are} not in the table.", soft_wrap=True
+        )
+    out.print()
+    table, width = _table(report), out.width
+    out.width = max(width, Measurement.get(out, out.options.update(max_width=10_000), table).maximum)
+    out.print(table)  # not cut where it is wider than the terminal
+    out.width = width
+    out.print()
+    if report.verdict is None:
+        out.print("Random weights get no verdict: give trained ones with --weights FILE, or --pretrained for timm.")
+    else:
+        out.print(Text(report.verdict, style="bold"))
+        worst = max(layers, key=lambda layer: layer.first_order_error.mean)
+        out.print(f"{'Most in ' if len(layers) > 1 else ''}{worst.name}: {worst.verdict}")
+    out.print()
+    for heading in (str(column.header) for column in table.columns):
+        if heading in COLUMNS:
+            out.print(Text(f"{heading:<9} {COLUMNS[heading]}", style="dim"))
+    out.print(Text(_precision(layers), style="dim"))
+    if folder is not None:
+        out.print(f"Written: {folder / 'probe.json'}, {folder / 'layers.csv'}", soft_wrap=True)
 
 
-def found_layers(target: str, model: "nn.Module", shown: "Samples", batch: Any) -> tuple[list[str], list[str]]:
-    """Names of the layers that the model runs, and of those that cannot be captured."""
-    import torch
+def _summary(layers: "Sequence[LayerFindings]") -> str:
+    """12 layers of softmax attention, 3 heads, 197 tokens: blocks.*.attn."""
+    mechanisms = " and ".join(dict.fromkeys(layer.mechanism for layer in layers))
+    counts = []
+    for unit, values in (("head", {x.heads for x in layers}), ("token", {x.tokens for x in layers})):
+        least, most = min(values), max(values)
+        counts.append(f"{least:,}{f' to {most:,}' if most > least else ''} {unit}{'s' * (most > 1)}")
+    before, _, after = _names(layers)
+    path = layers[0].name if len(layers) == 1 else f"{before}*{after}"
+    return f"{counted(len(layers), 'layers')} of {mechanisms} attention, {', '.join(counts)}: {path}"
 
-    from softless.probes.capture import capture
 
-    with torch.no_grad(), capture(model) as captured:
-        forward(target, model, shown, batch)
-    return [layer.name for layer in captured.layers], list(captured.missed)
+def _names(layers: "Sequence[LayerFindings]") -> tuple[str, list[str], str]:
+    """Split the paths of layers into their common beginning, the parts that differ, and their common end."""
+    paths = [layer.name.split(".") for layer in layers]
+    most = min(map(len, paths)) - 1 if len(paths) > 1 else 0
+    front = min(_shared(paths), most)
+    back = min(_shared([path[:front:-1] for path in paths]), most - front)
+    own = [".".join(path[front : len(path) - back]) for path in paths]
+    return ".".join([*paths[0][:front], ""]), own, ".".join(["", *paths[0][len(paths[0]) - back :]])
 
 
-def forward(target: str, model: "nn.Module", shown: "Samples", batch: Any) -> object:
-    """The model on a batch; what it says against it becomes one sentence."""
-    try:
-        return model(**batch) if isinstance(batch, dict) else model(batch)
-    except SoftlessError:
-        raise
-    except (AssertionError, RuntimeError, ValueError, LookupError, TypeError) as error:
-        why = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ArgumentError(f"{target} does not take {shown.what}: {why}") from error
+def _shared(paths: Sequence[Sequence[str]]) -> int:
+    """Count the parts that all paths begin with."""
+    return sum(1 for _ in takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False)))
+
+
+def _table(report: "ProbeReport") -> "Table":
+    from softless.commands.common import plain_table
+    from softless.probes.score_range import cost
+
+    layers = report.layers
+    columns: dict[str, list[str]] = {"layer": _names(layers)[1]}
+    if len({layer.mechanism for layer in layers}) > 1:
+        columns["runs"] = [layer.mechanism for layer in layers]
+    if len({layer.tokens for layer in layers}) > 1:
+        columns["tokens"] = [f"{layer.tokens:,}" for layer in layers]
+    columns["confused"] = [short(layer.confusions.mean) for layer in layers]
+    if any(layer.local_mass for layer in layers):
+        columns["3 x 3"] = [_local(layer) for layer in layers]
+    columns["span"] = [short(layer.score_range.mean) for layer in layers]
+    columns["error"] = [_percent(layer.first_order_error.mean) for layer in layers]
+    columns["equal"] = [_percent(layer.uniform_error.mean) for layer in layers]
+    if report.verdict is not None:
+        errors = [(layer.first_order_error.mean, layer.uniform_error.mean) for layer in layers]
+        columns["linear"] = [cost(*pair) for pair in errors]
+    table = plain_table(*columns, gap=2)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def _precision(layers: "Sequence[LayerFindings]") -> str:
+    """Say how wide the confidence intervals of the errors are."""
+    errors = [layer.first_order_error for layer in layers]
+    halves = [x.high - x.mean for x in errors if x.high is not None]
+    if not halves:
+        return "One sample has no confidence interval: probe more with --images."
+    return (
+        f"Means over {errors[0].n:,}; the 95 % intervals of the errors reach {100 * max(halves):.2g} points to a side."
+    )
+
+
+def _percent(share: float) -> str:
+    """7.1%, 34%, <0.1%."""
+    return "<0.1%" if 0 < share < 0.001 else f"{share:.{0 if share >= 0.0995 else 1}%}"
+
+
+def _local(layer: "LayerFindings") -> str:
+    """9% (4%)."""
+    if layer.local_mass is None or layer.local_baseline is None:
+        return "-"
+    return f"{_percent(layer.local_mass.mean)} ({_percent(layer.local_baseline)})"

@@ -1,23 +1,32 @@
-"""The MODEL of `softless probe`: ours by name, a run's, timm's, or Hugging Face's, from a folder or the hub.
+"""The model and the data of `softless probe`.
 
-Files are read as everywhere here: safetensors, or what torch.save wrote, and nothing in them is executed. Only
-`--pretrained` and a name on the hub may download, if the files are not in the cache of timm or Hugging Face.
+A model is ours by name, a run's, timm's, or Hugging Face's, from a folder or the hub. Weights are read as everywhere
+here: safetensors, or what torch.save wrote, and nothing in them is executed. Only `--pretrained` and a name on the hub
+may download, if the files are not in the cache of timm or Hugging Face.
+
+Data are batches of images, drawn by the seed, or of pieces of text, from its beginning.
 """
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from softless.commands.common import refuse
-from softless.data.augment import IMAGENET_MEAN, IMAGENET_STD, PLAIN, Augment, as_timm_tests
-from softless.errors import ArgumentError, FileError, MissingExtraError, did_you_mean
+from softless.data import Images, open_images
+from softless.data.augment import IMAGENET_MEAN, IMAGENET_STD, PLAIN, Augment, as_timm_tests, transform
+from softless.data.damage import Damage
+from softless.data.device_augment import finish
+from softless.data.images import Split
+from softless.data.reading import Draw, Reader, read_all
+from softless.data.sampler import ResumableSampler
+from softless.errors import ArgumentError, FileError, MissingExtraError, UnsupportedError, did_you_mean
 from softless.io.weights import load_weights
 from softless.models import create_model
 from softless.models.settings import settings
@@ -27,11 +36,13 @@ TIMM, HUGGING_FACE = "timm:", "hf:"
 RANDOM, TRAINED, PRETRAINED = "random", "trained", "pretrained"
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # a model on the hub: name, or owner/name
 FAILURES = (OSError, ValueError, ImportError, LookupError, RuntimeError, TypeError)
+DEFAULT_COUNT = 100  # samples
+CHARACTERS = 16  # per token at most, with room to spare
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """How images are made ready, and where a run's own lie."""
+class ImageInput:
+    """How images are prepared for a model, and the path of a run's own images."""
 
     side: int
     augment: Augment
@@ -39,8 +50,8 @@ class Pictures:
 
 
 @dataclass(frozen=True)
-class Texts:
-    """How text is made ready: pieces of so many tokens at most."""
+class TextInput:
+    """How text is prepared for a model: pieces of at most `longest` tokens."""
 
     tokenizer: Any
     longest: int
@@ -48,16 +59,26 @@ class Texts:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, where its weights are from, and what it reads."""
+    """A model, the origin of its weights, and the input that it takes."""
 
     name: str
     model: nn.Module
     weights: str
-    reads: Pictures | Texts
+    takes: ImageInput | TextInput
 
 
-def subject(name: str, weights: Path | None, size: int | None, seed: int, *, pretrained: bool = False) -> Subject:
-    """What MODEL stands for; random weights follow from the seed."""
+@dataclass(frozen=True)
+class Samples:
+    """Batches of `count` samples of one kind, such as "images of 224 x 224 pixels"."""
+
+    count: int
+    kind: str
+    source: str
+    batches: Iterator[Any]
+
+
+def load_subject(name: str, weights: Path | None, size: int | None, seed: int, *, pretrained: bool = False) -> Subject:
+    """Load the model that MODEL stands for; random weights follow from the seed."""
     torch.manual_seed(seed)
     if pretrained and not name.startswith(TIMM):
         raise ArgumentError(f"--pretrained loads the weights of a model of timm, and {name} is not timm:NAME")
@@ -65,15 +86,15 @@ def subject(name: str, weights: Path | None, size: int | None, seed: int, *, pre
         raise ArgumentError(f"--pretrained and --weights {weights} both give the weights of {name}: use one of them")
     if name.startswith(HUGGING_FACE):
         refuse({"--weights": weights}, f"{name} comes with its own weights")
-        found = _hugging_face(name, _hub_folder(name.removeprefix(HUGGING_FACE)))
+        subject = _hugging_face(name, _hub_folder(name.removeprefix(HUGGING_FACE)))
     elif name.startswith(TIMM):
-        found = _timm(name, name.removeprefix(TIMM), weights, pretrained)
+        subject = _timm(name, name.removeprefix(TIMM), weights, pretrained)
     elif name in CONFIGS and not Path(name).is_dir():
-        pictures = Pictures(CONFIGS[name].img_size[0], as_timm_tests(settings(name, CONFIGS[name])))
-        found = Subject(name, _loaded(create_model(name), weights), str(weights or RANDOM), pictures)
+        images = ImageInput(CONFIGS[name].img_size[0], as_timm_tests(settings(name, CONFIGS[name])))
+        subject = Subject(name, _loaded(create_model(name), weights), str(weights or RANDOM), images)
     elif Path(name).is_dir():
         refuse({"--weights": weights}, f"{name} is a run, which has its own")
-        found = _run(name)
+        subject = _run(name)
     else:
         close = did_you_mean(name, CONFIGS)
         raise ArgumentError(
@@ -81,10 +102,10 @@ def subject(name: str, weights: Path | None, size: int | None, seed: int, *, pre
             f"nor hf:FOLDER or hf:NAME{f': {close}' if close else ''}"
         )
     if size is None:
-        return found
-    if not isinstance(found.reads, Pictures):
+        return subject
+    if not isinstance(subject.takes, ImageInput):
         raise ArgumentError(f"--size is in pixels, and {name} reads text")
-    return replace(found, reads=replace(found.reads, side=size))
+    return replace(subject, takes=replace(subject.takes, side=size))
 
 
 def _loaded(model: nn.Module, weights: Path | None) -> nn.Module:
@@ -99,7 +120,7 @@ def _run(name: str) -> Subject:
 
     model, about = trained(Path(name))
     recipe = from_document(about["recipe"])
-    return Subject(name, model, TRAINED, Pictures(recipe.image_size, recipe.augment, source=about["data"]))
+    return Subject(name, model, TRAINED, ImageInput(recipe.image_size, recipe.augment, source=about["data"]))
 
 
 def _timm(name: str, architecture: str, weights: Path | None, pretrained: bool) -> Subject:
@@ -112,7 +133,7 @@ def _timm(name: str, architecture: str, weights: Path | None, pretrained: bool) 
         near = ", ".join(get_close_matches(architecture, timm.list_models()))
         raise ArgumentError(f"timm has no model {architecture!r}{near and f', but {near}'}")
     if pretrained:
-        _hush()
+        _silence_hub()
     try:
         model = timm.create_model(architecture, pretrained=pretrained)
     except FAILURES as error:
@@ -123,27 +144,27 @@ def _timm(name: str, architecture: str, weights: Path | None, pretrained: bool) 
         ) from error
     _loaded(model, weights)
     config = resolve_data_config({}, model=model)
-    pictures = Pictures(config["input_size"][-1], as_timm_tests(config))
-    return Subject(name, model, PRETRAINED if pretrained else str(weights or RANDOM), pictures)
+    images = ImageInput(config["input_size"][-1], as_timm_tests(config))
+    return Subject(name, model, PRETRAINED if pretrained else str(weights or RANDOM), images)
 
 
-def _hub_folder(given: str) -> Path:
-    """The folder itself, or that of a name on the hub in the local cache, where missing files are downloaded to.
+def _hub_folder(name: str) -> Path:
+    """Return the folder itself, or the cached folder of a name on the hub, after missing files are downloaded.
 
-    Only configurations, tokenizers and safetensors are asked for: no code, and nothing pickled.
+    Only configurations, tokenizers and safetensors are downloaded: no code, and nothing pickled.
     """
-    if Path(given).exists() or not HUB_NAME.fullmatch(given):
-        return Path(given)
+    if Path(name).exists() or not HUB_NAME.fullmatch(name):
+        return Path(name)
     try:
         from huggingface_hub import snapshot_download
     except ModuleNotFoundError:
-        raise _no_transformers(HUGGING_FACE + given) from None
-    _hush()
+        raise _no_transformers(HUGGING_FACE + name) from None
+    _silence_hub()
     try:
-        return Path(snapshot_download(given, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"]))
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"]))
     except FAILURES as error:
         raise FileError(
-            f"{given}: there is no such folder here, no such model in the cache of Hugging Face, and none could be "
+            f"{name}: there is no such folder here, no such model in the cache of Hugging Face, and none could be "
             f"downloaded ({_sentence(error)})"
         ) from error
 
@@ -153,12 +174,12 @@ def _no_transformers(name: str) -> MissingExtraError:
 
 
 def _sentence(error: Exception) -> str:
-    """The first sentence of what a library says."""
+    """Return the first sentence of a library's error."""
     return (re.split(r"\n|\.\s", str(error).strip())[0] or type(error).__name__).rstrip(".")
 
 
-def _hush() -> None:
-    """Libraries that retry a download say so on their own; what follows is said in one sentence."""
+def _silence_hub() -> None:
+    """Turn off the hub's own messages about retries: the error that follows is one sentence."""
     from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()
@@ -177,21 +198,20 @@ def _hugging_face(name: str, folder: Path) -> Subject:
         model, report = transformers.AutoModel.from_pretrained(
             folder, local_files_only=True, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
-        reads = _pictures(folder, model) if model.main_input_name == "pixel_values" else _texts(folder, model)
+        takes = (_image_input if model.main_input_name == "pixel_values" else _text_input)(folder, model)
     except FAILURES as error:
         raise FileError(f"{folder}: it cannot be loaded ({' '.join(str(error).split())})") from error
     if missing := sorted(key for key in report["missing_keys"] if "pooler" not in key):
         raise FileError(f"{folder}: its weights lack {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}")
     model.config.use_cache = False
-    return Subject(name, model, TRAINED, reads)
+    return Subject(name, model, TRAINED, takes)
 
 
-def _pictures(folder: Path, model: Any) -> Pictures:
-    file, about = folder / "preprocessor_config.json", {}
-    if file.is_file():
-        about = json.loads(file.read_bytes())
-    mean, std = about.get("image_mean", IMAGENET_MEAN), about.get("image_std", IMAGENET_STD)
-    return Pictures(model.config.image_size, replace(PLAIN, mean=_channels(mean), std=_channels(std)))
+def _image_input(folder: Path, model: Any) -> ImageInput | TextInput:
+    file = folder / "preprocessor_config.json"
+    config = json.loads(file.read_bytes()) if file.is_file() else {}
+    mean, std = config.get("image_mean", IMAGENET_MEAN), config.get("image_std", IMAGENET_STD)
+    return ImageInput(model.config.image_size, replace(PLAIN, mean=_channels(mean), std=_channels(std)))
 
 
 def _channels(values: Iterable[float]) -> tuple[float, float, float]:
@@ -199,9 +219,74 @@ def _channels(values: Iterable[float]) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def _texts(folder: Path, model: Any) -> Texts:
+def _text_input(folder: Path, model: Any) -> ImageInput | TextInput:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     longest = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
-    return Texts(tokenizer, int(min(longest, tokenizer.model_max_length)))
+    return TextInput(tokenizer, int(min(longest, tokenizer.model_max_length)))
+
+
+def load_samples(
+    subject: Subject,
+    data: str | None,
+    split: Split,
+    count: int | None,
+    *,
+    tokens: int,
+    batch: int,
+    device: str,
+    seed: int,
+) -> Samples:
+    """Return batches for the model's forward; the last one may be smaller."""
+    takes = subject.takes
+    if isinstance(takes, TextInput):
+        if data is None:
+            raise ArgumentError(f"{subject.name} reads text: give a text file with --data")
+        pieces = _pieces(Path(data), takes, count, tokens)
+        batches = ({"input_ids": part.to(device)} for part in pieces.split(batch))
+        return Samples(len(pieces), f"pieces of {pieces.shape[1]} tokens", data, batches)
+    source = takes.source if data is None else data
+    images = open_images(source, split)
+    if count is not None and count > len(images):
+        raise ArgumentError(
+            f"--images {count}: {source or 'digits'} has {len(images):,} images to {split} on"
+            f"{'; --split train may have more' if split == 'test' else ''}"
+        )
+    count = min(DEFAULT_COUNT, len(images)) if count is None else count
+    order = ResumableSampler(len(images), seed=seed).order()[:count].tolist()
+    kind = f"images of {takes.side} x {takes.side} pixels"
+    return Samples(count, kind, source or "digits", _image_batches(images, takes, order, batch, device))
+
+
+def _pieces(path: Path, text_input: TextInput, count: int | None, tokens: int) -> Tensor:
+    """Return tokens [pieces, tokens] from the beginning of a text; a text shorter than that is one piece."""
+    if tokens > text_input.longest:
+        raise ArgumentError(f"--tokens {tokens}: the model reads {text_input.longest} at most")
+    if not getattr(text_input.tokenizer, "is_fast", False):
+        raise UnsupportedError("the model's tokenizer cannot cut a text into pieces: it needs a tokenizer.json")
+    most = DEFAULT_COUNT if count is None else count
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(most * tokens * CHARACTERS)
+    except OSError as error:
+        raise FileError(f"{path}: it cannot be read as text ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path}: it is no UTF-8 text ({error.reason} at byte {error.start})") from None
+    cut = text_input.tokenizer(text, truncation=True, max_length=tokens, return_overflowing_tokens=True)["input_ids"]
+    pieces = [piece for piece in cut if len(piece) == tokens] or cut[:1]
+    if not text.strip() or not pieces[0]:
+        raise FileError(f"{path}: there is no text in it")
+    if count is not None and count > len(pieces):
+        raise ArgumentError(f"--images {count}: {path} has {len(pieces):,} pieces of {len(pieces[0])} tokens")
+    return torch.tensor(pieces[:most])
+
+
+def _image_batches(images: Images, takes: ImageInput, order: list[int], batch: int, device: str) -> Iterator[Tensor]:
+    damage = Damage("fail", len(order))
+    draws = ([Draw(index) for index in order[start : start + batch]] for start in range(0, len(order), batch))
+    reader = Reader(images, transform(takes.augment, takes.side, train=False))
+    for read, bad in read_all(reader, draws, workers=0):
+        for problem in bad:
+            damage.met(*problem)
+        yield finish(read.pixels.to(device), takes.augment)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from softless.errors import ArgumentError, FileError
-from softless.io.foreign import READ, Checkpoint, read_torch
+from softless.io.torch_files import DTYPES, TensorDict, read_torch
 
 DERIVED = ("relative_position_index", "attn_mask")
 """What Swin's files keep beside the weights and a model works out by itself."""
@@ -133,7 +133,7 @@ def _checked(model: nn.Module, path: str | os.PathLike[str], key: str | None) ->
     return Path(path)
 
 
-def _read(path: Path, key: str | None) -> tuple[str, Checkpoint]:
+def _read(path: Path, key: str | None) -> tuple[str, TensorDict]:
     """The file's format and its weights, by its first bytes."""
     start = _first_bytes(path)
     if start.startswith(_ZIP):
@@ -160,7 +160,7 @@ def _first_bytes(path: Path) -> bytes:
     raise FileError("there is no such file")
 
 
-def _read_safetensors(path: Path, key: str | None) -> Checkpoint:
+def _read_safetensors(path: Path, key: str | None) -> TensorDict:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -170,9 +170,9 @@ def _read_safetensors(path: Path, key: str | None) -> Checkpoint:
         tensors = load_file(path)
     except (SafetensorError, OSError, ValueError, TypeError, LookupError, RuntimeError) as error:
         raise FileError(f"it is no intact safetensors file ({error})") from error
-    if strange := [f"{name!a} ({tensor.dtype})" for name, tensor in tensors.items() if tensor.dtype not in READ]:
+    if strange := [f"{name!a} ({tensor.dtype})" for name, tensor in tensors.items() if tensor.dtype not in DTYPES]:
         raise FileError(f"it holds numbers that torch cannot convert: {', '.join(strange)}")
-    return Checkpoint(None, tensors, ())
+    return TensorDict(None, tensors, ())
 
 
 def _prefix(given: dict[str, Tensor], own: dict[str, Tensor]) -> str:

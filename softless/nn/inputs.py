@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from softless.functional import full_precision, hide, widen
+from softless.backends import full_precision, hide, widen
 from softless.mechanisms import Call, Mechanism
 from softless.mechanisms.base import repeat_heads
 from softless.packed import pack

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from softless.backends import hide
 from softless.errors import UnsupportedError
-from softless.functional import attention, attention_weights, hide
+from softless.functional import attention, attention_weights
 from softless.mechanisms import mechanism
 from softless.mechanisms.base import repeat_heads
 from softless.nn.attention import Attention

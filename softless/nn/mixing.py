@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from softless.algebra.neighbors import local_residual
 from softless.algebra.state import keep
+from softless.backends import hide
 from softless.errors import ArgumentError, UnsupportedError, shown
-from softless.functional import attention, attention_qkv, attention_weights, hide
+from softless.functional import attention, attention_qkv, attention_weights
 from softless.mechanisms import Call, Mechanism, resolve
 from softless.mechanisms.scored import check_count
 from softless.nn.inputs import Inputs

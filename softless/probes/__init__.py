@@ -1,14 +1,15 @@
-"""Instruments: what a mechanism costs, how far it is from softmax, which queries it confuses, where it looks.
+"""Instruments that look into the attention of a model: ours, timm's, Hugging Face's, or your own.
 
-    examine       every layer of a model, in one pass over its images
-    capture       q, k, v of every attention call of a model, ours or not
-    confusion     how many queries share a row (InLine, Figure 2)
-    propositions  when none can, and a pair that does where one can (Propositions 1 to 3)
-    locality      whether neighbors are looked at (Figure 3)
-    score_range   what the scores allow a linear kernel
-    masking       what a model loses without its neighbors (Table 2)
-    induced       what it loses when its queries are confused (Table 1)
+    capture         record q, k and v of every attention call of a model
+    layer           one recorded call: its scores, weights and output
+    examination     measure every layer of a model in one pass over its images
+    findings        the results of an examination, and the report that `softless probe` writes
+    injectivity     which queries share a row of weights, and when none can (InLine, Figure 2, Propositions 1 to 3)
+    locality        how much attention stays in a query's neighborhood (InLine, Figure 3)
+    score_range     how far scores spread, and what a first-order kernel would cost there
+    approximation   the distance of a mechanism's weights from softmax's, against the range of the scores
+    interventions   accuracy after attention is edited: neighbors hidden, queries confused (InLine, Tables 1 and 2)
+    running         means and 95 % confidence intervals from samples that arrive batch by batch
 
-Every probe takes tensors (or shapes) or a captured layer, and returns a frozen dataclass; `running` gives means their
-confidence intervals, over samples that arrive in any portions. The other files measure time and memory.
+`watching`, `trails` and `products` recognize softmax attention in models that are not ours.
 """

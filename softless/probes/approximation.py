@@ -1,4 +1,4 @@
-"""How far a mechanism's weights are from softmax's, against the range of the scores.
+"""The distance of a mechanism's weights from softmax's, against the range of the scores.
 
 With s a row of scores q.k/sqrt(d), p = softmax(s), w the mechanism's weights and R = max s - min s:
 
@@ -22,11 +22,13 @@ from torch import Tensor
 
 from softless.functional import attention_weights
 from softless.mechanisms import Mechanism
+from softless.mechanisms.base import repeat_heads
+from softless.probes.score_range import relative_error
 
 
 @dataclass(frozen=True)
 class Approximation:
-    """Runtime over rows, except `worst`. `within_bound` is the share of rows with error <= R^2 / 2."""
+    """Means over rows, except `worst`. `within_bound` is the share of rows with error <= R^2 / 2."""
 
     deviation: float  # standard deviation of the scores
     range: float
@@ -39,16 +41,17 @@ class Approximation:
 def approximation(
     q: Float[Tensor, "b h n d"], k: Float[Tensor, "b g m d"], mechanism: str | Mechanism | None
 ) -> Approximation:
-    """Compare a mechanism's explicit weights with softmax's on the same q and k; None is uniform weights."""
+    """Compare a mechanism's explicit weights with softmax's on the same q and k; None means uniform weights."""
     softmax = attention_weights(q, k, "softmax")
     weights = torch.full_like(softmax, 1 / k.shape[2]) if mechanism is None else attention_weights(q, k, mechanism)
-    error = relative_error(weights, softmax)
     scores = _scores(q, k)
-    spread = score_range(scores)
-    bound = (spread.square() / 2).repeat_interleave(error.shape[1] // spread.shape[1], 1)
+    reach = scores.amax(-1) - scores.amin(-1)
+    matrices = weights.shape[1] // softmax.shape[1]  # per head: one, or several (hydra)
+    error = relative_error(weights, softmax.repeat_interleave(matrices, 1))
+    bound = (reach.square() / 2).repeat_interleave(matrices, 1)
     return Approximation(
         scores.std(correction=0).item(),
-        spread.mean().item(),
+        reach.mean().item(),
         error.mean().item(),
         error.max().item(),
         bound.mean().item(),
@@ -62,19 +65,19 @@ def sweep(
     mechanism: str | Mechanism | None,
     deviations: Sequence[float],
 ) -> tuple[Approximation, ...]:
-    """`approximation` with q and k rescaled alike, so that the scores have each of these standard deviations."""
+    """Return `approximation` with q and k rescaled so that the scores have each of these standard deviations."""
     now = _scores(q, k).std(correction=0)
     factors = [(deviation / now).sqrt() for deviation in deviations]
     return tuple(approximation(q * factor, k * factor, mechanism) for factor in factors)
 
 
 def approximates(curve: Sequence[Approximation], uniform: Sequence[Approximation]) -> bool:
-    """Whether it stands in for softmax at all: half the error of uniform weights where scores barely differ."""
+    """Return whether the error is below half of that of uniform weights where scores barely differ."""
     return curve[0].error < uniform[0].error / 2
 
 
 def safe_range(curve: Sequence[Approximation], tolerance: float = 0.1) -> float | None:
-    """The score range at which the mean error reaches `tolerance`, log-log interpolated; None if it never does."""
+    """Return the score range where the mean error reaches `tolerance`, log-log interpolated; None if it never does."""
     if curve[0].error >= tolerance:
         return 0.0
     for a, b in pairwise(curve):
@@ -84,17 +87,5 @@ def safe_range(curve: Sequence[Approximation], tolerance: float = 0.1) -> float 
     return None
 
 
-def relative_error(weights: Float[Tensor, "b c n m"], softmax: Float[Tensor, "b h n m"]) -> Float[Tensor, "b c n"]:
-    """|w - p| / |p| for each row; where a head has several matrices (hydra), each is compared with its head's p."""
-    softmax = softmax.repeat_interleave(weights.shape[1] // softmax.shape[1], 1)
-    return (weights - softmax).norm(dim=-1) / softmax.norm(dim=-1)
-
-
-def score_range(scores: Float[Tensor, "b h n m"]) -> Float[Tensor, "b h n"]:
-    """max_j s_ij - min_j s_ij."""
-    return scores.amax(-1) - scores.amin(-1)
-
-
 def _scores(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b g m d"]) -> Float[Tensor, "b h n m"]:
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    return q @ k.mT * q.shape[-1] ** -0.5
+    return q @ repeat_heads(k, q.shape[1]).mT * q.shape[-1] ** -0.5

@@ -1,15 +1,15 @@
-"""Capture: run a model as it is, and see every attention call of it.
+"""Capture: run a model as it is and record every attention call.
 
     with capture(model) as captured:
         model(images)
-    captured.layers                         one `Layer` a call, in the order they ran
+    captured.layers                         one `Layer` per call, in the order they ran
 
-Outputs are the model's own, to the bit. With `edit`, every layer's output is what the edited weights give instead:
+The model's outputs stay the same, to the bit. With `edit`, each layer's output is computed from edited weights:
 
     with capture(model, edit=lambda layer, weights: weights.roll(1, -1)): ...
 
-Our models are known by their layers; timm's, Hugging Face's and others by the calls of PyTorch that softmax attention
-is made of (`adapters.watching`).
+Layers of this library report what they mix. In timm's, Hugging Face's and other models, `watching` recognizes softmax
+attention by the PyTorch calls that it is made of.
 """
 
 from collections import Counter
@@ -22,29 +22,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softless.algebra.neighbors import local_residual
+from softless.backends import hide
 from softless.errors import UnsupportedError
-from softless.nn.mixing import Mixing
-from softless.probes.adapters.ours import mixing_kept
-from softless.probes.adapters.picture import picture, pixels
-from softless.probes.adapters.trails import version_of
-from softless.probes.adapters.watching import Watch
-from softless.probes.layer import Layer
+from softless.nn.longformer import LongformerAttention
+from softless.nn.mixing import Asked, Grid, Heads, Mixing, as_heads
+from softless.probes.layer import Keep, Layer, pixel_size, token_grid
+from softless.probes.trails import version_of
+from softless.probes.watching import AttentionWatcher
 
-CALLED = ("attn", "attention", "self_attn", "self_attention")
-Edit = Callable[[Layer, Tensor], Tensor]  # a layer and its weights [B, C, N, M]; the weights to use
+ATTENTION_NAMES = ("attn", "attention", "self_attn", "self_attention")
+Edit = Callable[[Layer, Tensor], Tensor]  # takes a layer and its weights [B, C, N, M], returns the weights to use
 
 
 class Captured:
-    """What a model's latest forward did."""
+    """The attention calls of a model's latest forward."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.calls: list[Layer] = []
-        self.stamps: list[tuple[int | None, ...]] = []  # versions of each one's q, k and v
+        self.versions: list[tuple[int | None, ...]] = []  # of q, k and v of each call
         self.modules = dict(model.named_modules())
         self.running: list[tuple[str, nn.Module]] = []  # modules that are in their forward, the innermost last
         self.seen: dict[str, nn.Module] = {}  # modules that ran and are called attention
-        self.unread: dict[int, str] = {}  # softmaxes of scores, and the module of each; those captured are gone
+        self.unread: dict[int, str] = {}  # softmaxes of scores that were not captured, and the module of each
         self.image: tuple[int, int] | None = None
 
     @property
@@ -54,76 +55,86 @@ class Captured:
         They took a softmax of scores in a way that is not known, or are called attention and took none.
         """
         missed = {name: self.modules[name] for name in self.unread.values()}
-        found = {*missed, *(layer.name for layer in self.calls)}
+        read = {*missed, *(layer.name for layer in self.calls)}
         silent = {
             name: module
             for name, module in self.seen.items()
-            if not any(f"{one}.".startswith(f"{other}.") for at in found for one, other in ((at, name), (name, at)))
+            if not any(f"{a}.".startswith(f"{b}.") for path in read for a, b in ((path, name), (name, path)))
         }
         return missed | silent
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """Of the latest call of the model, in order. A module that ran twice has two, the second named `path (2)`."""
+        """Layers of the latest call of the model, in order. The second call of a module is named `path (2)`."""
         counts: Counter[str] = Counter()
         named = []
         for layer in self.calls:
             counts[layer.name] += 1
-            again = counts[layer.name]
-            named.append(layer if again == 1 else replace(layer, name=f"{layer.name} ({again})"))
+            number = counts[layer.name]
+            named.append(layer if number == 1 else replace(layer, name=f"{layer.name} ({number})"))
         return tuple(named)
 
     def watched(self) -> bool:
-        """Whether a module runs whose attention must be found out: not ours, which says what it mixes."""
+        """Return whether calls of PyTorch must be watched now: not inside our layers, which report what they mix."""
         return bool(self.running) and not isinstance(self.running[-1][1], Mixing)
 
     def module(self) -> str:
-        """The innermost module's path."""
+        """Return the path of the innermost running module."""
         return self.running[-1][0]
 
     def miss(self, softmax: int) -> None:
-        """Attention with this softmax counts as missed until it is found."""
+        """Count this softmax as missed until `find` is called for it."""
         self.unread[softmax] = self.module()
 
     def find(self, softmax: int) -> None:
+        """Count this softmax as captured."""
         self.unread.pop(softmax, None)
 
-    def where(self, tokens: int) -> dict[str, Any]:
-        """The innermost module's path, and how its tokens lie in the picture."""
-        grid, prefix = picture([module for _, module in self.running], self.image, tokens)
-        return {"name": self.running[-1][0], "grid": grid, "prefix": prefix}
+    def place(self, tokens: int) -> tuple[str, Grid | None, int]:
+        """Return the path of the innermost running module, and the grid and prefix of its tokens."""
+        grid, prefix = token_grid([module for _, module in self.running], self.image, tokens)
+        return self.module(), grid, prefix
 
     def enter(self, name: str, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Note that a module's forward begins."""
         if module is self.model:
-            self.calls, self.stamps, self.running, self.image = [], [], [], pixels(args, kwargs)
+            self.calls, self.versions, self.running, self.image = [], [], [], pixel_size(args, kwargs)
             self.seen, self.unread = {}, {}
         self.running.append((name, module))
-        if "Attention" in type(module).__name__ or name.rpartition(".")[2] in CALLED:
+        if "Attention" in type(module).__name__ or name.rpartition(".")[2] in ATTENTION_NAMES:
             self.seen[name] = module
 
     def leave(self, module: nn.Module, _args: Any, out: Any) -> None:
+        """Note that a module's forward ends."""
         if self.running and self.running[-1][1] is module:
             self.running.pop()
         if module is self.model and out is not None:
             self.drop_changed()
             if not self.calls:
-                raise UnsupportedError(nothing_found(module, self.missed))
+                raise UnsupportedError(_nothing_captured(module, self.missed))
 
     def add(self, layer: Layer) -> None:
         self.calls.append(layer)
-        self.stamps.append(stamp(layer))
+        self.versions.append(_versions(layer))
 
     def drop_changed(self) -> None:
-        """Layers whose q, k or v the model changed in place after it used them are missed."""
-        kept = [layer for layer, was in zip(self.calls, self.stamps, strict=True) if stamp(layer) == was]
+        """Move layers whose q, k or v the model changed in place after their use to those that are missed."""
+        kept = [layer for layer, then in zip(self.calls, self.versions, strict=True) if _versions(layer) == then]
         for number, layer in enumerate(layer for layer in self.calls if layer not in kept):
             self.unread[-1 - number] = layer.name
-        self.calls, self.stamps = kept, [stamp(layer) for layer in kept]
+        self.calls, self.versions = kept, [_versions(layer) for layer in kept]
 
 
 @contextmanager
 def capture(model: nn.Module, *, edit: Edit | None = None) -> Iterator[Captured]:
-    """Within, every call of the model is captured; afterwards the model is as it was.
+    """Record every attention call of a model inside the block; afterwards the model is as it was.
+
+    Args:
+        model: any `nn.Module`, ours or not. A compiled model runs uncompiled inside the block.
+        edit: takes a `Layer` and its weights [B, C, N, M] and returns the weights to use instead. Default: None, which
+            changes nothing.
+
+    Raises `UnsupportedError` if a call of the model used no attention that can be captured.
 
     >>> import torch, softless
     >>> from softless.probes.capture import capture
@@ -133,9 +144,6 @@ def capture(model: nn.Module, *, edit: Edit | None = None) -> Iterator[Captured]
     >>> layer = captured.layers[0]
     >>> layer.name, layer.q.shape, layer.grid, layer.prefix
     ('blocks.0.attn', torch.Size([1, 3, 5, 64]), (2, 2), 1)
-
-    A compiled model runs uncompiled meanwhile. Raises `UnsupportedError` where a call of the model used no attention
-    that is known.
     """
     captured = Captured(model)
 
@@ -150,26 +158,83 @@ def capture(model: nn.Module, *, edit: Edit | None = None) -> Iterator[Captured]
         if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules()):
             stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code makes no calls to watch
         for name, module in model.named_modules():
-            if module is not model and is_leaf_of_torch(module):
+            # PyTorch's leaf layers hold no attention, and hooks on them may change how they are computed.
+            if module is not model and type(module).__module__.startswith("torch.nn.") and not any(module.children()):
                 continue
             stack.callback(module.register_forward_pre_hook(partial(captured.enter, name), with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(captured.leave, always_call=True).remove)
-        stack.enter_context(mixing_kept(model, keep))
-        stack.enter_context(Watch(keep, captured))
+        stack.enter_context(_own_layers(model, keep))
+        stack.enter_context(AttentionWatcher(keep, captured))
         yield captured
 
 
-def stamp(layer: Layer) -> tuple[int | None, ...]:
+@contextmanager
+def _own_layers(model: nn.Module, keep: Keep) -> Iterator[None]:
+    """Give every layer of this library to `keep` as it runs."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Mixing)}
+    before = {name: vars(module)["mix"] for name, module in layers.items() if "mix" in vars(module)}
+    for name, module in layers.items():
+        module.mix = partial(_mix, name, module, module.mix, keep)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for name, module in layers.items():
+            del module.mix
+            if name in before:
+                module.mix = before[name]  # type: ignore[method-assign]
+
+
+def _mix(
+    name: str,
+    module: Mixing,
+    mix: Callable[..., Tensor],
+    keep: Keep,
+    qkv: Tensor | Heads,
+    grid: Grid | None = None,
+    **options: Any,
+) -> Tensor:
+    asked, cut = module.asked(qkv, grid, **options)
+    edited = keep(_own_layer(name, module, asked))
+    if edited is None:
+        return mix(qkv, grid, **options)
+    out = edited.transpose(1, 2).flatten(2)  # [B, N, C]
+    return out if cut is None else cut.join(out)
+
+
+def _own_layer(name: str, module: Mixing, asked: Asked) -> Layer:
+    if isinstance(module, LongformerAttention):
+        raise UnsupportedError(
+            f"'{name}' is a LongformerAttention, with two sets of q, k and v, and a probe sees one: "
+            "softless.nn.maps has its weights"
+        )
+    q, k, v = as_heads(asked.qkv)
+    taps, _ = module.taps(asked.source, asked.grid, asked.key_mask, asked.is_causal)
+    local, prefix = None, 0
+    if asked.grid is not None:
+        prefix = q.shape[2] - asked.grid[0] * asked.grid[1]
+        if taps is not None:
+            local = local_residual(hide(v, asked.key_mask), taps, asked.grid, prefix)
+    return Layer(
+        name,
+        q,
+        k,
+        v,
+        module.mechanism,
+        bias=None if asked.bias is None else asked.bias[(None,) * (4 - asked.bias.ndim)],
+        key_mask=asked.key_mask,
+        is_causal=asked.is_causal,
+        inputs=module.inputs(asked.source) or None,
+        grid=asked.grid and (asked.grid[0], asked.grid[1]),
+        prefix=prefix,
+        local=local,
+    )
+
+
+def _versions(layer: Layer) -> tuple[int | None, ...]:
     return tuple(map(version_of, (layer.q, layer.k, layer.v)))
 
 
-def is_leaf_of_torch(module: nn.Module) -> bool:
-    """A layer of PyTorch's without parts has no attention inside, and one with hooks may be computed another way."""
-    return type(module).__module__.startswith("torch.nn.") and not any(module.children())
-
-
-def nothing_found(model: nn.Module, missed: dict[str, nn.Module]) -> str:
-    """Why there is nothing to look at, and what there is."""
+def _nothing_captured(model: nn.Module, missed: dict[str, nn.Module]) -> str:
     kind = type(model).__name__
     if missed:
         (name, module), more = next(iter(missed.items())), len(missed) - 1

@@ -1,29 +1,35 @@
-"""One attention call of a model, as it happened: the queries, keys and values it saw, and what it made of them.
+"""One attention call of a model, as it happened.
 
     scores_ij  = scale q_i.k_j + bias_ij            what a softmax would see; -inf where i may not see j
     weights    = mechanism(scores)                  explicit, of the layer's own mechanism
-    output     = weights v  [+ local]               local: what InLine's residual added
+    output     = weights v  [+ local]               local: the part that InLine's local residual added
 
 Shapes: B batch (windows folded into it, as the model did), H heads, G key heads, N queries, M keys, D and E channels.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from softless.algebra.masks import visible
-from softless.functional import attention_weights, hide, prepare, widen
+from softless.backends import hide, widen
+from softless.functional import attention_weights
 from softless.mechanisms import Mechanism
 from softless.mechanisms.base import Call, repeat_heads
 from softless.mechanisms.softmax import Softmax
+from softless.validation import prepare
+
+Grid = tuple[int, int]
+MOST_PREFIX = 16  # class, distillation and register tokens; with more, the tokens are another image
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """What `capture` finds in a model.
+    """One attention call that `capture` recorded.
 
     >>> import torch, softless
     >>> from softless.probes.layer import Layer
@@ -34,7 +40,7 @@ class Layer:
     """
 
     name: str  # path of the module
-    q: Float[Tensor, "b h n d"]  # as attention saw it, after rotations by position
+    q: Float[Tensor, "b h n d"]  # as attention saw it, after rotary positions
     k: Float[Tensor, "b g m d"]
     v: Float[Tensor, "b g m e"]
     mechanism: Mechanism
@@ -43,12 +49,12 @@ class Layer:
     key_mask: Bool[Tensor, "b m"] | None = None
     is_causal: bool = False
     inputs: dict[str, Tensor] | None = None
-    grid: tuple[int, int] | None = None  # where tokens are a picture (of one window, where windowed)
+    grid: Grid | None = None  # rows and columns of patches, of one window where the layer has windows
     prefix: int = 0  # class and register tokens before the grid
     local: Float[Tensor, "b h n e"] | None = None
 
     def scores(self) -> Float[Tensor, "b h n m"]:
-        """What a softmax would see, float32 at least."""
+        """Return the scores that a softmax would see, in float32 or wider."""
         q, k = widen(self.q), widen(hide(self.k, self.key_mask))
         if isinstance(self.mechanism, Softmax):
             q = self.mechanism.confused(q, self._call())
@@ -60,21 +66,37 @@ class Layer:
         return torch.where(seen, scores, -torch.inf)
 
     def weights(self) -> Float[Tensor, "b c n m"]:
-        """A matrix a head, or more where its mechanism has more (hydra: one a channel)."""
+        """Return the explicit weights: one matrix per head (hydra: one per channel)."""
         return attention_weights(self.q, self.k, self.mechanism, **self._options())
 
     def output(self) -> Float[Tensor, "b h n e"]:
-        """weights v, without the local residual."""
+        """Return weights v, without the local residual."""
         return self.combined(self.weights())
 
     def combined(self, weights: Float[Tensor, "b c n m"]) -> Float[Tensor, "b h n e"]:
-        """The output that other weights would give."""
+        """Return the output that other weights would give."""
         v = hide(self.v, self.key_mask)
         return self.mechanism.combine(widen(weights), widen(v), self._call()).to(self.v.dtype)
 
+    def picture(self) -> Grid | None:
+        """Return the grid if queries and keys are both the prefix and all patches of one image, else None."""
+        if self.grid is None:
+            return None
+        tokens = self.prefix + self.grid[0] * self.grid[1]
+        return self.grid if tokens == self.q.shape[2] == self.k.shape[2] else None
+
+    def select(self, samples: slice) -> "Layer":
+        """Return the same layer on a part of its batch."""
+        fields = ("q", "k", "v", "key_mask", "local")
+        parts = {name: x[samples] for name in fields if (x := getattr(self, name)) is not None}
+        inputs = self.inputs and {
+            name: x[samples] if name in self.mechanism.token_inputs else x for name, x in self.inputs.items()
+        }
+        bias = self.bias if self.bias is None or self.bias.shape[0] == 1 else self.bias[samples]
+        return replace(self, **parts, inputs=inputs, bias=bias)
+
     def _call(self) -> Call:
-        options = self._options()
-        return prepare(self.q, self.k, self.v, self.mechanism, **options, backend="auto")[1]
+        return prepare(self.q, self.k, self.v, self.mechanism, **self._options(), backend="auto")[1]
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -85,3 +107,41 @@ class Layer:
             "inputs": self.inputs,
             "grid": self.grid if self.mechanism.reads_grid else None,
         }
+
+
+Keep = Callable[[Layer], Tensor | None]  # records a layer; a tensor that it returns replaces the layer's output
+
+
+def pixel_size(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Grid | None:
+    """Return height and width of the first [B, C, H, W] tensor among a model's arguments."""
+    images = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim == 4)
+    return next(((x.shape[2], x.shape[3]) for x in images), None)
+
+
+def token_grid(running: Sequence[nn.Module], image: Grid | None, tokens: int) -> tuple[Grid | None, int]:
+    """Return (grid, prefix) for the tokens of the innermost of the running modules, or (None, 0) if they are no image.
+
+    In windows, the grid is the window's, which timm's Swin keeps on the layer and Hugging Face's on the block around
+    it. Otherwise it is pixels / patch size, from timm's `patch_embed` or Hugging Face's `config`, and the tokens that
+    are left over are the prefix.
+    """
+    for module in reversed(running):
+        window = _pair(getattr(module, "window_size", None))
+        if window is not None and window[0] * window[1] == tokens:
+            return window, 0
+    patch = next(filter(None, map(_patch_size, running)), None)
+    if image is None or patch is None:
+        return None, 0
+    height, width = (-(-side // by) for side, by in zip(image, patch, strict=True))
+    prefix = tokens - height * width
+    return ((height, width), prefix) if 0 <= prefix <= MOST_PREFIX else (None, 0)
+
+
+def _patch_size(model: nn.Module) -> Grid | None:
+    embed, config = getattr(model, "patch_embed", None), getattr(model, "config", None)
+    return _pair(getattr(embed, "patch_size", None)) or _pair(getattr(config, "patch_size", None))
+
+
+def _pair(sides: Any) -> Grid | None:
+    sides = (sides, sides) if isinstance(sides, int) else tuple(sides) if isinstance(sides, tuple | list) else ()
+    return (sides[0], sides[1]) if len(sides) == 2 and all(isinstance(side, int) for side in sides) else None

@@ -1,19 +1,21 @@
-"""A mean and its 95 % confidence interval, from samples that arrive in any portions.
+"""Means and their 95 % confidence intervals from samples that arrive batch by batch, and histograms of counts.
 
     n, mean, squares = sum (x - mean)^2          merged by Chan et al. 1979: any split of the samples gives the same
     mean -+ t sqrt(squares / (n - 1) / n)        Student's t with n - 1 degrees of freedom
 
-    (r + z^2/2 -+ z sqrt(r (n - r)/n + z^2/4)) / (n + z^2)          Wilson 1927: r of n, sure even where r = n
+    (r + z^2/2 -+ z sqrt(r (n - r)/n + z^2/4)) / (n + z^2)          Wilson 1927: r of n; not a point even where r = n
 
 A sample is an image (or a text): its tokens are not independent, so they are averaged first.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from itertools import zip_longest
 from math import sqrt
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 Z = NormalDist().inv_cdf(0.975)
@@ -22,7 +24,7 @@ FEW = (12.706205, 4.302653, 3.182446, 2.776445)  # Student's t for 1 to 4 degree
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean of n samples, and where the true one lies with 95 % confidence; None for a single sample."""
+    """The mean of n samples and its 95 % confidence interval; low and high are None for a single sample."""
 
     mean: float
     low: float | None
@@ -31,55 +33,45 @@ class Estimate:
 
 
 class Running(NamedTuple):
-    """Samples seen so far, each a tensor of the same shape; float64."""
+    """Mean and squared deviations of the samples so far, each a tensor of the same shape; float64."""
 
     n: int
     mean: Float[Tensor, "*shape"]
     squares: Float[Tensor, "*shape"]
 
     def estimate(self) -> Estimate:
-        """Of samples that are one number each."""
+        """Return the estimate for samples of one number each."""
         return _interval(self.n, self.mean.item(), self.squares.item())
 
     def estimates(self) -> tuple[Estimate, ...]:
-        """Of samples that are one number a head."""
+        """Return one estimate per head for samples of one number per head."""
         pairs = zip(self.mean.tolist(), self.squares.tolist(), strict=True)
         return tuple(_interval(self.n, mean, squares) for mean, squares in pairs)
 
 
 def observe(samples: Float[Tensor, "n *shape"]) -> Running:
-    """The first dimension counts samples."""
+    """Return the mean and squared deviations over the first dimension."""
     samples = samples.double()
     mean = samples.mean(0)
     return Running(samples.shape[0], mean, (samples - mean).square().sum(0))
 
 
 def merge(a: Running, b: Running) -> Running:
-    """Of both lots of samples together."""
+    """Return the mean and squared deviations of both sets of samples together."""
     n, apart = a.n + b.n, b.mean - a.mean
     return Running(n, a.mean + apart * (b.n / n), a.squares + b.squares + apart.square() * (a.n * b.n / n))
 
 
 def proportion(successes: int, n: int) -> Estimate:
-    """How often something happens that happened in `successes` of n samples."""
+    """Estimate the probability of an event that happened in `successes` of n samples."""
     middle = successes + Z**2 / 2
     half = Z * sqrt(successes * (n - successes) / n + Z**2 / 4)
     low, high = ((middle - half) / (n + Z**2), (middle + half) / (n + Z**2))
     return Estimate(successes / n, 0.0 if successes == 0 else low, 1.0 if successes == n else high, n)
 
 
-def summarize(found: Any) -> dict[str, Estimate]:
-    """Every tensor [B, ...] of a probe's dataclass as an estimate over its B samples."""
-    named = {field.name: getattr(found, field.name) for field in fields(found)}
-    return {
-        name: observe(value.flatten(1).double().mean(1)).estimate()
-        for name, value in named.items()
-        if isinstance(value, Tensor)
-    }
-
-
 def student(degrees: int) -> float:
-    """The 97.5 % point of Student's t: exact for few degrees, then Cornish and Fisher's series (error < 3e-4)."""
+    """Return the 97.5 % point of Student's t: exact for few degrees, then Cornish and Fisher's series, error < 3e-4."""
     if degrees <= len(FEW):
         return FEW[degrees - 1]
     z, series = Z, 1 / degrees
@@ -97,3 +89,26 @@ def _interval(n: int, mean: float, squares: float) -> Estimate:
         return Estimate(mean, None, None, n)
     half = student(n - 1) * sqrt(squares / (n - 1) / n)
     return Estimate(mean, mean - half, mean + half, n)
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """counts[i] samples lie in edges[i] <= x < edges[i + 1]. The bins double: 0, 1, 2 to 3, 4 to 7, ..."""
+
+    edges: tuple[int, ...] = (0,)
+    counts: tuple[int, ...] = ()
+
+    def __add__(self, other: "Histogram") -> "Histogram":
+        edges = max(self.edges, other.edges, key=len)
+        return Histogram(edges, tuple(a + b for a, b in zip_longest(self.counts, other.counts, fillvalue=0)))
+
+
+def histogram(counts: Shaped[Tensor, "*shape"]) -> Histogram:
+    """Return the histogram of integers from 0, as InLine's Figure 2 has it.
+
+    >>> histogram(torch.tensor([0, 0, 1, 3, 5]))
+    Histogram(edges=(0, 1, 2, 4, 8), counts=(2, 1, 1, 1))
+    """
+    bins = torch.frexp(counts.double().flatten()).exponent  # 0 -> 0, 1 -> 1, 2 and 3 -> 2, 4 to 7 -> 3
+    sizes = torch.bincount(bins.long()).tolist()
+    return Histogram((0, *(2**power for power in range(len(sizes)))), tuple(sizes))

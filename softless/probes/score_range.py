@@ -1,4 +1,4 @@
-"""What the scores of a layer allow: how far they spread, and what a first-order kernel in place of e^s would cost.
+"""How far the scores of a layer spread, and what a first-order kernel instead of e^s would cost there.
 
 For a row s of scores over n keys, p = softmax(s) and R = max s - min s:
 
@@ -6,15 +6,15 @@ For a row s of scores over n keys, p = softmax(s) and R = max s - min s:
     volume                 exp(mean_i log(n (s_(i+m) - s_(i-m)) / 2m)), s in ascending order, m = floor(sqrt n), places
                            beyond an end at that end (Vasicek 1976): e to the differential entropy of the scores
     first-order error      |w - p| / |p| with w_j = (1 + s_j - mean s)/n; never above the bound R^2/2 (approximation.py)
-    uniform error          |1/n - p| / |p|: what ignoring the scores altogether costs
+    uniform error          |1/n - p| / |p|: the cost of ignoring the scores altogether
     kept, discarded        keys with s > max s - tau: their share, and the softmax mass on the others
     effective rank         (sum_i x_i^2)^2 / sum_i x_i^4 over the singular values x of S less its row means: how many
                            directions the scores use (r if r are equal); softmax ignores a row's mean, and so does this
 
 Scores with this entropy fill volume^n of the space of all rows: `volume` is the side of a cube of that size, in units
-of a score. It is never above R, and about R where scores spread evenly; about sqrt(2 pi e) = 4.13 deviations where they
-are normal, which is the most there is; 0 where all are equal. So rows whose variance is held at 1 fill at most 4.13^n,
-and rows that are cut to a range below tau less than tau^n, where a first-order kernel is at most tau^2/2 off.
+of a score. It is never above R, and about R if scores spread evenly. Normal scores reach sqrt(2 pi e) = 4.13
+deviations, the most that a deviation allows; equal scores have 0. So rows with variance 1 fill at most 4.13^n, and rows
+that are cut to a range below tau fill less than tau^n; there, a first-order kernel is at most tau^2/2 off.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,12 @@ from torch import Tensor
 
 TAU = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 LITTLE, MUCH = 0.1, 0.5  # of the size of softmax's own weights
+COSTS = ("little", "something", "much", "too much")
 
 
 @dataclass(frozen=True)
-class Spread:
-    """One number a query, each [B, H, N]; a query that sees no key has zeros."""
+class ScoreSpread:
+    """One number per query, each [B, H, N]; a query that sees no key has zeros."""
 
     range: Tensor
     deviation: Tensor
@@ -43,72 +44,63 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Filtered:
-    """One number a query and tau, each [B, H, N, T]."""
-
-    tau: tuple[float, ...]
-    kept: Tensor
-    discarded: Tensor
-
-
-@dataclass(frozen=True)
 class Compared:
-    """Scores of one kind, and the weights that three ways of reading them give, the largest first."""
+    """A row of scores, and its weights under softmax, to first order, and uniform, the largest first."""
 
-    scores: str
+    scores: str  # a name for the row
     range: float
     deviation: float
-    error: dict[str, float]  # by way; softmax's own is 0
+    error: dict[str, float]  # softmax's own is 0
     weights: dict[str, tuple[float, ...]]
 
 
-class Rows(NamedTuple):
-    """Rows of scores over the keys each sees, less their mean; a hidden key has 0 there."""
+class CenteredScores(NamedTuple):
+    """Rows of scores less the mean over the keys that each row sees; 0 for a hidden key."""
 
     centered: Float[Tensor, "*b n m"]
     seen: Bool[Tensor, "*b n m"]
     tokens: Shaped[Tensor, "*b n 1"]
 
     def softmax(self) -> Float[Tensor, "*b n m"]:
-        """A row that sees nothing is zero."""
+        """Return softmax weights; a row that sees no key is zero."""
         seen = self.centered.masked_fill(~self.seen, -torch.inf)
         return seen.softmax(-1).masked_fill(~self.seen.any(-1, keepdim=True), 0.0)
 
     def weights(self) -> dict[str, Tensor]:
-        """Under softmax, to first order about the mean, and ignoring the scores."""
+        """Return the weights under softmax, to first order about the mean, and ignoring the scores."""
         even = self.seen / self.tokens.to(self.centered.dtype)
         return {"softmax": self.softmax(), "first order": even * (1 + self.centered), "uniform": even}
 
 
-def read(scores: Float[Tensor, "*b n m"]) -> Rows:
-    """Scores are -inf where a query may not see a key."""
+def center(scores: Float[Tensor, "*b n m"]) -> CenteredScores:
+    """Subtract the mean of each row; scores are -inf where a query may not see a key."""
     seen = scores > -torch.inf
     count = seen.sum(-1, keepdim=True).clamp(min=1)
     finite = torch.where(seen, scores, 0.0)
-    return Rows(torch.where(seen, finite - finite.sum(-1, keepdim=True) / count, 0.0), seen, count)
+    return CenteredScores(torch.where(seen, finite - finite.sum(-1, keepdim=True) / count, 0.0), seen, count)
 
 
-def spread(scores: Float[Tensor, "*b n m"]) -> Spread:
-    """Of each row."""
-    rows = read(scores)
+def spread(scores: Float[Tensor, "*b n m"]) -> ScoreSpread:
+    """Measure each row."""
+    rows = center(scores)
     weights, x = rows.weights(), rows.centered
     p, top = weights["softmax"], x.amax(-1)  # the mean lies between the extremes: hidden zeros are neither
     largest = p.amax(-1)
     log_sum = top - torch.where(largest > 0, largest, 1.0).log()  # log sum e^x
     reach = top - x.amin(-1)
-    return Spread(
+    return ScoreSpread(
         range=reach,
         deviation=(x.square().sum(-1) / rows.tokens[..., 0]).sqrt(),
         entropy=(log_sum - (p * x).sum(-1)).clamp(min=0),
         volume=volume(rows),
-        first_order_error=_error(weights["first order"], p),
-        uniform_error=_error(weights["uniform"], p),
+        first_order_error=relative_error(weights["first order"], p),
+        uniform_error=relative_error(weights["uniform"], p),
         bound=reach.square() / 2,
     )
 
 
-def volume(rows: Rows) -> Float[Tensor, "*b n"]:
-    """The side of the cube that a row's scores fill; 0 for a row that sees one key or none."""
+def volume(rows: CenteredScores) -> Float[Tensor, "*b n"]:
+    """Return the side of the cube that a row's scores fill; 0 for a row that sees one key or none."""
     keys, count = rows.seen.shape[-1], rows.tokens
     ordered = torch.where(rows.seen, rows.centered, torch.inf).sort(-1).values  # hidden keys last
     reach = count.sqrt().floor().long()
@@ -120,21 +112,20 @@ def volume(rows: Rows) -> Float[Tensor, "*b n"]:
     return torch.where(inside[..., 0], (logs.sum(-1) / count[..., 0]).exp(), 0.0)
 
 
-def filtered(scores: Float[Tensor, "*b n m"], tau: Sequence[float] = TAU) -> Filtered:
-    """What the threshold filter keeps of each row, and what softmax would have given to the rest."""
-    rows = read(scores)
+def filtered(
+    scores: Float[Tensor, "*b n m"], tau: Sequence[float] = TAU
+) -> tuple[Float[Tensor, "*b n t"], Float[Tensor, "*b n t"]]:
+    """Return the share of keys that the threshold filter keeps for each tau, and the softmax mass on the others."""
+    rows = center(scores)
     below, softmax = scores - scores.amax(-1, keepdim=True), rows.softmax()
-    kept = [below > -each for each in tau]
-    return Filtered(
-        tuple(tau),
-        torch.stack([each.sum(-1) / rows.tokens[..., 0] for each in kept], -1),
-        torch.stack([softmax.masked_fill(each, 0.0).sum(-1) for each in kept], -1),
-    )
+    kept = [below > -threshold for threshold in tau]
+    share = torch.stack([keys.sum(-1) / rows.tokens[..., 0] for keys in kept], -1)
+    return share, torch.stack([softmax.masked_fill(keys, 0.0).sum(-1) for keys in kept], -1)
 
 
 def effective_rank(scores: Float[Tensor, "b h n m"], real: Bool[Tensor, "b n"] | None = None) -> Float[Tensor, "b h"]:
-    """Of the score matrix of each head, without a decomposition; queries that are not `real` are left out."""
-    centered = read(scores).centered
+    """Return the effective rank of each head's scores, without a decomposition; only `real` queries count."""
+    centered = center(scores).centered
     if real is not None:
         centered = torch.where(real[:, None, :, None], centered, 0.0)
     if scores.shape[2] > scores.shape[3]:
@@ -144,33 +135,21 @@ def effective_rank(scores: Float[Tensor, "b h n m"], real: Bool[Tensor, "b n"] |
     return energy.square() / torch.where(fourth > 0, fourth, 1.0)
 
 
-def three_distributions(tokens: int = 256, seed: int = 0) -> tuple[Compared, ...]:
-    """Scores that are all equal, uniform with variance 1, and normal with variance 1, each read three ways.
-
-    Unit variance does not bound the range: that of normal scores grows with the tokens, as 2 sqrt(2 ln n).
-    """
-    generator = torch.Generator().manual_seed(seed)
-    even = (torch.rand(tokens, generator=generator, dtype=torch.float64) - 0.5) * 12**0.5
-    normal = torch.randn(tokens, generator=generator, dtype=torch.float64)
-    constant = torch.zeros(tokens, dtype=torch.float64)
-    return tuple(compare(s, name) for name, s in (("constant", constant), ("uniform", even), ("normal", normal)))
-
-
 def compare(scores: Float[Tensor, " m"], name: str = "scores") -> Compared:
-    """One row of scores, read by softmax, to first order, and not at all."""
+    """Compare the three kinds of weights on one row of scores."""
     row = scores.double().sort(descending=True).values[None]
-    found, weights = spread(row), read(row).weights()
+    measured, weights = spread(row), center(row).weights()
     return Compared(
         name,
-        found.range.item(),
-        found.deviation.item(),
-        {way: _error(each, weights["softmax"]).item() for way, each in weights.items()},
-        {way: tuple(each[0].tolist()) for way, each in weights.items()},
+        measured.range.item(),
+        measured.deviation.item(),
+        {kind: relative_error(w, weights["softmax"]).item() for kind, w in weights.items()},
+        {kind: tuple(w[0].tolist()) for kind, w in weights.items()},
     )
 
 
 def cost(error: float, uniform: float) -> str:
-    """What a linear kernel would cost in a layer, in a word: little, something, much, or too much."""
+    """Return the cost of a linear kernel in a layer, one of `COSTS`."""
     if error < LITTLE:
         return "little"
     if error < uniform:
@@ -179,7 +158,7 @@ def cost(error: float, uniform: float) -> str:
 
 
 def verdict(error: float, uniform: float, reach: float, runs: str = "softmax") -> str:
-    """The same in a sentence, from means over a layer's queries; `runs` is the mechanism that it has now."""
+    """Return the cost as a sentence, from means over a layer's queries; `runs` is the layer's own mechanism."""
     word = cost(error, uniform)
     more = ", more than looking at no score at all" if word == "too much" else ""
     whose = "its scores" if runs == "softmax" else f"the scores a softmax would see (it runs {runs})"
@@ -193,6 +172,7 @@ def _percent(share: float) -> str:
     return "under 1 %" if share < 0.01 else f"{100 * share:.0f} %"
 
 
-def _error(weights: Float[Tensor, "*b m"], exact: Float[Tensor, "*b m"]) -> Float[Tensor, "*b"]:
+def relative_error(weights: Float[Tensor, "*b m"], exact: Float[Tensor, "*b m"]) -> Float[Tensor, "*b"]:
+    """Return |w - p| / |p| of each row; |w| where p is zero."""
     size = exact.norm(dim=-1)
     return (weights - exact).norm(dim=-1) / torch.where(size > 0, size, 1.0)

@@ -19,10 +19,9 @@ from softless.functional import attention_weights
 from softless.mechanisms import Mechanism, mechanism
 from softless.nn.maps import attention_maps
 from softless.probes.capture import capture
-from softless.probes.examine import examine
+from softless.probes.examination import examine
 from softless.probes.findings import LayerFindings
-from softless.probes.induced import induced_confusion
-from softless.probes.masking import mask_out
+from softless.probes.interventions import induced_confusion, mask_out
 from softless.probes.score_range import compare
 
 TAUS = tuple(0.25 * step for step in range(1, 33))  # of the threshold rule: steps of the slider on the page

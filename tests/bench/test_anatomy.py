@@ -5,7 +5,8 @@ from functools import cache
 import pytest
 
 import softless
-from softless.bench.anatomy import FACTS, Count, Kind, anatomy
+from softless.bench.anatomy import Count, Kind, anatomy
+from softless.bench.published import FACTS
 from softless.errors import ArgumentError
 from softless.models.table import CONFIGS
 

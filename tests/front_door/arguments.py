@@ -21,7 +21,7 @@ from softless.data.loading import cached, loader
 from softless.data.sampler import ResumableSampler
 from softless.nn.maps import attention_maps
 from softless.probes.capture import capture
-from softless.probes.examine import examine
+from softless.probes.examination import examine
 from softless.study.twins import twins_named
 from softless.train.recipe_file import read_recipe
 

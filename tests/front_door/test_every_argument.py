@@ -45,8 +45,8 @@ PARTIAL = {"nn.Attention alone", "create_model in windows"}  # more cases of a c
 
 # (callable, argument): where it is documented that the argument does not change the result, and in which words.
 UNUSED: dict[tuple[str, str], tuple[object, str]] = {
-    ("attention_with_residual", "backend"): (softless.attention, "backend    auto | reference"),
-    ("attention_qkv", "backend"): (softless.attention, "backend    auto | reference"),
+    ("attention_with_residual", "backend"): (softless.attention, 'backend: "auto", "reference"'),
+    ("attention_qkv", "backend"): (softless.attention, 'backend: "auto", "reference"'),
     ("probes.examine", "advance"): (FUNCTIONS["probes.examine"].of, "`advance`(images) is called after each batch"),
     ("data.cached", "workers"): (inspect.getmodule(FUNCTIONS["data.cached"].of), "neither the number of\nworkers nor"),
     ("data.cached", "damage"): (FUNCTIONS["data.cached"].of, "None stops at the first"),

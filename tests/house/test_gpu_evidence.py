@@ -1,4 +1,4 @@
-"""The GPU evidence: every bar has cases, one that fails is recorded, and the README is told the truth."""
+"""The GPU evidence: every bar has cases, one that fails is recorded, and the page of kernels shows the truth."""
 
 import importlib.util
 import json
@@ -216,17 +216,17 @@ def test_the_section_is_the_table_or_says_that_there_is_none():
     assert text.endswith(f"{about}; written by `make gpu`.")
 
 
-def test_the_readme_is_filled_between_its_marks_and_nowhere_else(monkeypatch, tmp_path):
+def test_the_page_is_filled_between_its_marks_and_nowhere_else(monkeypatch, tmp_path):
     start, end = gpu.MARKS
-    readme = tmp_path / "README.md"
-    readme.write_text(f"# Title\n\n{start}\nold\n{end}\n\nMore.\n")
-    monkeypatch.setattr(gpu, "README", readme)
+    page = tmp_path / "kernels.md"
+    page.write_text(f"# Title\n\n{start}\nold\n{end}\n\nMore.\n")
+    monkeypatch.setattr(gpu, "PAGE", page)
     monkeypatch.setattr(gpu, "newest", lambda: EVIDENCE)
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--readme"])
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--page"])
     for _ in range(2):
         assert gpu.main() == 0
-        assert readme.read_text() == f"# Title\n\n{start}\n\n{gpu.section(EVIDENCE)}\n\n{end}\n\nMore.\n"
-    with pytest.raises(ValueError, match=r"README.md has no <!-- gpu evidence"):
+        assert page.read_text() == f"# Title\n\n{start}\n\n{gpu.section(EVIDENCE)}\n\n{end}\n\nMore.\n"
+    with pytest.raises(ValueError, match=r"the page has no <!-- gpu evidence"):
         gpu.fill("# Title\n", "x")
 
 

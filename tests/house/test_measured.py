@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -23,14 +24,28 @@ def test_the_threshold_page_shows_the_table_that_its_script_prints() -> None:
     assert script("threshold").table() in (ROOT / "docs" / "threshold.md").read_text()
 
 
-def test_the_readme_shows_the_newest_gpu_evidence_or_says_that_there_is_none() -> None:
-    gpu, readme = script("gpu"), (ROOT / "README.md").read_text()
-    assert gpu.fill(readme, gpu.section(gpu.newest())) == readme
+def test_the_kernels_page_shows_the_newest_gpu_evidence_or_says_that_there_is_none() -> None:
+    gpu, page = script("gpu"), (ROOT / "docs" / "kernels.md").read_text()
+    assert gpu.fill(page, gpu.section(gpu.newest())) == page
 
 
-def test_the_readme_shows_the_newest_evidence_of_speed() -> None:
+def test_the_bench_page_shows_the_newest_measurements_of_the_cpu() -> None:
     newest = max((ROOT / "benchmarks" / "results").glob("cpu-*.json"))
-    assert script("cpu").table(json.loads(newest.read_text())["rows"]) in (ROOT / "README.md").read_text()
+    assert script("cpu").table(json.loads(newest.read_text())["rows"]) in (ROOT / "docs" / "bench.md").read_text()
+
+
+def test_the_readme_shows_the_speed_that_was_measured(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "gpu", script("gpu"))
+    front, readme = script("front_page"), (ROOT / "README.md").read_text()
+    assert front.fill(readme, front.table(), front.MARKS) == readme
+    assert front.PICTURE.read_text() == front.picture()
+
+
+def test_the_first_screen_of_the_readme_has_at_most_forty_lines() -> None:
+    first_screen = (ROOT / "README.md").read_text().split("\n## ")[0].splitlines()
+    assert len(first_screen) <= 40
+    for command in ("make study", "make test"):
+        assert any(line.startswith(command) for line in first_screen)
 
 
 def test_the_readme_shows_the_twins_as_they_were_kept() -> None:

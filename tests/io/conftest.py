@@ -1,11 +1,15 @@
-"""What an attack would do is watched for, by Python itself."""
+"""Python's audit hook watches for what an attack would do."""
 
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 
 import pytest
+import torch
+
+import softless
 
 DEEDS = ("exec", "compile", "os.", "subprocess.", "socket.", "shutil.", "pickle.find_class", "ctypes.", "pty.")
 HARMLESS = ("os.listdir", "os.scandir")  # what an import looks for
@@ -21,8 +25,11 @@ def listen(event: str, arguments: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(listen)
-for module in ("safetensors.torch", "softless.io", "encodings.cp437", "encodings.raw_unicode_escape"):
-    import_module(module)  # an import runs code, and these would come at a first call
+for module in ("safetensors.torch", "encodings.cp437", "encodings.raw_unicode_escape"):
+    import_module(module)  # an import runs code, and the first call would import these
+with tempfile.NamedTemporaryFile() as file:  # torch.load imports more
+    torch.save(torch.nn.Linear(1, 1).state_dict(), file.name)
+    softless.load_weights(torch.nn.Linear(1, 1), file.name)
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def record(data: bytes, name: str) -> bytes:
         return archive.read(f"archive/{name}")
 
 
-def body(value: object, protocol: int = 4) -> bytes:
+def body(value: object, protocol: int = 2) -> bytes:
     """The program that makes a value, without memo, header, frame and STOP: it can stand anywhere in another."""
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer, protocol)

@@ -70,7 +70,7 @@ def test_averaged_weights_are_taken_where_there_are_some_and_key_takes_the_other
         (lambda state: {"model": state, "state_dict": {}}, "model"),
     ],
 )
-@pytest.mark.parametrize("protocol", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("protocol", [2, 3])
 def test_weights_are_found_where_people_put_them(source, tmp_path, wrap, key, protocol):
     path = write(tmp_path, saved(wrap(source.state_dict()), pickle_protocol=protocol))
     model = Net()
@@ -278,7 +278,7 @@ def test_an_index_the_model_has_not_is_left_in_the_file(tmp_path):
         ),
         (
             {"model": {"a": torch.ones(2).to_sparse()}},
-            r": 'model' should hold only .* 'a' \(a pickled 'torch\._utils\._rebuild_sparse_tensor'\)",
+            r": 'a' is not a plain tensor",
         ),
         ({"model": OrderedDict(a=np.ones(2))}, r"'a' \(a pickled 'numpy._core.multiarray._reconstruct'\)"),
     ],

@@ -18,7 +18,7 @@ def refusal(name: str, family: str) -> str | None:
         return f"is_causal is False, and mechanism '{name}' goes through tokens in their order"
     if name == "mlla" and family == "deit":  # a class token is in no picture
         return (
-            r"'mlla' needs grid=\(height, width\) of the picture that its tokens are, and got \(2, 2\) with 5 queries"
+            r"'mlla' needs grid=\(height, width\) of the picture that its tokens form, and got \(2, 2\) with 5 queries"
         )
     return None
 

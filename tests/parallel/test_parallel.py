@@ -12,8 +12,8 @@ import torch
 
 import softless
 from softless.errors import ArgumentError
-from softless.functional import prepare
 from softless.mechanisms.kernelized import Kernelized
+from softless.validation import prepare
 from tests.laws.cases import STATEFUL, ask
 from tests.parallel.ranks import CASES, MERGED, cut
 
@@ -86,7 +86,7 @@ def test_what_ranks_cannot_do_is_one_sentence_and_nobody_waits(two):
             "for every query, and a query for every key",
             "apart": f"ArgumentError: 0 queries and 3 keys on rank {rank}: angular attention over ranks needs a key "
             "for every query, and a query for every key",
-            "stranger": f"ArgumentError: rank {rank} is not in the group that was given",
+            "stranger": f"ArgumentError: rank {rank} is not in the group that was passed",
             "shape": "ArgumentError: q has shape [2, 3, 4] and must be [batch, heads, tokens, dim]",
         }
 

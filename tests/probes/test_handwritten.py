@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from softless.errors import UnsupportedError
 from softless.probes.capture import capture
-from softless.probes.examine import examine
+from softless.probes.examination import examine
 from tests.probes.by_hand import (
     BATCH,
     CAPTURED,

@@ -105,3 +105,13 @@ def test_half_precision_scores_are_float32():
     layer = Layer("one", q, k, v, SOFTMAX)
     assert layer.scores().dtype == torch.float32
     assert layer.output().dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("options", "grid"),
+    [({"grid": (3, 4), "prefix": 2}, (3, 4)), ({}, None), ({"grid": (3, 3)}, None), ({"grid": (3, 4)}, None)],
+)
+def test_a_layer_is_a_picture_if_the_prefix_and_the_grid_are_all_its_tokens(options, grid):
+    q = torch.randn(1, 1, 14, 8)
+    assert Layer("one", q, q, q, SOFTMAX, **options).picture() == grid
+    assert Layer("one", q, q[:, :, 1:], q[:, :, 1:], SOFTMAX, **options).picture() is None

@@ -6,10 +6,7 @@ import pytest
 import torch
 
 import softless
-from softless.errors import UnsupportedError
-from softless.probes.layer import Layer
-from softless.probes.locality import layer_locality, locality, residual_share
-from softless.probes.running import summarize
+from softless.probes.locality import locality, residual_share
 
 GRID, PREFIX = (3, 4), 2
 TOKENS = PREFIX + 12
@@ -91,18 +88,3 @@ def test_the_share_of_the_residual_is_by_length():
     assert residual_share(local, output).item() == pytest.approx(3 / 7)
     assert residual_share(0 * local, output).item() == 0
     assert residual_share(0 * local, 0 * output).item() == 0
-
-
-def test_a_layer_is_read_at_its_own_grid():
-    q, k = torch.randn(2, 5, 3, TOKENS, 8).unbind()
-    layer = Layer("blocks.0", q, k, k, softless.mechanism("inline"), grid=GRID, prefix=PREFIX)
-    found = layer_locality(layer, side=3)
-    assert torch.equal(found.mass, locality(layer.weights(), GRID, PREFIX).mass)
-    assert summarize(found)["mass"].n == 5
-
-
-@pytest.mark.parametrize("more", [{}, {"grid": (3, 3)}, {"grid": (3, 4), "prefix": 1}])
-def test_a_layer_without_a_picture_is_told_so(more):
-    q = torch.randn(1, 1, TOKENS, 8)
-    with pytest.raises(UnsupportedError, match="locality needs tokens that are a picture, and layer 'text' has 14"):
-        layer_locality(Layer("text", q, q, q, softless.mechanism("softmax"), **more))

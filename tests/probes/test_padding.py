@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softless.probes.capture import capture
-from softless.probes.examine import examine
+from softless.probes.examination import examine
 from softless.probes.findings import LayerFindings
 from softless.probes.running import Estimate
 

@@ -5,7 +5,7 @@ import torch
 
 import softless
 from softless.errors import UnsupportedError
-from softless.probes.propositions import colliding_pair, rank_condition
+from softless.probes.injectivity import colliding_pair, rank_condition
 
 DIM, KEYS = 6, 20
 

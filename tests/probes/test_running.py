@@ -1,6 +1,5 @@
-"""Running means: the same from any portions, and intervals that hold the truth as often as they say."""
+"""Running means and histograms are the same from any portions; intervals hold the truth as often as they say."""
 
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
 
@@ -10,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from softless.probes.running import Estimate, Running, merge, observe, proportion, student, summarize
+from softless.probes.running import Estimate, Histogram, Running, histogram, merge, observe, proportion, student
+
+counts = st.lists(st.integers(0, 10_000), max_size=40)
 
 
 def folded(samples: torch.Tensor, cuts: list[int]) -> Running:
@@ -103,11 +104,23 @@ def test_wilsons_interval_holds_the_truth_in_95_of_100_studies(truth):
     assert abs(share - 0.95) < 0.02
 
 
-def test_a_probes_tensors_become_estimates_over_samples():
-    @dataclass(frozen=True)
-    class Found:
-        mass: torch.Tensor
-        tau: float
+@given(counts.filter(bool))
+def test_every_count_lies_between_the_edges_of_its_bin(values):
+    found = histogram(torch.tensor(values))
+    expected = [
+        sum(low <= value < high for value in values) for low, high in zip(found.edges, found.edges[1:], strict=False)
+    ]
+    assert list(found.counts) == expected
+    assert sum(found.counts) == len(values)
+    assert found.edges[:4] == (0, 1, 2, 4)[: len(found.edges)]
 
-    mass = torch.randn(6, 2, 5)
-    assert summarize(Found(mass, 1.0)) == {"mass": observe(mass.double().mean((1, 2))).estimate()}
+
+@given(counts, counts)
+def test_two_lots_add_up_to_the_histogram_of_both(a, b):
+    both = histogram(torch.tensor(a + b, dtype=torch.long))
+    assert histogram(torch.tensor(a, dtype=torch.long)) + histogram(torch.tensor(b, dtype=torch.long)) == both
+
+
+def test_nothing_is_an_empty_histogram():
+    assert histogram(torch.tensor([], dtype=torch.long)) == Histogram()
+    assert Histogram() + Histogram() == Histogram()

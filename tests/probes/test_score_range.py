@@ -8,16 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import softless
-from softless.probes.approximation import relative_error
-from softless.probes.running import summarize
 from softless.probes.score_range import (
     TAU,
     compare,
     cost,
     effective_rank,
     filtered,
+    relative_error,
     spread,
-    three_distributions,
     verdict,
 )
 
@@ -115,8 +113,8 @@ def test_two_heaps_of_scores_fill_little_however_far_they_are_apart():
 def test_a_query_that_sees_nothing_has_zeros():
     found = spread(torch.full((1, 1, 1, 4), -torch.inf))
     assert all(value.item() == 0 for value in vars(found).values())
-    lost = filtered(torch.full((1, 1, 1, 4), -torch.inf))
-    assert lost.kept.abs().sum() == lost.discarded.abs().sum() == 0
+    kept, discarded = filtered(torch.full((1, 1, 1, 4), -torch.inf))
+    assert kept.abs().sum() == discarded.abs().sum() == 0
 
 
 def test_kept_and_discarded_are_those_of_the_threshold_report():
@@ -124,19 +122,18 @@ def test_kept_and_discarded_are_those_of_the_threshold_report():
     mask = torch.rand(2, 9) < 0.8
     mask[:, 0] = True
     scores = (q @ k.mT * 8**-0.5).masked_fill(~mask[:, None, None], -torch.inf)
-    found = filtered(scores, TAU)
-    assert found.tau == TAU
+    kept, discarded = filtered(scores, TAU)
     for place, tau in enumerate(TAU):
         report = softless.threshold_report(q, k, tau=tau, key_mask=mask)
-        torch.testing.assert_close(found.kept[..., place], report.kept_fraction)
-        torch.testing.assert_close(found.discarded[..., place], report.discarded_mass)
+        torch.testing.assert_close(kept[..., place], report.kept_fraction)
+        torch.testing.assert_close(discarded[..., place], report.discarded_mass)
 
 
 def test_a_larger_tau_keeps_more():
-    found = filtered(masked_scores(), (0.5, 1.0, 2.0, 100.0))
-    assert (found.kept.diff(dim=-1) >= 0).all()
-    assert (found.discarded.diff(dim=-1) <= 0).all()
-    assert (found.kept[..., -1] == 1).all()
+    kept, discarded = filtered(masked_scores(), (0.5, 1.0, 2.0, 100.0))
+    assert (kept.diff(dim=-1) >= 0).all()
+    assert (discarded.diff(dim=-1) <= 0).all()
+    assert (kept[..., -1] == 1).all()
 
 
 def test_effective_rank_is_that_of_the_singular_values():
@@ -165,31 +162,22 @@ def test_padding_and_hidden_keys_take_no_part_in_the_rank():
 
 
 def test_unit_variance_does_not_bound_the_range():
-    constant, uniform, normal = three_distributions(4096)
-    assert (constant.scores, uniform.scores, normal.scores) == ("constant", "uniform", "normal")
+    """Evenly spread scores of variance 1 stay within sqrt(12); the range of normal ones grows with the tokens."""
+    constant, even, normal = compare(torch.zeros(4096)), compare(12**0.5 * torch.rand(4096)), compare(torch.randn(4096))
     assert constant.range == constant.error["first order"] == constant.error["uniform"] == 0
-    assert uniform.deviation == pytest.approx(1, abs=0.03)
-    assert normal.deviation == pytest.approx(1, abs=0.03)
-    assert uniform.range <= 12**0.5 < 6 < normal.range
-    assert uniform.error["first order"] < normal.error["first order"]
-    assert three_distributions(64, seed=1) == three_distributions(64, seed=1) != three_distributions(64, seed=2)
+    assert even.deviation == pytest.approx(1, abs=0.05)
+    assert normal.deviation == pytest.approx(1, abs=0.05)
+    assert even.range <= 12**0.5 < 6 < normal.range
+    assert even.error["first order"] < normal.error["first order"]
 
 
-def test_three_readings_of_one_row_sum_to_one_and_fall():
+def test_the_three_kinds_of_weights_on_one_row_sum_to_one_and_fall():
     found = compare(torch.randn(50))
     assert list(found.weights) == ["softmax", "first order", "uniform"]
     for weights in found.weights.values():
         assert sum(weights) == pytest.approx(1)
         assert list(weights) == sorted(weights, reverse=True)
     assert found.error["softmax"] == 0
-
-
-def test_estimates_are_over_samples():
-    scores = masked_scores(samples=6)
-    found = summarize(spread(scores))
-    assert found["range"].n == 6
-    assert found["range"].mean == pytest.approx(spread(scores).range.mean().item())
-    assert found["range"].low < found["range"].mean < found["range"].high
 
 
 @pytest.mark.parametrize(

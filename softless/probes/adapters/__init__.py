@@ -1,1 +1,0 @@
-"""How attention is found in a running model: our layers say what they mix; of others, calls of PyTorch are watched."""
