@@ -105,7 +105,7 @@ def _document(source: str, parts: "list[CheckedPart]") -> dict[str, Any]:
 def _show(source: str, parts: "list[CheckedPart]") -> None:
     from rich.text import Text
 
-    from softless.commands.layout import plain_table
+    from softless.commands.common import plain_table
 
     out = console()
     table = plain_table("part", "images", "classes", "per class", "smallest", "largest", "damaged")

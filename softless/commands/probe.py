@@ -247,7 +247,7 @@ def _shared(paths: Sequence[Sequence[str]]) -> int:
 
 
 def _table(report: "ProbeReport") -> "Table":
-    from softless.commands.layout import plain_table
+    from softless.commands.common import plain_table
     from softless.probes.score_range import cost
 
     layers = report.layers

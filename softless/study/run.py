@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import typer
 
-from softless.bench.cases import cases_named
+from softless.bench.scaling import cases_named
 from softless.commands.ctrl_c import WATCH
 from softless.commands.progress import Advance, progress
 from softless.data import open_splits

@@ -2,8 +2,7 @@
 
 import pytest
 
-from softless.bench import measure as bench_measure
-from softless.commands import probe, train
+from softless.commands import bench, probe, train
 from softless.commands import progress as module
 from softless.commands.progress import Bar
 from softless.study import run as study_run
@@ -35,7 +34,7 @@ def bars(monkeypatch):
         opened.append(Recorder(total))
         return Entered(opened[-1])
 
-    for user in (train, study_run, bench_measure, module):
+    for user in (train, study_run, bench, module):
         monkeypatch.setattr(user, "progress", recording)
     assert not hasattr(probe, "progress"), "it imports it when it runs"
     return opened

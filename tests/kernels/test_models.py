@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from softless.bench.remix import by_backend, linear_layers
+from softless.bench.model_contest import by_backend, linear_layers
 from softless.kernels.parallel import ops  # noqa: F401, a counter knows the operators that exist when it is made
 from softless.models.blocks import Stage
 from tests.models.cases import loud, small

@@ -1,12 +1,12 @@
-"""What `softless bench` is about to measure, settled and refused before anything runs."""
+"""The plan of `softless bench`: settled, or refused, before anything runs."""
 
 import pytest
 import torch
 
-from softless.bench import contest
-from softless.bench import measure as bench_measure
+from softless.bench import call_document, stopwatch
 from softless.bench.cost import Shape
 from softless.errors import ArgumentError
+from softless.mechanisms import mechanism
 
 DEFAULTS = {
     "shapes": [(1, 8, 64, 16)], "tokens": None, "keys": None, "kv_heads": None, "causal": False, "backward": False,
@@ -14,8 +14,9 @@ DEFAULTS = {
 }  # fmt: skip
 
 
-def plan(*names, options=None, **changes):
-    return bench_measure.plan(names or ("inline",), options or {}, **DEFAULTS | changes)
+def plan(*names, **changes):
+    mechanisms = {name: mechanism(name) for name in names or ("inline",)}
+    return call_document.plan_calls(mechanisms, **DEFAULTS | changes)
 
 
 def test_a_shape_is_that_of_q_and_k_and_v_follow_it():
@@ -48,7 +49,7 @@ def test_the_backward_pass_comes_after_the_forward_one():
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), ("cuda", torch.bfloat16)])
 def test_the_dtype_is_what_the_device_is_used_with(monkeypatch, device, dtype):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda")
-    monkeypatch.setattr(contest, "free_bytes", lambda _: None)
+    monkeypatch.setattr(stopwatch, "free_bytes", lambda _: None)
     (terms,) = plan(device="auto").terms
     assert (terms.device, terms.dtype) == (device, dtype)
     assert plan(device="auto", dtype="float16").terms[0].dtype == torch.float16
@@ -60,42 +61,15 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
         plan(device="cuda")
 
 
-def test_an_option_goes_to_every_mechanism():
-    made = plan("linear", "inline", options={"phi": "relu"}).mechanisms
-    assert [each.phi for each in made.values()] == ["relu", "relu"]
-    with pytest.raises(ArgumentError, match="'hydra' has no option 'phi'"):
-        plan("linear", "hydra", options={"phi": "relu"})
-
-
 def test_a_length_that_does_not_fit_is_refused_before_the_first_is_measured(monkeypatch):
-    monkeypatch.setattr(contest, "free_bytes", lambda _: 10**8)
+    monkeypatch.setattr(stopwatch, "free_bytes", lambda _: 10**8)
     with pytest.raises(ArgumentError, match="shape 1,8,65536,16"):
         plan(tokens=[16, 65536])
 
 
-def test_the_command_names_everything_that_was_settled():
-    made = plan("linear", options={"phi": "relu"}, causal=True, backward=True, tokens=[8], kv_heads=2, keys=9)
-    assert made.command == (
-        "softless bench linear --shape 1,8,64,16 --tokens 8 --keys 9 --kv-heads 2 --causal --backward "
-        "--option phi=relu --dtype float32 --device cpu --backend auto --repeats 3 --quick"
-    )
-
-
-def test_a_bar_moves_as_far_as_it_is_long(monkeypatch):
-    """Whatever the number of contestants, passes and lengths, progress ends at 100 %."""
+def test_progress_adds_up_to_one():
+    """The amounts add up for any number of contestants, passes and lengths."""
     moved = []
-
-    class Bar:
-        def __init__(self, total, _wanted):
-            self.total = total
-
-        def __enter__(self):
-            moved.append(-self.total)
-            return lambda _label, amount: moved.append(amount)
-
-        def __exit__(self, *_):
-            """Nothing to close."""
-
-    monkeypatch.setattr(bench_measure, "progress", Bar)
-    list(bench_measure._results(plan("inline", "hydra", backward=True, tokens=[4, 8]), 1e9, True))
-    assert sum(moved) == pytest.approx(0)
+    both = plan("inline", "hydra", backward=True, tokens=[4, 8])
+    list(call_document._call_results(both, 1e9, lambda _label, amount: moved.append(amount)))
+    assert sum(moved) == pytest.approx(1)

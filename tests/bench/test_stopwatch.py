@@ -19,7 +19,7 @@ def test_calls_take_turns():
         assert 0 < timing.fastest <= timing.seconds
 
 
-def test_tick_is_told_every_label_once_a_turn():
+def test_tick_gets_every_label_once_per_round():
     told = []
     stopwatch.time_calls({"a": lambda: None, "b": lambda: None}, CPU, repeats=2, tick=told.append)
     assert told == ["a", "b"] * 2
@@ -33,11 +33,11 @@ def test_a_slow_call_is_repeated_less(monkeypatch):
 
 def test_the_copy_rate_counts_bytes_read_and_written(monkeypatch):
     monkeypatch.setitem(stopwatch.COPY_BYTES, "cpu", 1000)
-    monkeypatch.setattr(stopwatch, "_seconds", lambda call, _: call() or 0.5)
+    monkeypatch.setattr(stopwatch, "seconds_per_call", lambda call: call() or 0.5)
     assert stopwatch.copy_rate(CPU) == 4000
 
 
-def test_threads_are_given_back():
+def test_the_thread_count_is_restored():
     before = torch.get_num_threads()
     with stopwatch.threads(1):
         assert torch.get_num_threads() == 1

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import softless
-from softless.bench.remix import by_backend, by_plain_formulas, linear_layers
+from softless.bench.model_contest import by_backend, by_plain_formulas, linear_layers
 from softless.errors import BackendError, UnsupportedError
 from tests.models.cases import FAMILIES, images, loud, mixings, small
 
@@ -61,7 +61,7 @@ def test_the_plain_formula_is_what_runs(monkeypatch):
     """Were it the model's own attention again, a wrong formula would go unnoticed."""
     model, x = model_and_images("deit", local=False)
     expected = by_plain_formulas(copy.deepcopy(model))(x)
-    monkeypatch.setattr("softless.bench.remix.plain", lambda _: lambda q, _k, _v: torch.zeros_like(q))
+    monkeypatch.setattr("softless.bench.model_contest.plain", lambda _: lambda q, _k, _v: torch.zeros_like(q))
     assert (by_plain_formulas(model)(x) - expected).abs().max() > 1e-3 * expected.abs().max()
 
 

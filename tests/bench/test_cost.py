@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import softless
-from softless.bench.cases import study_cases
 from softless.bench.cost import (
     BLOCKS,
     CHUNKED,
@@ -23,6 +22,7 @@ from softless.bench.cost import (
     flops,
     form,
 )
+from softless.bench.scaling import study_cases
 from softless.errors import ArgumentError, UnsupportedError
 
 B, H, N, D = 2, 8, 300, 32

@@ -1,19 +1,20 @@
-"""The obvious PyTorch of a mechanism: what one types from the paper, unfused, in the dtype that comes in.
+"""The formulas of mechanisms in plain PyTorch, as one types them from the paper: unfused, in the dtype of the input.
 
     linear     o = phi(q) (phi(k)^T v) / phi(q).sum_j phi(k_j)                    normalize="none": no division
     inline     o = (s/N) phi(q) (phi(k)^T v) - s (phi(q).mean phi(k)) mean v + mean v       as its authors compute it
     efficient  o = softmax_channels(q) (softmax_tokens(k)^T v)
     taylor     o = (sum_j v_j + q^ (k^^T v)) / (N + q^.sum_j k^_j)                             q^ = q/|q|, order 1
 
-The causal form is typed in one of two ways, and N = M in both:
+The causal form has two versions, both for N = M:
 
     weights    the N x N scores, masked: tril(phi(q) phi(k)^T) v
     sums       running sums of phi(k) v^T, N x d x e numbers: for lengths whose N x N weights do not fit
 
-InLine's local residual is one convolution with B C groups, its kernels are two with a group a head, as its authors run
-them.
+InLine's local residual is one convolution with B C groups, and its MLP is two convolutions with one group per head, as
+its authors run them.
 
-A yardstick of speed, not of precision: raw sums, no care for zeros. softless.algebra is the careful form.
+These formulas are a yardstick of speed, not of precision: they use raw sums and do not handle zeros. softless.algebra
+has the careful form.
 """
 
 from collections.abc import Callable
@@ -49,33 +50,34 @@ MAPS: dict[str, Map] = {
 }
 
 
-def plain(made: Mechanism, *, causal_by: str | None = None) -> Formula:
-    """The formula as a function of q, k and v; `causal_by` is None, 'weights' or 'sums'."""
-    if isinstance(made, Linear | InLine):
-        on_q, on_k = maps(made)
-        forms = SUBTRACT if isinstance(made, InLine) else DIVIDE if made.normalize == "divide" else KEEP
+def plain(mechanism: Mechanism, *, causal_by: str | None = None) -> Formula:
+    """Return the formula as a function of q, k and v; `causal_by` is None, 'weights' or 'sums'."""
+    if isinstance(mechanism, Linear | InLine):
+        on_q, on_k = maps(mechanism)
+        forms = SUBTRACT if isinstance(mechanism, InLine) else DIVIDE if mechanism.normalize == "divide" else KEEP
         form = forms[causal_by]
         return lambda q, k, v: form(on_q(q), *_like(q, on_k(k), v))
-    if isinstance(made, Efficient):
+    if isinstance(mechanism, Efficient):
         return lambda q, k, v: CHANNEL[causal_by](q.softmax(-1), *_like(q, k, v))
-    if isinstance(made, Taylor) and made.order == 1:
+    if isinstance(mechanism, Taylor) and mechanism.order == 1:
         if causal_by is None:
             return lambda q, k, v: _taylor(_unit(q), *_like(q, _unit(k), v))
         return lambda q, k, v: DIVIDE[causal_by](_one_and(q), *_like(q, _one_and(k), v))
-    raise UnsupportedError(f"{made.name} has no plain formula here: linear, inline, efficient and taylor of order 1 do")
+    name = mechanism.name
+    raise UnsupportedError(f"{name} has no plain formula here: linear, inline, efficient and taylor of order 1 do")
 
 
-def plain_padded(made: Mechanism, key_mask: Bool[Tensor, "b n"]) -> Formula:
-    """The same for tokens some of which pad the others; linear and inline."""
-    if not isinstance(made, Linear | InLine):
-        raise UnsupportedError(f"{made.name} has no plain formula with padding here: linear and inline do")
-    on_q, on_k = maps(made)
+def plain_padded(mechanism: Mechanism, key_mask: Bool[Tensor, "b n"]) -> Formula:
+    """Return the formula of linear or inline for sequences with padding; `key_mask` is True at real tokens."""
+    if not isinstance(mechanism, Linear | InLine):
+        raise UnsupportedError(f"{mechanism.name} has no plain formula with padding here: linear and inline do")
+    on_q, on_k = maps(mechanism)
     real = key_mask[:, None, :, None]
 
     def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         a, (b, v) = on_q(q), _like(q, on_k(k) * real, v * real)
-        if isinstance(made, Linear):
-            return (_divide if made.normalize == "divide" else _keep)(a, b, v)
+        if isinstance(mechanism, Linear):
+            return (_divide if mechanism.normalize == "divide" else _keep)(a, b, v)
         n, s = real.sum(-2, keepdim=True).to(q.dtype), q.shape[-1] ** -0.5
         k_mean, v_mean = b.sum(-2, keepdim=True) / n, v.sum(-2, keepdim=True) / n
         return (s / n) * (a @ (b.mT @ v)) - s * (a @ k_mean.mT) * v_mean + v_mean
@@ -84,7 +86,7 @@ def plain_padded(made: Mechanism, key_mask: Bool[Tensor, "b n"]) -> Formula:
 
 
 def plain_taps(residual: LocalResidual, context: Float[Tensor, "b c"]) -> Float[Tensor, "b h 9 d"]:
-    """The local residual's MLP as two convolutions in groups."""
+    """Compute the kernels of the local residual by two convolutions in groups."""
     taps = nn.Sequential.forward(residual, context[..., None])
     return taps.squeeze(-1).unflatten(1, (residual.heads, -1, 9)).transpose(2, 3)
 
@@ -92,7 +94,7 @@ def plain_taps(residual: LocalResidual, context: Float[Tensor, "b c"]) -> Float[
 def plain_residual(
     v: Float[Tensor, "b h n d"], taps: Float[Tensor, "b h 9 d"], grid: tuple[int, int], prefix: int = 0
 ) -> Float[Tensor, "b h n d"]:
-    """The 3x3 kernel of every sample and channel on its picture; tokens before `prefix` get nothing."""
+    """Apply the 3x3 kernel of every sample and channel to its picture; the first `prefix` tokens get zero."""
     batch, heads, _, dim = v.shape
     picture = v[:, :, prefix:].transpose(2, 3).reshape(1, batch * heads * dim, *grid)
     kernels = taps.transpose(2, 3).reshape(batch * heads * dim, 1, 3, 3)
@@ -100,9 +102,10 @@ def plain_residual(
     return F.pad(local.reshape(batch, heads, dim, -1).transpose(2, 3), (0, 0, prefix, 0))
 
 
-def maps(made: FeatureMapped) -> tuple[Map, Map]:
-    """phi and phi_k of a mechanism as one would type them."""
-    return _map(made.phi, made.t), _map(made.phi if made.phi_k is None else made.phi_k, made.t)
+def maps(mechanism: FeatureMapped) -> tuple[Map, Map]:
+    """Return phi and phi_k of a mechanism in plain PyTorch."""
+    phi, phi_k, t = mechanism.phi, mechanism.phi_k, mechanism.t
+    return _map(phi, t), _map(phi if phi_k is None else phi_k, t)
 
 
 def _map(phi: str | Map, t: float) -> Map:
@@ -116,7 +119,7 @@ def _map(phi: str | Map, t: float) -> Map:
 
 
 def _like(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """k and v with as many heads as q."""
+    """Repeat the heads of k and v to as many as q has."""
     return repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
 
 
@@ -125,7 +128,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _one_and(x: Tensor) -> Tensor:
-    """[1, x^]: features whose product is 1 + q^.k^."""
+    """Return [1, x^]: features whose product is 1 + q^.k^."""
     return F.pad(_unit(x), (1, 0), value=1.0)
 
 
@@ -192,12 +195,12 @@ def _taylor(a: Queries, b: Features, v: Values) -> Output:
 
 
 def _counts(x: Features) -> Float[Tensor, "n 1"]:
-    """How many tokens each one sees: 1 to N."""
+    """Return how many tokens each token sees: 1 to N."""
     return torch.arange(1, x.shape[-2] + 1, device=x.device, dtype=x.dtype)[:, None]
 
 
 def _running(b: Features, v: Values) -> Float[Tensor, "b h n d e"]:
-    """sum_{j <= i} phi(k_j) v_j^T for every i."""
+    """Return sum_{j <= i} phi(k_j) v_j^T for every i."""
     return (b[..., :, None] * v[..., None, :]).cumsum(-3)
 
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import softless
-from softless.bench import contestants, rivals
+from softless.bench import contestants
 from softless.bench.contest import contest
 from softless.bench.contestants import Terms
 from softless.bench.cost import Shape
 
-CHUNK, FUSED, BLA = rivals.WITH_PHI
-ALONE = rivals.RIVALS[3:]
+CHUNK, FUSED, BLA = contestants.WITH_PHI
+ALONE = contestants.RIVALS[3:]
 
 
 def running(q, k, v, scale=None, normalize=True):
@@ -33,11 +33,11 @@ def whole(q, k, v):
 @pytest.fixture
 def installed(monkeypatch):
     """Stand-ins under the rivals' names."""
-    for rival in rivals.RIVALS:
+    for rival in contestants.RIVALS:
         module = sys.modules.get(rival.module) or ModuleType(rival.module)
         setattr(module, rival.function, running if rival.causal else whole)
         monkeypatch.setitem(sys.modules, rival.module, module)
-    monkeypatch.setattr(rivals, "find_spec", lambda _: True)
+    monkeypatch.setattr(contestants, "find_spec", lambda _: True)
 
 
 def qkv():
@@ -50,15 +50,15 @@ def test_a_rival_computes_our_function(installed, phi):
     normalized, raw = (softless.mechanism("linear", phi=phi, normalize=how) for how in ("divide", "none"))
     for rival, made in ((CHUNK, normalized), (FUSED, raw), (BLA, normalized)):
         exact = softless.attention(*tensors, made, is_causal=rival.causal, backend="reference")
-        assert (rivals.load(rival, made)(*tensors) - exact).abs().max() <= 1e-12 * (1 + exact.abs().max())
+        assert (contestants.load(rival, made)(*tensors) - exact).abs().max() <= 1e-12 * (1 + exact.abs().max())
 
 
 def test_a_kernel_alone_has_its_features_given(installed):
     q, k, v = qkv()
-    for rival, alone in zip(rivals.WITH_PHI, ALONE, strict=True):
+    for rival, alone in zip(contestants.WITH_PHI, ALONE, strict=True):
         made = softless.mechanism("linear", phi="exp")
         assert alone.label == f"{rival.label} alone"
-        assert torch.equal(rivals.load(alone, made)(q.exp(), k.exp(), v), rivals.load(rival, made)(q, k, v))
+        assert torch.equal(contestants.load(alone, made)(q.exp(), k.exp(), v), contestants.load(rival, made)(q, k, v))
 
 
 def test_no_rival_is_made_to_copy(installed, monkeypatch):
@@ -70,7 +70,7 @@ def test_no_rival_is_made_to_copy(installed, monkeypatch):
         return running(*features, **options)
 
     monkeypatch.setattr(sys.modules[CHUNK.module], CHUNK.function, look)
-    call = rivals.load(CHUNK, softless.mechanism("linear"))
+    call = contestants.load(CHUNK, softless.mechanism("linear"))
     who = contestants.Contestant(CHUNK.label, "rival", call=call, lay=CHUNK.lay)
     contest([who], Terms(shape=Shape(1, 2, 8, 4, 8, 2)), rate=1e9, backward=True, repeats=1)
     assert seen
@@ -78,10 +78,8 @@ def test_no_rival_is_made_to_copy(installed, monkeypatch):
 
 
 def absences(**changes):
-    return [
-        rivals.absence(rival, **{"is_causal": True, "device": "cuda", "grouped": False} | changes)
-        for rival in rivals.RIVALS
-    ]
+    terms = Terms(**{"shape": Shape(1, 2, 8, 4, 8, 2), "is_causal": True, "device": "cuda"} | changes)
+    return [contestants.absence(rival, terms) for rival in contestants.RIVALS]
 
 
 def test_a_rival_that_can_take_the_call_has_no_excuse(installed):
@@ -93,8 +91,8 @@ def test_an_absence_is_a_reason(installed, monkeypatch):
     assert absences()[2] == "is not causal, and this call is causal"
     assert absences(is_causal=False)[0] == "is causal, and this call is not"
     assert absences(device="cpu")[0] == "needs a CUDA device"
-    assert absences(grouped=True)[0] == "takes as many key heads as query heads"
-    monkeypatch.setattr(rivals, "find_spec", lambda _: None)
+    assert absences(shape=Shape(1, 2, 8, 4, 8, 1))[0] == "takes as many key heads as query heads"
+    monkeypatch.setattr(contestants, "find_spec", lambda _: None)
     assert absences()[0] == "fla is not installed (pip install fla-core)"
 
 
@@ -102,8 +100,8 @@ def test_a_rival_that_fails_to_load_stays_on_the_list(monkeypatch):
     def fail(*_):
         raise ImportError("libcuda.so.1\nis missing")
 
-    monkeypatch.setattr(rivals, "absence", lambda *_, **__: None)
-    monkeypatch.setattr(rivals, "load", fail)
+    monkeypatch.setattr(contestants, "absence", lambda *_: None)
+    monkeypatch.setattr(contestants, "load", fail)
     terms = Terms(shape=Shape(1, 2, 8, 4, 8, 2))
     everyone = contestants.contestants({"linear": softless.mechanism("linear")}, terms, compiled=False)
     assert [each.absent for each in everyone if each.role == "rival"] == ["ImportError: libcuda.so.1"] * 6

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import softless
-from softless.bench import contest, contestants
+from softless.bench import contest, contestants, stopwatch
 from softless.bench.contestants import Contestant, Terms
-from softless.bench.cost import Shape, cost
+from softless.bench.cost import Shape, cost, floor_bytes
 from softless.errors import ArgumentError, UnsupportedError
 
 SMALL = Terms(shape=Shape(2, 4, 33, 8, 33, 4))
@@ -21,7 +21,11 @@ def everyone(*names, terms=SMALL):
 
 def held(*names, terms=SMALL, **options):
     results = contest.contest(everyone(*names, terms=terms), terms, rate=RATE, repeats=2, **options)
-    return {result.label: result for result in results}
+    return {row["label"]: row for row in results}
+
+
+def floor(terms, backward=False):
+    return floor_bytes(terms.shape, terms.dtype, backward=backward)
 
 
 def test_everyone_is_on_the_list_and_either_timed_or_excused():
@@ -30,10 +34,10 @@ def test_everyone_is_on_the_list_and_either_timed_or_excused():
         "linear", "inline", "SDPA", "linear plain", "linear compiled", "inline plain", "inline compiled",
         "fla chunk", "fla fused_chunk", "flash_bla", "fla chunk alone", "fla fused_chunk alone", "flash_bla alone",
     ]  # fmt: skip
-    for result in found.values():
-        assert (result.timing is None) == (result.skipped is not None)
-    assert found["inline compiled"].skipped == "compiling takes longer than a quick run"
-    assert [found[name].role for name in ("linear", "SDPA", "linear plain", "flash_bla")] == [
+    for row in found.values():
+        assert (row["ms"] is None) == (row["skipped"] is not None)
+    assert found["inline compiled"]["skipped"] == "compiling takes longer than a quick run"
+    assert [found[name]["role"] for name in ("linear", "SDPA", "linear plain", "flash_bla")] == [
         "ours", "sdpa", "plain", "rival",
     ]  # fmt: skip
 
@@ -41,11 +45,11 @@ def test_everyone_is_on_the_list_and_either_timed_or_excused():
 @pytest.mark.parametrize("backward", [False, True])
 def test_ratio_and_share_follow_from_the_times(backward):
     found = held("inline", backward=backward)
-    floor = contest.floor_bytes(SMALL, backward) / RATE
-    for result in found.values():
-        if result.timing is not None:
-            assert result.ratio == found["SDPA"].timing.seconds / result.timing.seconds
-            assert result.share == floor / result.timing.seconds
+    fastest = floor(SMALL, backward) / RATE
+    for row in found.values():
+        if row["ms"] is not None:
+            assert row["ratio"] == pytest.approx(found["SDPA"]["ms"] / row["ms"])
+            assert row["share"] == pytest.approx(1e3 * fastest / row["ms"])
 
 
 def test_tick_is_told_every_label_once_a_turn_and_once_before():
@@ -56,17 +60,17 @@ def test_tick_is_told_every_label_once_a_turn_and_once_before():
 
 def test_the_floor_is_four_tensors_and_eleven_with_the_backward_pass():
     one = 2 * 4 * 33 * 8 * 4
-    assert contest.floor_bytes(SMALL) == 4 * one == cost(softless.mechanism("inline"), SMALL.shape).floor_bytes
-    assert contest.floor_bytes(SMALL, backward=True) == 11 * one
+    assert floor(SMALL) == 4 * one == cost(softless.mechanism("inline"), SMALL.shape).floor_bytes
+    assert floor(SMALL, backward=True) == 11 * one
     half = replace(SMALL, dtype=torch.bfloat16)
-    assert contest.floor_bytes(half, backward=True) == 11 * one / 2
+    assert floor(half, backward=True) == 11 * one / 2
 
 
 def test_grouped_keys_count_once():
     grouped = Terms(shape=Shape(1, 4, 10, 8, 30, 2))
     q, k = 4 * 10 * 8 * 4, 2 * 30 * 8 * 4
-    assert contest.floor_bytes(grouped) == 2 * q + 2 * k
-    assert contest.floor_bytes(grouped, backward=True) == 5 * q + 6 * k
+    assert floor(grouped) == 2 * q + 2 * k
+    assert floor(grouped, backward=True) == 5 * q + 6 * k
 
 
 def test_extra_memory_leaves_out_what_the_call_gives():
@@ -74,9 +78,9 @@ def test_extra_memory_leaves_out_what_the_call_gives():
     lean = Contestant("lean", "rival", call=lambda q, _k, _v: q.clone())
     rich = Contestant("rich", "rival", call=lambda q, _k, _v: q.neg().neg())
     found = contest.contest([lean, rich], SMALL, rate=RATE, repeats=1)
-    assert [(each.extra_bytes, each.extra_share) for each in found] == [(0, 0), (tensor, 1)]
+    assert [(row["extra_bytes"], row["extra_share"]) for row in found] == [(0, 0), (tensor, 1)]
     trained = held("inline", backward=True)["inline"]
-    assert trained.extra_share == trained.extra_bytes / (4 * tensor)
+    assert trained["extra_share"] == trained["extra_bytes"] / (4 * tensor)
 
 
 def test_the_tensors_are_those_of_the_terms():
@@ -110,22 +114,20 @@ def test_causal_plain_formulas_take_weights_then_sums_then_an_excuse(monkeypatch
     terms = replace(SMALL, is_causal=True)
     numbers = 2 * 4 * 33 * 4
     for free, way in ((10**9, "weights"), (numbers * 33 * 6, "sums")):
-        monkeypatch.setattr(contestants, "free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr(stopwatch, "free_bytes", lambda _, free=free: free)
         monkeypatch.setattr(contestants, "SUMS_COPIES", 1)
         assert contestants._causal_by(terms) == way
-    monkeypatch.setattr(contestants, "free_bytes", lambda _: 10)
+    monkeypatch.setattr(stopwatch, "free_bytes", lambda _: 10)
     with pytest.raises(UnsupportedError, match=r"forms weights of .* are free; forms sums of"):
         contestants._causal_by(terms)
-    assert held("linear", terms=replace(terms, shape=Shape(2, 4, 33, 8, 40, 4)))["linear plain"].skipped.endswith(
+    assert held("linear", terms=replace(terms, shape=Shape(2, 4, 33, 8, 40, 4)))["linear plain"]["skipped"].endswith(
         "not 33 and 40"
     )
 
 
 def test_weights_that_would_not_fit_are_an_excuse(monkeypatch):
-    monkeypatch.setattr(contestants, "free_bytes", lambda _: 1000)
-    assert (
-        "forms weights of 0 GB in all" in contestants.ours("threshold", softless.mechanism("threshold"), SMALL).absent
-    )
+    monkeypatch.setattr(stopwatch, "free_bytes", lambda _: 1000)
+    assert "forms weights of 0.0 GB" in contestants.ours("threshold", softless.mechanism("threshold"), SMALL).absent
     assert contestants.ours("inline", softless.mechanism("inline"), SMALL).absent is None
     reference = replace(SMALL, backend="reference")
     assert contestants.ours("inline", softless.mechanism("inline"), reference).absent is not None
@@ -146,13 +148,13 @@ def failing(role, error):
 
 def test_a_rival_that_raises_is_excused_by_its_own_words():
     (found,) = contest.contest([failing("rival", TypeError("no\nway"))], SMALL, rate=RATE)
-    assert found.skipped == "TypeError: no"
+    assert found["skipped"] == "TypeError: no"
 
 
 def test_running_out_of_memory_is_an_excuse_for_everyone():
     for error in (torch.OutOfMemoryError("CUDA"), RuntimeError("can't allocate memory")):
         (found,) = contest.contest([failing("ours", error)], SMALL, rate=RATE)
-        assert found.skipped == "ran out of memory at 33 tokens"
+        assert found["skipped"] == "ran out of memory at 33 tokens"
 
 
 def test_our_own_errors_are_raised():
@@ -162,7 +164,7 @@ def test_our_own_errors_are_raised():
 
 
 def test_tensors_beyond_memory_are_refused_with_both_sizes(monkeypatch):
-    monkeypatch.setattr(contest, "free_bytes", lambda _: 10**9)
+    monkeypatch.setattr(stopwatch, "free_bytes", lambda _: 10**9)
     with pytest.raises(ArgumentError, match=r"shape 1,8,1048576,64 with 1048576 keys needs about .* GB and 1.0 GB"):
         contest.check_memory(Terms(shape=Shape(1, 8, 2**20, 64, 2**20, 8)))
     contest.check_memory(SMALL)

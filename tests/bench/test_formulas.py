@@ -5,7 +5,7 @@ import torch
 
 import softless
 from softless.algebra.neighbors import local_residual
-from softless.bench.plain import SUMS, WEIGHTS, plain, plain_padded, plain_residual
+from softless.bench.formulas import SUMS, WEIGHTS, plain, plain_padded, plain_residual
 from softless.errors import UnsupportedError
 
 CASES = [
