@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from softless.bench.plain import plain, plain_padded, plain_residual, plain_taps
 from softless.functional import attention_qkv
-from softless.nn.mixing import Asked, Grid, Mixing, as_heads
+from softless.nn.mixing import AttentionCall, Grid, Mixing, as_heads
 
-Attend = Callable[[Mixing, Asked, Tensor | None, int], Tensor]  # a layer, its tokens, the taps and prefix: [B, H, N, d]
+Attend = Callable[
+    [Mixing, AttentionCall, Tensor | None, int], Tensor
+]  # a layer, its tokens, the taps and prefix: [B, H, N, d]
 
 
 def by_plain_formulas(model: nn.Module) -> nn.Module:
@@ -48,13 +50,13 @@ def linear_layers(model: nn.Module) -> list[Mixing]:
 
 
 def _mix(layer: Mixing, attend: Attend, qkv: Tensor, grid: Grid | None = None, **options: Any) -> Tensor:
-    asked, cut = layer.asked(qkv, grid, **options)
+    asked, cut = layer.as_call(qkv, grid, **options)
     taps, prefix = layer.taps(asked.source, asked.grid, asked.key_mask)
     out = attend(layer, asked, taps, prefix).transpose(1, 2).flatten(2)  # [B, N, C]
     return out if cut is None else cut.join(out)
 
 
-def _plain(layer: Mixing, asked: Asked, taps: Tensor | None, prefix: int) -> Tensor:
+def _plain(layer: Mixing, asked: AttentionCall, taps: Tensor | None, prefix: int) -> Tensor:
     q, k, v = as_heads(asked.qkv)
     made, mask = layer.mechanism, asked.key_mask
     out = (plain(made) if mask is None else plain_padded(made, mask))(q, k, v)
@@ -64,7 +66,7 @@ def _plain(layer: Mixing, asked: Asked, taps: Tensor | None, prefix: int) -> Ten
     return out + plain_residual(v, taps, asked.grid, prefix)
 
 
-def _on(backend: str, layer: Mixing, asked: Asked, taps: Tensor | None, prefix: int) -> Tensor:
+def _on(backend: str, layer: Mixing, asked: AttentionCall, taps: Tensor | None, prefix: int) -> Tensor:
     assert isinstance(asked.qkv, Tensor)
     inputs = layer.inputs(asked.source)
     grid = asked.grid if taps is not None or layer.mechanism.reads_grid else None

@@ -16,16 +16,15 @@ from torch import Tensor, nn
 from softless.errors import ArgumentError, UnsupportedError, shown
 from softless.mechanisms import resolve
 from softless.mechanisms.scored import check_count
-from softless.models.blocks import Checked, Plan, Stage
-from softless.models.graphs import CallsBack, call_back
+from softless.models.blocks import BlockConfig, Checked, Stage
 from softless.models.table import Config
+from softless.nn.checks import check_rate
 from softless.nn.maps import AttentionMap, attention_maps
-from softless.nn.mixing import check_rate
 
 FORMATS = ("NCHW", "NHWC")
 
 
-class Backbone(CallsBack):
+class Backbone(nn.Module):
     """A family's blocks with timm's contract around them. Make one with `softless.create_model`."""
 
     pools: tuple[str, ...] = ("avg", "")
@@ -100,13 +99,13 @@ class Backbone(CallsBack):
     def _classifier(self) -> nn.Module:
         return nn.Linear(self.num_features, self.num_classes) if self.num_classes else nn.Identity()
 
-    def plans(self, stage: int) -> Iterator[Plan]:
+    def plans(self, stage: int) -> Iterator[BlockConfig]:
         """The blocks of a stage."""
         c = self.config
         drop_paths = calculate_drop_path_rates(self.rates["drop_path_rate"], list(c.depths), stagewise=True)
         for index, rate in enumerate(drop_paths[stage]):
             mixed = index < c.mixed[stage]
-            yield Plan(
+            yield BlockConfig(
                 dim=c.dims[stage],
                 heads=c.heads[stage],
                 mlp_ratio=c.mlp_ratios[stage],
@@ -122,11 +121,8 @@ class Backbone(CallsBack):
             )
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Normalized features of the last stage; a family says how, in `compute`."""
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return call_back(self.number, x, None)
-        else:  # noqa: RET505, TorchScript compiles only one branch
-            return self.compute(x)
+        """Return the normalized features of the last stage."""
+        raise NotImplementedError
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         if self.global_pool == "avg":
@@ -184,7 +180,7 @@ class Pyramid(Backbone):
         """For each stage, what makes its picture from the one before (or from the images), and its blocks."""
         raise NotImplementedError
 
-    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+    def forward_features(self, x: Tensor) -> Tensor:
         x = self.checked(x)
         for embed, blocks in self.stages():
             x = blocks(embed(x))

@@ -12,17 +12,17 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from timm.layers import DropPath, Mlp
+from timm.models import register_notrace_module
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from softless.errors import ArgumentError
 from softless.mechanisms import Mechanism
-from softless.models.graphs import Whole
 from softless.nn.inputs import Before, moving
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class BlockConfig:
     """What one block is to be. `mechanism` None means the family's own softmax attention."""
 
     dim: int
@@ -47,7 +47,7 @@ class Plan:
 class Block(nn.Module):
     """Pre-norm attention and MLP. `attn` takes tokens and their grid."""
 
-    def __init__(self, plan: Plan, attn: nn.Module, eps: float):
+    def __init__(self, plan: BlockConfig, attn: nn.Module, eps: float):
         super().__init__()
         self.norm1 = nn.LayerNorm(plan.dim, eps)
         self.attn = attn
@@ -55,13 +55,13 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(plan.dim, eps)
         self.mlp = Mlp(plan.dim, plan.mlp_ratio * plan.dim, drop=plan.proj_drop)
 
-    @torch.jit.ignore
     def forward(self, x: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
         x = x + self.drop_path(self.attn(self.norm1(x), grid))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
-class Stage(Whole, nn.ModuleList):
+@register_notrace_module  # FX records one call of it, and does not look inside
+class Stage(nn.ModuleList):
     """Blocks in order, on tokens [B, N, C] with their grid or on a picture [B, h, w, C]."""
 
     def __init__(self, blocks: Iterable[nn.Module]):
@@ -73,7 +73,7 @@ class Stage(Whole, nn.ModuleList):
             return (rewound if moving(block) else checkpointed)(block, x, grid)
         return block(x, grid)
 
-    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
         height, width = x.shape[1:3] if grid is None else grid
         tokens = x.flatten(1, 2) if grid is None else x
         for block in self:
@@ -95,14 +95,15 @@ def rewound(block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
     return checkpoint(block, x, grid, use_reentrant=False, context_fn=Before(block).contexts)
 
 
-class Checked(Whole):
+@register_notrace_module
+class Checked(nn.Module):
     """Images as they are, if they are [B, channels, H, W] and at least one patch high and wide."""
 
     def __init__(self, channels: int, patch: int):
         super().__init__()
         self.channels, self.patch = channels, patch
 
-    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 4 or x.shape[1] != self.channels:
             needed = f"[batch, {self.channels}, height, width]"
             raise ArgumentError(f"images have shape {list(x.shape)} and must be {needed}")
@@ -112,15 +113,16 @@ class Checked(Whole):
         return x
 
 
-class Positions(Whole):
+@register_notrace_module
+class Positions(nn.Module):
     """A table of positions made for one picture, and resampled for others."""
 
     def __init__(self, native: list[int], mode: str, prefix: int = 0):
         super().__init__()
         self.native, self.mode, self.prefix = native, mode, prefix
 
-    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
-        return resample(x, self.native, self.native if grid is None else grid, self.mode, self.prefix)
+    def forward(self, table: Tensor, grid: list[int]) -> Tensor:
+        return resample(table, self.native, grid, self.mode, self.prefix)
 
 
 def resample(table: Tensor, native: list[int], grid: list[int], mode: str, prefix: int) -> Tensor:

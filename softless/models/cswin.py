@@ -19,24 +19,23 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from timm.layers import DropPath, Mlp
+from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from softless.errors import ArgumentError
 from softless.models.backbone import Pyramid
-from softless.models.blocks import Plan, Stage
-from softless.models.graphs import Whole
+from softless.models.blocks import BlockConfig, Stage
 from softless.nn.mixing import Mixing, Sides
 
 
 class Branch(Mixing):
     """Attention of some heads in stripes or in the whole picture, plus a convolution of their values."""
 
-    def __init__(self, plan: Plan, dim: int, heads: int, window: Sides):
+    def __init__(self, plan: BlockConfig, dim: int, heads: int, window: Sides):
         mechanism = "softmax" if plan.mechanism is None else plan.mechanism
         super().__init__(dim, heads, mechanism, plan.local, window=window, attn_drop=plan.attn_drop)
         self.get_v = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
 
-    @torch.jit.ignore
     def forward(
         self, qkv: Float[Tensor, "b n 3 heads d"], grid: tuple[int, int], source: Float[Tensor, "b n c"]
     ) -> Float[Tensor, "b n c"]:
@@ -48,7 +47,7 @@ class Branch(Mixing):
 class CSwinBlock(nn.Module):
     """Pre-norm attention in branches, and MLP."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: BlockConfig):
         super().__init__()
         dim, self.heads = plan.dim, plan.heads
         width = plan.window if plan.mechanism is not None else None if plan.last_stage else plan.reach
@@ -67,7 +66,6 @@ class CSwinBlock(nn.Module):
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = Mlp(dim, plan.mlp_ratio * dim, drop=plan.proj_drop)
 
-    @torch.jit.ignore
     def forward(self, x: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
         x = x + self.drop_path(self.proj_drop(self.proj(self.attend(x, grid))))
         return x + self.drop_path(self.mlp(self.norm2(x)))
@@ -86,7 +84,8 @@ class ToPicture(nn.Module):
         return x.permute(0, 2, 3, 1)
 
 
-class Merge(Whole):
+@register_notrace_module
+class Merge(nn.Module):
     """Half as high and wide, twice the channels."""
 
     def __init__(self, dim: int):
@@ -94,7 +93,7 @@ class Merge(Whole):
         self.conv = nn.Conv2d(dim, 2 * dim, 3, 2, 1)
         self.norm = nn.LayerNorm(2 * dim)
 
-    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:  # [B, h, w, C] -> [B, h/2, w/2, 2 C]
+    def forward(self, x: Tensor) -> Tensor:  # [B, h, w, C] -> [B, h/2, w/2, 2 C]
         return self.norm(self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))
 
 

@@ -15,7 +15,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from softless.models.backbone import FORMATS, Backbone, check_format, table
-from softless.models.blocks import Block, Plan, Positions, Stage
+from softless.models.blocks import Block, BlockConfig, Positions, Stage
 from softless.nn import Attention
 from softless.nn.patches import PatchEmbed
 
@@ -49,7 +49,7 @@ class DeiT(Backbone):
         x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), self.patch_embed(x)], 1)
         return x + self.positions(self.pos_embed, grid), grid
 
-    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+    def forward_features(self, x: Tensor) -> Tensor:
         x, grid = self.embed(x)
         return self.norm(self.blocks(x, grid))
 
@@ -109,7 +109,7 @@ class DeiT(Backbone):
         }
 
 
-def attention(plan: Plan) -> Attention:
+def attention(plan: BlockConfig) -> Attention:
     return Attention(
         plan.dim,
         plan.heads,

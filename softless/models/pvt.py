@@ -19,16 +19,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from softless.models.backbone import Pyramid, table
-from softless.models.blocks import Block, Plan, Positions, Stage
+from softless.models.blocks import Block, BlockConfig, Positions, Stage
+from softless.nn.checks import is_plain
 from softless.nn.mixing import Mixing
 from softless.nn.patches import PatchEmbed
-from softless.nn.plain import is_plain
 
 
 class ReducedAttention(Mixing):
     """Attention with its queries projected apart from keys and values, which a convolution may reduce first."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: BlockConfig):
         own = plan.mechanism is None
         super().__init__(
             plan.dim,
@@ -48,7 +48,6 @@ class ReducedAttention(Mixing):
             self.sr = nn.Conv2d(plan.dim, plan.dim, self.reduction, self.reduction)
             self.norm = nn.LayerNorm(plan.dim)
 
-    @torch.jit.ignore
     def forward(self, x: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
         if self.reduction > 1:
             q, (k, v) = self.q(x), self.kv(self.reduce(x, grid)).chunk(2, -1)

@@ -14,17 +14,17 @@ Shapes: B batch, h x w tokens, C channels, W window.
 
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
+from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from softless.io.weights import DERIVED
 from softless.models.backbone import Pyramid, table
-from softless.models.blocks import Block, Plan, Stage
-from softless.models.graphs import Whole
+from softless.models.blocks import Block, BlockConfig, Stage
 from softless.nn import Attention
 from softless.nn.patches import PatchEmbed
 
@@ -32,9 +32,7 @@ from softless.nn.patches import PatchEmbed
 class WindowAttention(Attention):
     """Softmax in windows, with a bias for each relative position."""
 
-    __jit_unused_properties__: ClassVar = ["relative_position_index"]
-
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: BlockConfig):
         side = plan.reach
         assert side is not None
         super().__init__(
@@ -49,8 +47,9 @@ class WindowAttention(Attention):
         self.side = side
         self.relative_position_bias_table = table((2 * side - 1) ** 2, plan.heads)
 
-    @torch.jit.ignore
-    def forward(self, x: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
+    def forward(  # type: ignore[override]  # always a picture, and nothing else
+        self, x: Float[Tensor, "b n c"], grid: tuple[int, int]
+    ) -> Float[Tensor, "b n c"]:
         return super().forward(x, grid, bias=self.bias(self.windows(grid, x.shape[1]).size))
 
     def bias(self, size: tuple[int, int]) -> Float[Tensor, "heads m m"]:
@@ -72,7 +71,8 @@ class WindowAttention(Attention):
         return self.index((self.side, self.side))
 
 
-class Merging(Whole):
+@register_notrace_module
+class Merging(nn.Module):
     """2 x 2 tokens side by side, top left, bottom left, top right, bottom right; then half as many channels."""
 
     def __init__(self, dim: int):
@@ -80,7 +80,7 @@ class Merging(Whole):
         self.norm = nn.LayerNorm(4 * dim)
         self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
 
-    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:  # [B, h, w, C] -> [B, h/2, w/2, 2 C]
+    def forward(self, x: Tensor) -> Tensor:  # [B, h, w, C] -> [B, h/2, w/2, 2 C]
         height, width = x.shape[1:3]
         if height % 2 or width % 2:
             x = F.pad(x, (0, 0, 0, width % 2, 0, height % 2))
@@ -88,8 +88,8 @@ class Merging(Whole):
         return self.reduction(self.norm(squares.permute(0, 1, 3, 4, 2, 5).flatten(3)))
 
 
-class Layer(nn.Module):
-    """A stage's blocks, and what makes the next stage's picture. Held for its names; its parts are called."""
+class SwinStage(nn.Module):
+    """A stage's blocks and the layer that makes the next stage's picture. It only groups their names."""
 
     def __init__(self, blocks: Stage, downsample: nn.Module):
         super().__init__()
@@ -113,7 +113,7 @@ class Swin(Pyramid):
             dynamic_img_pad=True,
         )
         self.layers = nn.ModuleList(
-            Layer(
+            SwinStage(
                 Stage(Block(plan, attention(plan), 1e-5) for plan in self.plans(stage)),
                 Merging(dim) if stage < len(dims) - 1 else nn.Identity(),
             )
@@ -152,7 +152,7 @@ class Swin(Pyramid):
         return {"stem": r"^patch_embed", "blocks": r"^layers\.(\d+)" if coarse else fine}
 
 
-def attention(plan: Plan) -> Attention:
+def attention(plan: BlockConfig) -> Attention:
     """A mixed block's, or Swin's own."""
     if plan.mechanism is None:
         return WindowAttention(plan)

@@ -34,7 +34,6 @@ class Inputs(nn.Module):
                 mechanism.initialize(name, getattr(self, name).data)
         self.predicted = nn.ModuleDict({name: nn.Linear(dim, kv_heads) for name in mechanism.token_inputs})
 
-    @torch.jit.ignore
     def forward(self, x: Float[Tensor, "b n c"] | None) -> dict[str, Tensor]:
         names = self.mechanism.input_shapes(self.heads, self.head_dim)
         found = {name: getattr(self, name) for name in names}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from softless.algebra.neighbors import local_residual
 from softless.errors import ArgumentError
-from softless.nn.plain import is_plain
+from softless.nn.checks import is_plain
 from softless.validation import check_picture
 
 
@@ -57,8 +57,7 @@ class LocalResidual(nn.Sequential):
         offset = last.bias.view(heads, d, 9).mT.reshape(heads, 1, 9 * d)
         return torch.baddbmm(offset, x, to_taps.mT).unflatten(2, (9, d)).transpose(0, 1)
 
-    @torch.jit.ignore
-    def forward(
+    def forward(  # type: ignore[override]  # Sequential's takes one argument
         self, context: Float[Tensor, "b c"], v: Float[Tensor, "b heads n d"], grid: tuple[int, int], prefix: int = 0
     ) -> Float[Tensor, "b heads n d"]:
         check_picture(grid, prefix)

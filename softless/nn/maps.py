@@ -48,7 +48,7 @@ def attention_maps(model: nn.Module, *inputs: Tensor) -> Iterator[AttentionMap]:
     >>> [(found.layer, found.weights.shape) for found in attention_maps(layer, torch.randn(1, 6, 8))]
     [('', torch.Size([1, 2, 6, 6]))]
 
-    Only what enters each layer is kept meanwhile; a map is made when it is asked for.
+    Only what enters each layer is kept meanwhile; a map is made when it is call for.
     """
     calls: list[_Call] = []
     with torch.no_grad(), _recorded(model, calls):
@@ -59,7 +59,7 @@ def attention_maps(model: nn.Module, *inputs: Tensor) -> Iterator[AttentionMap]:
 
 @contextmanager
 def _recorded(model: nn.Module, calls: list[_Call]) -> Iterator[None]:
-    """Within, every layer says what it was asked to mix."""
+    """Within, every layer says what it was call to mix."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Mixing)}
 
     def record(
@@ -78,16 +78,16 @@ def _recorded(model: nn.Module, calls: list[_Call]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _map(call: _Call) -> AttentionMap:
-    module = call.module
-    asked, cut = module.asked(call.qkv, **call.options)
-    weights, local = module.weights(asked), None
-    taps, prefix = module.taps(asked.source, asked.grid, asked.key_mask)
-    if taps is not None and asked.grid is not None:
-        local = _neighbors(taps.mean(-1, keepdim=True), asked.grid, prefix, asked.key_mask)
+def _map(recorded: _Call) -> AttentionMap:
+    module = recorded.module
+    call, cut = module.as_call(recorded.qkv, **recorded.options)
+    weights, local = module.weights(call), None
+    taps, prefix = module.taps(call.source, call.grid, call.key_mask)
+    if taps is not None and call.grid is not None:
+        local = _neighbors(taps.mean(-1, keepdim=True), call.grid, prefix, call.key_mask)
     if cut is not None:
         weights, local = _placed(weights, cut), None if local is None else _placed(local, cut)
-    return AttentionMap(call.layer, weights, local)
+    return AttentionMap(recorded.layer, weights, local)
 
 
 def _neighbors(

@@ -5,7 +5,7 @@
 cuDNN runs it as a convolution, several times slower where channels are few.
 """
 
-from typing import Any, cast, no_type_check
+from typing import Any, cast
 
 import torch.nn.functional as F
 from timm import layers
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 class Patches(nn.Conv2d):
     """A convolution with stride = kernel size and no padding, of pictures of whole patches."""
 
-    @no_type_check  # TorchScript compiles it, and finds no names through a checker's wrapper
     def forward(self, x: Tensor) -> Tensor:
         p, q = self.kernel_size
         b, c, h, w = x.shape

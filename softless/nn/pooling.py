@@ -20,7 +20,7 @@ from torch import Tensor
 from softless.algebra.state import keep
 from softless.errors import ArgumentError
 from softless.mechanisms.scored import check_count
-from softless.validation import check_token_mask
+from softless.nn.checks import check_token_mask
 
 MODES = ("mean", "max", "first")
 

@@ -25,8 +25,8 @@ from softless.errors import ArgumentError
 from softless.mechanisms import Mechanism
 from softless.mechanisms.scored import check_count
 from softless.nn.attention import Attention
-from softless.nn.mixing import MOST_CHANNELS, MOST_LAYERS, check_heads
-from softless.validation import check_key_mask, check_token_mask, check_tokens
+from softless.nn.checks import MOST_CHANNELS, MOST_LAYERS, check_heads, check_token_mask, check_tokens
+from softless.validation import check_key_mask
 
 
 class Survivors(NamedTuple):

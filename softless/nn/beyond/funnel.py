@@ -25,9 +25,9 @@ from softless.errors import ArgumentError, UnsupportedError, shown
 from softless.mechanisms import Mechanism, resolve
 from softless.mechanisms.cosformer import Cosformer
 from softless.mechanisms.scored import check_count
-from softless.nn.mixing import MOST_CHANNELS, MOST_LAYERS, Mixing
+from softless.nn.checks import MOST_CHANNELS, MOST_LAYERS, check_token_mask, check_tokens
+from softless.nn.mixing import Mixing
 from softless.nn.pooling import MODES, Tokens, pool_tokens, repeat_tokens
-from softless.validation import check_token_mask, check_tokens
 
 
 class Funneled(NamedTuple):

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from softless.algebra.state import keep
 from softless.errors import ArgumentError
 from softless.mechanisms.scored import check_count
-from softless.nn.mixing import MOST_CHANNELS, check_switch
+from softless.nn.checks import MOST_CHANNELS, check_switch, check_token_mask, check_tokens
 from softless.nn.pooling import Tokens, windows
-from softless.validation import check_token_mask, check_tokens
 
 
 class StridedFeedForward(nn.Module):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from softless.algebra.neighbors import local_residual
 from softless.backends import hide
 from softless.errors import UnsupportedError
-from softless.nn.longformer import LongformerAttention
-from softless.nn.mixing import Asked, Grid, Heads, Mixing, as_heads
+from softless.nn.global_tokens import LongformerAttention
+from softless.nn.mixing import AttentionCall, Grid, Heads, Mixing, as_heads
 from softless.probes.layer import Layer
 
 Keep = Callable[[Layer], Tensor | None]  # takes a layer; what it returns stands for the layer's output
@@ -42,7 +42,7 @@ def _mix(
     grid: Grid | None = None,
     **options: Any,
 ) -> Tensor:
-    asked, cut = module.asked(qkv, grid, **options)
+    asked, cut = module.as_call(qkv, grid, **options)
     edited = keep(_layer(name, module, asked))
     if edited is None:
         return mix(qkv, grid, **options)
@@ -50,7 +50,7 @@ def _mix(
     return out if cut is None else cut.join(out)
 
 
-def _layer(name: str, module: Mixing, asked: Asked) -> Layer:
+def _layer(name: str, module: Mixing, asked: AttentionCall) -> Layer:
     if isinstance(module, LongformerAttention):
         raise UnsupportedError(
             f"'{name}' is a LongformerAttention, with two sets of q, k and v, and a probe sees one: "
