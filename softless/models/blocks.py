@@ -1,4 +1,4 @@
-"""What every backbone is made of: the residual block, a stage of them, and the positions of a picture.
+"""The parts of every backbone: the residual block, a stage of blocks, and the positions of a picture.
 
     x = x + DropPath(attn(norm1(x)));   x = x + DropPath(mlp(norm2(x)))
 
@@ -18,12 +18,12 @@ from torch.utils.checkpoint import checkpoint
 
 from softless.errors import ArgumentError
 from softless.mechanisms import Mechanism
-from softless.nn.inputs import Before, moving
+from softless.nn.inputs import BufferSnapshot, moving
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig:
-    """What one block is to be. `mechanism` None means the family's own softmax attention."""
+    """The configuration of one block. `mechanism` None means the family's own softmax attention."""
 
     dim: int
     heads: int
@@ -32,7 +32,7 @@ class BlockConfig:
     local: bool
     window: int | None
     reach: int | None
-    odd: bool  # of its stage: where Swin shifts its windows
+    odd: bool  # its index in the stage: Swin shifts the windows of odd blocks
     last_stage: bool
     drop_path: float
     proj_drop: float
@@ -40,12 +40,12 @@ class BlockConfig:
 
     @property
     def shifted(self) -> bool:
-        """Whether a mixed block's windows start half a window earlier: those of one token cannot."""
+        """Whether a mixed block's windows start half a window earlier. Windows of one token cannot."""
         return self.odd and self.window is not None and self.window > 1
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP. `attn` takes tokens and their grid."""
+    """Pre-norm attention and MLP. `attn` is called with tokens and their grid."""
 
     def __init__(self, plan: BlockConfig, attn: nn.Module, eps: float):
         super().__init__()
@@ -82,22 +82,22 @@ class Stage(nn.ModuleList):
 
 
 def checkpointed(block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Activations are not kept: the backward pass runs the block a second time."""
+    """Run a block without keeping its activations: the backward pass runs it a second time."""
     return checkpoint(block, x, grid, use_reentrant=False)
 
 
 @torch.compiler.disable
 def rewound(block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
-    """The same, of a block in which training moves something: the second run finds it as the first did.
+    """Run `checkpointed` on a block with buffers that training updates: the second run starts from the first's values.
 
-    A compiled graph would not: it takes no context, and reads what was moved.
+    This is not compiled, because a compiled graph takes no context and would read the updated buffers.
     """
-    return checkpoint(block, x, grid, use_reentrant=False, context_fn=Before(block).contexts)
+    return checkpoint(block, x, grid, use_reentrant=False, context_fn=BufferSnapshot(block).contexts)
 
 
 @register_notrace_module
 class Checked(nn.Module):
-    """Images as they are, if they are [B, channels, H, W] and at least one patch high and wide."""
+    """Returns images unchanged, after checking that they are [B, channels, H, W] and at least one patch in size."""
 
     def __init__(self, channels: int, patch: int):
         super().__init__()
@@ -115,7 +115,7 @@ class Checked(nn.Module):
 
 @register_notrace_module
 class Positions(nn.Module):
-    """A table of positions made for one picture, and resampled for others."""
+    """Resamples a table of positions, made for one picture size, to another size."""
 
     def __init__(self, native: list[int], mode: str, prefix: int = 0):
         super().__init__()
@@ -126,7 +126,7 @@ class Positions(nn.Module):
 
 
 def resample(table: Tensor, native: list[int], grid: list[int], mode: str, prefix: int) -> Tensor:
-    """Positions [1, prefix + H W, C] of the native picture at another size; as they are at their own."""
+    """Resample positions [1, prefix + H W, C] to another picture size."""
     if list(native) == list(grid):
         return table
     own, picture = table[:, :prefix], table[:, prefix:].unflatten(1, tuple(native)).permute(0, 3, 1, 2)

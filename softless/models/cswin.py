@@ -2,13 +2,14 @@
 
     images -> 7x7 convolution, norm -> 4 stages, a 3x3 convolution and a norm between two -> norm -> mean -> head
 
-A block's projections are its own, and its attention lies in branches:
+The projections belong to the block, and the attention is in branches:
 
     o = proj(branches of qkv(norm1(x)), side by side),      branch = attention(q, k, v) + conv3x3(v)
 
-One branch has all heads and the whole picture: mixed blocks, and the last stage. Two have half the heads each, and see
-stripes of the picture, one upright, one across; a stripe ends the convolution (LePE) too. The local residual of a mixed
-block reads the mean of x before norm1, unlike in the other families. Parameter names are the authors'.
+Mixed blocks and the last stage have one branch, with all heads and the full picture. Other blocks have two branches of
+half of the heads each, which see vertical and horizontal stripes of the picture; the convolution (LePE) does not cross
+the border of a stripe. The local residual of a mixed block reads the mean of x before norm1, unlike in the other
+families. Parameter names are the authors'.
 
 Shapes: B batch, N = h w tokens, C channels.
 """
@@ -29,7 +30,7 @@ from softless.nn.mixing import Mixing, Sides
 
 
 class Branch(Mixing):
-    """Attention of some heads in stripes or in the whole picture, plus a convolution of their values."""
+    """Attention of some heads in stripes or in the full picture, plus a convolution of their values."""
 
     def __init__(self, plan: BlockConfig, dim: int, heads: int, window: Sides):
         mechanism = "softmax" if plan.mechanism is None else plan.mechanism
@@ -86,7 +87,7 @@ class ToPicture(nn.Module):
 
 @register_notrace_module
 class Merge(nn.Module):
-    """Half as high and wide, twice the channels."""
+    """Halves height and width, and doubles the channels."""
 
     def __init__(self, dim: int):
         super().__init__()
@@ -98,7 +99,7 @@ class Merge(nn.Module):
 
 
 class CSwin(Pyramid):
-    """Four stages of cross-shaped or whole-picture attention."""
+    """Four stages of attention in stripes or in the full picture."""
 
     def build(self) -> None:
         dims, patch = self.config.dims, self.config.patch

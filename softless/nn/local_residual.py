@@ -23,7 +23,7 @@ from softless.validation import check_picture
 
 
 class LocalResidual(nn.Sequential):
-    """Predicted 3x3 residual on v.
+    """The local residual: predicted 3x3 kernels on v.
 
     >>> import torch, softless
     >>> residual = softless.nn.LocalResidual(dim=64, heads=2)
@@ -31,8 +31,11 @@ class LocalResidual(nn.Sequential):
     >>> residual(context, v, grid=(7, 9), prefix=1).shape
     torch.Size([5, 2, 64, 32])
 
-    Add it to the attention output. Parameters are `0.*` and `2.*`, so as `attn.residual` it loads the
-    authors' weights by name.
+    Add the result to the attention output. The parameters are named `0.*` and `2.*`, as in the authors' weights.
+
+    Args:
+        dim: Channels C of the tokens.
+        heads: Number of heads, a divisor of dim.
     """
 
     def __init__(self, dim: int, heads: int):
@@ -42,9 +45,9 @@ class LocalResidual(nn.Sequential):
         self.heads, self.dim = heads, dim
 
     def taps(self, context: Float[Tensor, "b c"]) -> Float[Tensor, "b heads 9 d"]:
-        """The 3x3 kernel of every channel, row by row; tap 4 is the center.
+        """Return the 3x3 kernel of every channel, row by row; tap 4 is the center.
 
-        Convolutions of one point in groups are a matrix for each head: two batched products, not a kernel a group.
+        A grouped convolution of one point is one matrix per head, so two batched products replace the convolutions.
         """
         heads, d = self.heads, context.shape[1] // self.heads
         layers: list[Any] = list(self)
