@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from softless.algebra.masks import visible
+from softless.algebra.state import visible
 from softless.functional import attention_weights, hide, prepare, widen
 from softless.mechanisms import Mechanism
 from softless.mechanisms.base import Call, repeat_heads

@@ -1,4 +1,4 @@
-"""Runtime over the cells of a picture: what agent, soft and asymmetric_nonlocal do with `grid=`.
+"""Means over the cells of a picture, which agent, soft and asymmetric_nonlocal take with `grid=`.
 
 The oracle is torch's adaptive pooling, of the picture alone.
 """

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from softless.algebra.masks import causal
+from softless.algebra.state import causal
 from softless.functional import widen
 
 FAR = -800.0
