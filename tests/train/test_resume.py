@@ -161,7 +161,7 @@ def test_the_newest_whole_checkpoint_is_gone_on_from(tmp_path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.warns(RuntimeWarning, match=r"optimizer.safetensors is damaged.*step-00000009 is used in its place"):
+    with pytest.warns(RuntimeWarning, match=r"optimizer.safetensors is damaged.*step-00000009 is used instead"):
         fit(job(tmp_path / "cut", resume=True))
     assert digest(tmp_path / "cut") == expected
 
