@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor, nn
 
-from softless.algebra.masks import visible
+from softless.algebra.state import visible
 from softless.errors import ArgumentError, UnsupportedError
 from softless.mechanisms import Mechanism, mechanism
 from softless.probes.capture import Edit, capture
