@@ -15,7 +15,6 @@ import json
 import platform
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 import softless
+from softless.bench.stopwatch import seconds_per_call
 
 HEADS, DIM = 1, 64
 NAMES = ("linear", "inline")
@@ -47,9 +47,7 @@ def timed(jobs: dict[str, Callable[[], object]], repeats: int) -> dict[str, list
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(repeats + 1):
         for name, job in jobs.items():
-            start = time.perf_counter()
-            job()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(seconds_per_call(job))
     return {name: taken[1:] for name, taken in times.items()}
 
 

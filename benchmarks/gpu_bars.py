@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 import softless
-from softless.bench import rivals
-from softless.bench.contest import Result, contest, make_job
-from softless.bench.contestants import RIVAL, Contestant, Terms, ours, sdpa
+from softless.bench.contest import CallRow, contest, make_job
+from softless.bench.contestants import RIVAL, RIVALS, Contestant, Terms, load, ours, sdpa
 from softless.bench.cost import Shape
-from softless.bench.plain import plain
-from softless.bench.plain import plain_residual as grouped_convolution
+from softless.bench.formulas import plain
+from softless.bench.formulas import plain_residual as grouped_convolution
 from softless.bench.stopwatch import Timing, copy_rate, time_calls
 from softless.functional import attention_with_residual
 
@@ -108,39 +107,42 @@ def terms(shape: tuple[int, ...], is_causal: bool = False) -> Terms:
 
 
 @cache
-def result(label: str, shape: tuple[int, ...], backward: bool, is_causal: bool = False) -> Result:
+def result(label: str, shape: tuple[int, ...], backward: bool, is_causal: bool = False) -> CallRow:
     """One contestant by itself: ours by the mechanism's name, SDPA, or a rival by its label."""
     where = terms(shape, is_causal)
-    rival = next((each for each in rivals.RIVALS if each.label == label), None)
+    rival = next((each for each in RIVALS if each.label == label), None)
     if rival is not None:
-        who = Contestant(label, RIVAL, call=rivals.load(rival, softless.mechanism("linear")), lay=rival.lay)
+        who = Contestant(label, RIVAL, call=load(rival, softless.mechanism("linear")), lay=rival.lay)
     else:
         who = sdpa(where) if label == "SDPA" else ours(label, softless.mechanism(label), where)
     (found,) = contest([who], where, rate=rate(), backward=backward, repeats=REPEATS)
-    if found.timing is None:
-        raise RuntimeError(found.skipped)
+    if found["skipped"]:
+        raise RuntimeError(found["skipped"])
     return found
 
 
-def facts(timing: Timing | None) -> dict[str, Any]:
-    assert timing is not None
+def facts(row: Any) -> dict[str, Any]:
+    return {name: row[name] for name in ("ms", "timing", "eager_ms")}
+
+
+def timed(timing: Timing) -> dict[str, Any]:
     eager = timing.eager_seconds
     return {"ms": timing.seconds * 1e3, "timing": timing.timing, "eager_ms": None if eager is None else eager * 1e3}
 
 
 def share(name: str, shape: tuple[int, ...], backward: bool) -> Measured:
     found = result(name, shape, backward)
-    return found.share or 0.0, facts(found.timing)
+    return found["share"] or 0.0, facts(found)
 
 
 def against(other: str, name: str, shape: tuple[int, ...], backward: bool, is_causal: bool = False) -> Measured:
-    mine, theirs = (facts(result(each, shape, backward, is_causal).timing) for each in (name, other))
+    mine, theirs = (facts(result(each, shape, backward, is_causal)) for each in (name, other))
     return theirs["ms"] / mine["ms"], mine | {"against": other, "against_ms": theirs["ms"]}
 
 
 def extra_memory(name: str, shape: tuple[int, ...], backward: bool, is_causal: bool) -> Measured:
     found = result(name, shape, backward, is_causal)
-    return found.extra_share or 0.0, {"extra_bytes": found.extra_bytes}
+    return found["extra_share"] or 0.0, {"extra_bytes": found["extra_bytes"]}
 
 
 def plain_residual(q: Tensor, k: Tensor, v: Tensor, taps: Tensor, side: int) -> Tensor:
@@ -158,7 +160,7 @@ def residual(batch: int = 64, heads: int = 3, side: int = 56, dim: int = 32) -> 
         "plain": make_job(partial(plain_residual, side=side), inputs, True),
     }
     found = time_calls(jobs, DEVICE, repeats=REPEATS)
-    mine, theirs = facts(found["fused"]), facts(found["plain"])
+    mine, theirs = timed(found["fused"]), timed(found["plain"])
     return theirs["ms"] / mine["ms"], mine | {"against": "plain PyTorch", "against_ms": theirs["ms"]}
 
 
@@ -172,7 +174,7 @@ def decode(name: str) -> Measured:
     step = torch.no_grad()(lambda: softless.attention_with_state(*token, name, state, backend=BACKEND))
     timing = time_calls({name: step}, DEVICE, repeats=REPEATS)[name]
     moved = 2 * sum(part.nbytes for part in state)
-    return moved / rate() / timing.seconds, facts(timing) | {"bytes": moved}
+    return moved / rate() / timing.seconds, timed(timing) | {"bytes": moved}
 
 
 @cache

@@ -13,18 +13,15 @@ import time
 from collections.abc import Iterable
 
 import torch
-import typer
 
-from softless.commands.arguments import key_value
-from softless.data.device_loading import DeviceLoader
+from softless.data.loading import DeviceLoader
 from softless.data.reading import Batch
 from softless.data.sampler import ResumableSampler
 from softless.errors import SoftlessError
-from softless.train.assemble import build
 from softless.train.devices import Devices
 from softless.train.engine import Engine
-from softless.train.objective import Objective
-from softless.train.recipe_file import read_recipe
+from softless.train.recipe import read_recipe
+from softless.train.tasks.classify import ClassificationLoss, build
 
 BAR = 0.9
 ROUNDS = 3
@@ -44,16 +41,16 @@ def arguments() -> argparse.Namespace:
 def rate(engine: Engine, batches: Iterable[Batch]) -> float:
     """Images a second; what `failure` says is on the device, so asking waits for it."""
     images, start = 0, time.perf_counter()
-    for pixels, labels, _ in batches:
-        engine.update(pixels, labels)
-        images += len(labels)
+    for batch in batches:
+        engine.update(batch)
+        images += len(batch.labels)
     engine.failure()
     return images / (time.perf_counter() - start)
 
 
 def main() -> int:
     asked = arguments()
-    recipe = read_recipe(asked.recipe, [key_value(change) for change in asked.set])
+    recipe = read_recipe(asked.recipe, [change.partition("=")[::2] for change in asked.set])
     devices = Devices(asked.device, recipe.precision, graph=asked.graph)
     bytes_ = torch.randint(0, 256, (asked.images, 3, recipe.image_size, recipe.image_size), dtype=torch.uint8)
     each = torch.arange(asked.images)
@@ -65,7 +62,7 @@ def main() -> int:
 
     updates = len(augmented())
     model = build(recipe.model, recipe.image_size, CLASSES)
-    engine = Engine(model, recipe, devices, Objective(recipe, CLASSES), updates)
+    engine = Engine(model, recipe, devices, ClassificationLoss(recipe, CLASSES), updates)
     constant = next(iter(augmented()))
     rate(engine, [constant] * 5)
     rates = [(rate(engine, [constant] * updates), rate(engine, augmented())) for _ in range(ROUNDS)]
@@ -78,5 +75,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (SoftlessError, typer.BadParameter) as error:
+    except SoftlessError as error:
         sys.exit(f"error: {error}")

@@ -1,6 +1,6 @@
 """The GPU bars of whole models: what is measured, and the limit it is held to. benchmarks/gpu.py runs them.
 
-Measured by softless.bench.model_contest, as `softless bench --model` does: bfloat16 weights and images, each model
+Measured by softless.bench.model_contest, as `softless bench-model` does: bfloat16 weights and images, each model
 compiled whole, medians of CUDA-graph replays. Ratios are of images a second. Memory is that of ordinary calls, which
 need no compiler; all else is compiled, and compiling is most of the time this takes.
 """
@@ -13,7 +13,7 @@ import gpu_bars
 import torch
 from gpu_bars import Case, Measured, facts
 
-from softless.bench.model_contest import ModelResult, Setting, as_compiled, model_contest, ours, plainly, timms, twin
+from softless.bench.model_contest import ModelRow, Setting, as_compiled, model_contest, ours, plainly, timms, twin
 
 DTYPE = torch.bfloat16
 DEIT, SWIN, PVT = "inline_deit_tiny", "inline_swin_tiny", "inline_pvt_small"
@@ -31,7 +31,7 @@ WAYS = {
 
 
 @cache
-def result(way: str, name: str, side: int, batch: int, train: bool, compiled: bool = True) -> ModelResult:
+def result(way: str, name: str, side: int, batch: int, train: bool, compiled: bool = True) -> ModelRow:
     """One model computed one way, by itself."""
     device, backend = gpu_bars.DEVICE.type, gpu_bars.BACKEND
     setting = Setting(image_size=(side, side), batch=batch, dtype=DTYPE, device=device, backend=backend)
@@ -39,25 +39,27 @@ def result(way: str, name: str, side: int, batch: int, train: bool, compiled: bo
     entrant = WAYS[way](name, setting)
     entrant = as_compiled(entrant) if compiled else entrant
     (found,) = model_contest([entrant], setting, train=train, repeats=gpu_bars.REPEATS)
-    if found.timing is None:
-        raise RuntimeError(found.skipped)
+    if found["skipped"]:
+        raise RuntimeError(found["skipped"])
     return found
 
 
-def told(found: ModelResult) -> dict[str, Any]:
-    return facts(found.timing) | {"images_per_second": found.images_per_second, "memory_bytes": found.memory_bytes}
+def told(row: ModelRow, batch: int) -> dict[str, Any]:
+    eager = row["eager_images_per_second"]
+    numbers = {name: row[name] for name in ("images_per_second", "memory_bytes")}
+    return facts({**row, "eager_ms": None if eager is None else 1e3 * batch / eager}) | numbers
 
 
 def against(way: str, name: str, side: int, batch: int, train: bool) -> Measured:
     mine, theirs = (result(each, name, side, batch, train) for each in ("ours", way))
-    about = {"against": theirs.label, "against_images_per_second": theirs.images_per_second}
-    return mine.images_per_second / theirs.images_per_second, told(mine) | about
+    about = {"against": theirs["label"], "against_images_per_second": theirs["images_per_second"]}
+    return mine["images_per_second"] / theirs["images_per_second"], told(mine, batch) | about
 
 
 def memory(name: str, side: int, batch: int) -> Measured:
     mine, theirs = (result(each, name, side, batch, True, compiled=False) for each in ("ours", "twin"))
-    about = {"against": theirs.label, "against_memory_bytes": theirs.memory_bytes}
-    return mine.memory_bytes / theirs.memory_bytes, told(mine) | about
+    about = {"against": theirs["label"], "against_memory_bytes": theirs["memory_bytes"]}
+    return mine["memory_bytes"] / theirs["memory_bytes"], told(mine, batch) | about
 
 
 def against_timm() -> Iterator[Case]:

@@ -30,7 +30,7 @@ import torch
 from cpu import keep_freed_memory
 
 import softless
-from softless.bench.memory import peak_bytes
+from softless.bench.stopwatch import peak_bytes
 from softless.mechanisms import MECHANISMS, Mechanism
 from softless.mechanisms.sparse import PATTERNS, Sparse
 

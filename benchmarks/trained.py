@@ -16,9 +16,9 @@ from typing import Any
 from softless.errors import ArgumentError, FileError, SoftlessError
 from softless.study.statistics import Group, shared_spread
 from softless.study.tables import compare
-from softless.train.assemble import PROSE, build
-from softless.train.recipe_file import TABLES, from_document, read_recipe, to_document
+from softless.train.recipe import PROSE, TABLES, from_document, read_recipe, to_document
 from softless.train.run import Run
+from softless.train.tasks.classify import build
 
 RESULTS = Path(__file__).parent / "results"
 SCHEMA = "softless.trained/1"

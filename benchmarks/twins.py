@@ -16,20 +16,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import typer
 from curves_picture import Curves, curves_picture
 from trained import changed, section
 from twins_picture import picture
 
-from softless.commands.arguments import key_value
 from softless.errors import SoftlessError
 from softless.study.grid import Silent, run_grid
 from softless.study.statistics import groups, read_runs, shared_spread
 from softless.study.tables import cell, markdown, tables
 from softless.study.twins import QUESTIONS, Twin, side_of, twins_named, twins_of
 from softless.train.assemble import Runtime
-from softless.train.recipe import Recipe
-from softless.train.recipe_file import read_recipe
+from softless.train.recipe import Recipe, read_recipe
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
@@ -53,7 +50,7 @@ class Lines(Silent):
 
 
 def run(given: argparse.Namespace) -> int:
-    recipe = read_recipe(given.recipe, [key_value(change) for change in given.set])
+    recipe = read_recipe(given.recipe, [change.partition("=")[::2] for change in given.set])
     chosen = twins_named(given.twins.split(","), recipe) if given.twins else twins_for(recipe, given.tables)
     found = run_grid(
         given.out, recipe, chosen, data=given.data, seeds=range(given.seeds), minutes=given.minutes, pack=given.pack,
@@ -212,7 +209,7 @@ def main() -> int:
         for path in kept:
             for name, drawn in pictures(path.stem, json.loads(path.read_text())["runs"]).items():
                 (PAGE.parent / "pictures" / f"{name}.svg").write_text(drawn)
-    except (SoftlessError, typer.BadParameter) as error:
+    except SoftlessError as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
     return 0

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from softless.algebra.kernel_spec import RULES, KernelSpec
 from softless.algebra.neighbors import local_residual
-from softless.algebra.recipe import RULES, Recipe
 from softless.algebra.state import State, check_continues, keep
 from softless.errors import BackendError
 from softless.mechanisms import Call, Mechanism
@@ -23,9 +23,9 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, call: Call, backend: str, *, qkv: Tensor | None = None
 ) -> Tensor:
     """Compute attention. `qkv` is the packed tensor that q, k and v are views of, which the kernels read in place."""
-    recipe = fused(mechanism, call, q, k, v, backend)
-    if recipe is not None:
-        return _run(q, k, v, recipe, call, qkv)
+    spec = fused(mechanism, call, q, k, v, backend)
+    if spec is not None:
+        return _run(q, k, v, spec, call, qkv)
     k, v = hide(k, call.key_mask), hide(v, call.key_mask)
     if q.shape[2] == 0 or k.shape[2] == 0:
         return (q @ repeat_heads(k, q.shape[1]).mT) @ repeat_heads(v, q.shape[1])
@@ -50,9 +50,9 @@ def attend_with_residual(
     qkv: Tensor | None = None,
 ) -> Tensor:
     """Compute attention plus the local residual of `taps`. `picture` is (prefix, height, width)."""
-    recipe = fused(mechanism, call, q, k, v, backend, taps)
-    if recipe is not None:
-        return _run(q, k, v, recipe, call, qkv, taps, picture)
+    spec = fused(mechanism, call, q, k, v, backend, taps)
+    if spec is not None:
+        return _run(q, k, v, spec, call, qkv, taps, picture)
     prefix, height, width = picture
     wide = (q, k, v) if mechanism.fused_on_gpu and not q.is_cpu else (widen(q), widen(k), widen(v))
     with full_precision(q):  # one rounding, of the sum
@@ -65,9 +65,9 @@ def attend_with_state(
     q: Tensor, k: Tensor, v: Tensor, state: State | None, mechanism: Mechanism, call: Call, backend: str
 ) -> tuple[Tensor, State]:
     """Compute causal attention that continues from a state."""
-    recipe = fused(mechanism, call, q, k, v, backend, *(state or ()))
-    if recipe is not None:
-        return _run_with_state(q, k, v, state, recipe, call)
+    spec = fused(mechanism, call, q, k, v, backend, *(state or ()))
+    if spec is not None:
+        return _run_with_state(q, k, v, state, spec, call)
     k, v = hide(k, call.key_mask), hide(v, call.key_mask)
     with full_precision(q):
         out, state = mechanism.attend_with_state(widen(q), widen(k), widen(v), state, call)
@@ -106,8 +106,8 @@ def autocasting(x: Tensor) -> bool:
 
 def fused(
     mechanism: Mechanism, call: Call, q: Tensor, k: Tensor, v: Tensor, backend: str, *others: Tensor | None
-) -> Recipe | None:
-    """Return the recipe to run on the kernels, or None for torch. `others` are the taps or the state, if any."""
+) -> KernelSpec | None:
+    """Return the spec to run on the kernels, or None for torch. `others` are the taps or the state, if any."""
     if backend in ("reference", "torch") or (backend == "auto" and not on_gpu(q)):
         return None
     reason = transform_refusal(q, k, v, *call.inputs.values(), *others)
@@ -115,7 +115,7 @@ def fused(
     if reason and backend == "triton":
         raise BackendError(f"backend 'triton' was asked for and cannot run: {reason}; 'auto' runs torch here")
     empty = 0 in (q.shape[2], k.shape[2], v.shape[3])
-    return None if reason or empty else mechanism.recipe(call.scale)
+    return None if reason or empty else mechanism.kernel_spec(call.scale)
 
 
 def on_gpu(q: Tensor) -> bool:
@@ -141,16 +141,16 @@ def refusal(
         from softless.kernels.common import choice
     except ImportError as error:
         return f"triton cannot be imported ({error})"
-    recipe = mechanism.recipe(call.scale)
-    cannot = choice.refusal(recipe, mechanism.name, q, k, v, call.is_causal, device)
-    return cannot or (None if ask or recipe is None else choice.untested(device, recipe.reader))
+    spec = mechanism.kernel_spec(call.scale)
+    cannot = choice.refusal(spec, mechanism.name, q, k, v, call.is_causal, device)
+    return cannot or (None if ask or spec is None else choice.untested(device, spec.reader))
 
 
 def _run(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    recipe: Recipe,
+    spec: KernelSpec,
     call: Call,
     qkv: Tensor | None = None,
     taps: Tensor | None = None,
@@ -158,36 +158,36 @@ def _run(
 ) -> Tensor:
     """Run the kernels on q, k and v, or on the packed tensor they are views of."""
     if call.is_causal:
-        if recipe.reader in RULES:
-            return _run_with_state(q, k, v, None, recipe, call)[0]
+        if spec.reader in RULES:
+            return _run_with_state(q, k, v, None, spec, call)[0]
         from softless.kernels.causal.ops import causal
 
-        return causal(q, k, v, call.key_mask, None, *recipe[:3], recipe.scale, recipe.constant)[0]
+        return causal(q, k, v, call.key_mask, None, spec)[0]
     from softless.kernels.parallel.ops import attend_op
 
     parts = (q, k, v) if qkv is None else (qkv, None, None)
-    return attend_op(*parts, call.key_mask, taps, *recipe, list(picture))[0]
+    return attend_op(*parts, call.key_mask, taps, *spec, list(picture))[0]
 
 
 def _run_with_state(
-    q: Tensor, k: Tensor, v: Tensor, state: State | None, recipe: Recipe, call: Call
+    q: Tensor, k: Tensor, v: Tensor, state: State | None, spec: KernelSpec, call: Call
 ) -> tuple[Tensor, State]:
     """Run the causal kernels. A single token that needs no gradient takes the decode step."""
-    check_continues(state, _state_like(q, k, v, recipe))
-    if recipe.reader in RULES:
+    check_continues(state, _state_like(q, k, v, spec))
+    if spec.reader in RULES:
         from softless.kernels.delta.ops import delta
 
-        return delta(q, k, v, call.inputs["beta"], call.key_mask, state, recipe.reader, recipe.scale)
+        return delta(q, k, v, call.inputs["beta"], call.key_mask, state, spec.reader, spec.scale)
     from softless.kernels.causal.ops import causal, decode
 
     recording = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *(state or ())))
     step = decode if q.shape[2] == k.shape[2] == 1 and state is not None and not recording else causal
-    return step(q, k, v, call.key_mask, state, *recipe[:3], recipe.scale, recipe.constant)
+    return step(q, k, v, call.key_mask, state, spec)
 
 
-def _state_like(q: Tensor, k: Tensor, v: Tensor, recipe: Recipe) -> State:
+def _state_like(q: Tensor, k: Tensor, v: Tensor, spec: KernelSpec) -> State:
     """Return the shapes of the state that these tokens give, without data."""
     heads = k.shape[:2] if k.shape[1] == q.shape[1] else (*k.shape[:2], 1)
-    d, e = q.shape[3] + recipe.constant, v.shape[3]
+    d, e = q.shape[3] + spec.constant, v.shape[3]
     shapes = heads, (*heads, d), (*heads, e), (*heads, d, e), (*heads, d)
     return State(*(torch.empty(shape, device="meta") for shape in shapes))

@@ -1,4 +1,4 @@
-"""The softless command: one file a verb, in softless/commands/.
+"""The softless command: one file per verb, in softless/commands/.
 
 Exit status of every verb: 0 ok, 1 a check failed, 2 usage, 3 bad input, 130 interrupted.
 """
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from softless.commands import bench, ctrl_c, data_check, evaluate, explain, probe, report, study, train
+from softless.commands import bench, bench_model, ctrl_c, data_check, evaluate, explain, probe, report, study, train
 from softless.commands import list as list_
 from softless.errors import did_you_mean
 from softless.machine import installed_version
@@ -27,7 +27,7 @@ PLAIN: dict[str, Any] = {
 
 
 class Command(TyperCommand):
-    """A verb that answers an option it does not have with the nearest one it has."""
+    """A verb that suggests the nearest option if it gets one that it does not have."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -48,6 +48,7 @@ app = typer.Typer(
 app.command("list", cls=Command, help=list_.HELP, short_help=list_.SUMMARY)(list_.run)
 app.command("explain", cls=Command, help=explain.HELP, short_help=explain.SUMMARY)(explain.run)
 app.command("bench", cls=Command, help=bench.HELP, short_help=bench.SUMMARY)(bench.run)
+app.command("bench-model", cls=Command, help=bench_model.HELP, short_help=bench_model.SUMMARY)(bench_model.run)
 app.command("train", cls=Command, help=train.HELP, short_help=train.SUMMARY)(train.run)
 app.command("evaluate", cls=Command, help=evaluate.HELP, short_help=evaluate.SUMMARY)(evaluate.run)
 app.command("probe", cls=Command, help=probe.HELP, short_help=probe.SUMMARY)(probe.run)
@@ -59,8 +60,8 @@ data.command("check", cls=Command, help=data_check.HELP, short_help=data_check.S
 app.add_typer(data, name="data")
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"softless {installed_version()}")
         raise typer.Exit
 
@@ -71,11 +72,11 @@ def options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """What every verb shares."""
+    """Options that all verbs share."""
 
 
 def main() -> None:
-    """The command, with an answer to Ctrl-C within seconds (softless/commands/ctrl_c.py)."""
+    """Run the command; Ctrl-C ends it within seconds (softless/commands/ctrl_c.py)."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job ignores it
         signal.signal(signal.SIGINT, signal.default_int_handler)
         ctrl_c.WATCH.start()

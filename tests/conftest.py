@@ -1,4 +1,4 @@
-"""What every test can rely on: a seed, no network, and shapes checked against their annotations."""
+"""Every test gets a seed of its own, no network, and shapes that are checked against their annotations."""
 
 import gc
 import os
@@ -17,15 +17,15 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests.annotations import checked_at_first, same_shapes
+from tests.variants import ALWAYS, WITH_EXAMPLES
 
 # The hook rewrites what it checks as it is imported, so it must be installed before any test module loads.
-# The front door is left out: there a wrong type is the user's, and softless answers it in its own words.
+# The front door is left out: a wrong type comes from the user there, and softless reports it with an error of its own.
 CHECK_TYPES = os.environ.get("SOFTLESS_TYPECHECK", "1") != "0" and find_spec("beartype") is not None
 if CHECK_TYPES:
     from jaxtyping import install_import_hook
 
-    CHECKED = ["softless.algebra", "softless.nn", "softless.probes"]
-    CHECKED += ["softless.data.device_augment", "softless.data.device_color", "softless.data.device_shape"]
+    CHECKED = ["softless.algebra", "softless.nn", "softless.probes", "softless.data.device_augment"]
     install_import_hook(CHECKED, "beartype.beartype")
 
 # too_slow measures the machine, not the test.
@@ -41,27 +41,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 
-# Options of mechanisms that run with their defaults at every change: these wait for make slow.
-VARIANTS = {"performer-hyperbolic", "cosformer", "decay-retention", "transnormer-t1", "diagonal-t1"}
-VARIANTS |= {"performer features=3 kind=hyperbolic", "decay slopes=retention factor=0.5", "transnormer variant=t1"}
-VARIANTS |= {"diagonal variant=t1 block=16", "sparse-fixed", "nonlocal-concatenation", "nonlocal pairing=concatenation"}
-VARIANTS |= {f"sparse pattern={rest}" for rest in ("local stride=5", "strided stride=4", "fixed stride=6 summary=2")}
-VARIANTS |= {"linformer rank=4 length=257 share=none", "nonlocal-dot", "agent", "asymmetric_nonlocal"}
-VARIANTS |= {"inline-elu", "inline-elu-exp", "linear-elu-exp", "linear-softmax", "threshold-mean", "taylor-2-unit"}
-# Of these, the tests with many examples wait: topk, sparse and nystrom, which work alike, have theirs at every change.
-ALIKE = {"longformer", "soft", "nonlocal pairing=dot", "agent agents=5", "asymmetric_nonlocal pyramid=(1, 3, 6)"}
-ALIKE |= {"longformer window=4 global_tokens=2", "soft landmarks=4"}
-
-
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A run of the tests marked `compile` alone imports no file that has none."""
+    """Skip the import of files without a `compile` test when only those tests run."""
     if collection_path.suffix == ".py" and config.option.markexpr.startswith("compile"):
         return "mark.compile" not in collection_path.read_text() or None
     return None
 
 
 def shuffle(items: list[pytest.Item], draw: random.Random) -> None:
-    """Files in random order, and the tests of each: what a file makes once is still made once."""
+    """Shuffle the files, and the tests within each file, so that fixtures of a module are still made once."""
     files = [list(tests) for _, tests in groupby(items, lambda item: item.path)]
     draw.shuffle(files)
     for tests in files:
@@ -71,9 +59,9 @@ def shuffle(items: list[pytest.Item], draw: random.Random) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        case = str(getattr(item, "callspec", None) and item.callspec.params.get("case"))
-        later = case in VARIANTS and not item.get_closest_marker("compile")
-        if later or (case in ALIKE and getattr(item.obj, "is_hypothesis_test", False)):
+        waits = getattr(parameters(item).get("case"), "waits", None)
+        many_examples = getattr(item.obj, "is_hypothesis_test", False)
+        if (waits == ALWAYS and not item.get_closest_marker("compile")) or (waits == WITH_EXAMPLES and many_examples):
             item.add_marker(pytest.mark.slow)
     mark_options(items)
     if "SOFTLESS_SHUFFLE" in os.environ:
@@ -86,38 +74,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays: the garbage collector need not search it again and again."""
+    """Spare the garbage collector what was imported and collected: it stays until the end."""
     gc.freeze()
 
 
 def pytest_sessionfinish() -> None:
-    """So that it is freed in order."""
+    """Let the garbage collector free everything in order."""
     gc.unfreeze()
 
 
-# Laws that a whole file of tests is about: those on neighbors and on streams.
-TOLD_IN_PARTS = {"test_neighbors.py", "test_streaming.py"}
+def parameters(item: pytest.Item) -> dict[str, object]:
+    return item.callspec.params if hasattr(item, "callspec") else {}
 
 
 def mark_options(items: list[pytest.Item]) -> None:
-    """A law is tried on 25 examples of a mechanism, which its first case gets; each further option or part on 5.
+    """Reduce the examples of a law for all but the first case of each mechanism, from 25 to 5.
 
-    In Triton's interpreter on 8, and each further option on 3.
+    In Triton's interpreter they are reduced from 8 to 3. The tests of a module with `ONE_LAW = True` count as one law.
     """
     tried = set()
     for item in items:
-        params = item.callspec.params if hasattr(item, "callspec") else {}
+        params = parameters(item)
         if "case" in params and getattr(item.obj, "is_hypothesis_test", False):
             mechanism = getattr(params["case"], "name", str(params["case"]).split("-")[0])
-            told = item.path if item.path.name in TOLD_IN_PARTS else item.obj
-            law = (told, str(params | {"case": mechanism}))
+            test = item.path if getattr(item.module, "ONE_LAW", False) else item.obj
+            law = (test, str(params | {"case": mechanism}))
             item.is_law, item.tries_few = True, law in tried
             tried.add(law)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """At every change one test in three checks annotations, and laws do at first: thousands call the same functions."""
+    """Check annotations in one test of three, and in the first example of a law: thousands call the same functions."""
     if settings.get_current_profile_name() != "test":
         return (yield)
     if not getattr(item, "is_law", False):
@@ -135,7 +123,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> int:
-    """A different seed for every test, the same in every run."""
+    """Seed torch with a number that differs between tests and is the same in every run."""
     value = zlib.crc32(request.node.nodeid.encode())
     torch.default_generator.manual_seed(value)  # torch.manual_seed notes where it was called from, for devices to come
     if HAS_CUDA:
@@ -145,7 +133,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_network() -> Iterator[None]:
-    """Connections raise. Unix sockets stay open: multiprocessing speaks through them."""
+    """Make connections raise. Unix sockets stay open, because multiprocessing uses them."""
 
     def guard(name: str):
         real = getattr(socket.socket, name)

@@ -1,22 +1,23 @@
-"""Time and memory of every contestant on the same tensors.
+"""Measure the time and memory of all contestants on the same tensors.
 
-floor   q, k, v read and o written, 4 tensors; with the backward pass 11: again q, k, v and do, and dq, dk, dv
+floor   bytes that every call must move: softless.bench.cost defines them
 share   the floor at the machine's own copy rate / the seconds taken: 1 is a call as fast as a copy of its bytes.
-        Tensors that fit in a cache can pass 1.
+        The share can exceed 1 if the tensors fit in a cache.
 ratio   SDPA's seconds / own seconds
-extra   most bytes held at once beyond what was there before and what the call gives: o, and dq, dk, dv
+extra   most bytes held at once, beyond those held before the call and those of its results: o, and dq, dk, dv
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
-from softless.bench.contestants import FREE_SHARE, OURS, Contestant, Terms, sentence
-from softless.bench.memory import free_bytes, peak_bytes
-from softless.bench.speed import REFERENCE
-from softless.bench.stopwatch import Tick, Timing, time_calls
+from softless.bench.contestants import OURS, Contestant, Terms, sentence
+from softless.bench.cost import floor_bytes
+from softless.bench.scaling import REFERENCE
+from softless.bench.stopwatch import Tick, Timing, peak_bytes, shortage, time_calls
 from softless.errors import ArgumentError, SoftlessError
 
 LINEAR_COPIES = 24  # tensors of q's size alive at once in the hungriest linear call and its gradients
@@ -26,25 +27,33 @@ Job = Callable[[], tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class Trial:
-    """One job: its time, and the most bytes it held at once beyond what was there before."""
+    """The time of one job, and the most bytes it held at once beyond those held before."""
 
     timing: Timing
     peak_bytes: int
 
 
-@dataclass(frozen=True)
-class Result:
-    """What one contestant took; `skipped` says why there are no numbers."""
+class TimingRow(TypedDict):
+    """One timing as the documents have it. The numbers are None if nothing was timed."""
+
+    ms: float | None
+    fastest_ms: float | None
+    repeats: int
+    timing: str | None  # graph | events | clock: softless.bench.stopwatch defines them
+
+
+class CallRow(TimingRow):
+    """The measurements of one contestant; `skipped` is the reason if there are none."""
 
     label: str
-    role: str
+    role: str  # ours | sdpa | plain | compiled | rival
     mechanism: str | None
-    timing: Timing | None = None
-    ratio: float | None = None
-    share: float | None = None
-    extra_bytes: int | None = None
-    extra_share: float | None = None
-    skipped: str | None = None
+    eager_ms: float | None  # CUDA: wall clock of an ordinary call, launches included
+    ratio: float | None
+    share: float | None
+    extra_bytes: int | None
+    extra_share: float | None  # as a share of the results of the call
+    skipped: str | None
 
 
 def contest(
@@ -55,29 +64,42 @@ def contest(
     backward: bool = False,
     repeats: int = 10,
     tick: Tick = lambda _: None,
-) -> list[Result]:
-    """Measure everyone. `rate` is the copy rate; `tick` is told each label `repeats + 1` times, to show progress."""
+) -> list[CallRow]:
+    """Measure every contestant. `rate` is the copy rate; `tick` gets each label `repeats + 1` times."""
     q, k, v = tensors(terms)
-    given = 2 * q.nbytes + k.nbytes + v.nbytes if backward else q.nbytes
-    jobs = {
-        each.label: str(each.absent) if each.call is None else make_job(each.call, _laid(each, q, k, v), backward)
-        for each in everyone
-    }
-    roles = {each.label: each.role for each in everyone}
+    results_bytes = 2 * q.nbytes + k.nbytes + v.nbytes if backward else q.nbytes
+
+    def job(contestant: Contestant) -> Job | str:
+        if contestant.call is None:
+            return str(contestant.absent)
+        laid = (q, k, v) if contestant.lay is None else [contestant.lay(x) for x in (q, k, v)]
+        return make_job(contestant.call, laid, backward)
+
+    jobs = {contestant.label: job(contestant) for contestant in everyone}
+    roles = {contestant.label: contestant.role for contestant in everyone}
     where = f"at {terms.shape.queries} tokens"
     trials = try_all(jobs, roles, q.device, where=where, repeats=repeats, tick=tick)
-    floor, reference = floor_bytes(terms, backward) / rate, trials.get(REFERENCE)
+    floor, reference = floor_bytes(terms.shape, terms.dtype, backward=backward) / rate, trials.get(REFERENCE)
 
-    def result(each: Contestant) -> Result:
-        trial = trials[each.label]
-        if isinstance(trial, str):
-            return Result(each.label, each.role, each.mechanism, skipped=trial)
-        seconds, extra = trial.timing.seconds, trial.peak_bytes - given
-        ratio = reference.timing.seconds / seconds if isinstance(reference, Trial) else None
-        shares = ratio, floor / seconds, extra, extra / given
-        return Result(each.label, each.role, each.mechanism, trial.timing, *shares)
+    def row(contestant: Contestant) -> CallRow:
+        trial = trials[contestant.label]
+        timing = trial.timing if isinstance(trial, Trial) else None
+        eager = None if timing is None else timing.eager_seconds
+        extra = trial.peak_bytes - results_bytes if isinstance(trial, Trial) else None
+        return {
+            "label": contestant.label,
+            "role": contestant.role,
+            "mechanism": contestant.mechanism,
+            **times(timing),
+            "eager_ms": None if eager is None else eager * 1e3,
+            "ratio": reference.timing.seconds / timing.seconds if timing and isinstance(reference, Trial) else None,
+            "share": None if timing is None else floor / timing.seconds,
+            "extra_bytes": extra,
+            "extra_share": None if extra is None else extra / results_bytes,
+            "skipped": trial if isinstance(trial, str) else None,
+        }
 
-    return [result(each) for each in everyone]
+    return [row(contestant) for contestant in everyone]
 
 
 def try_all(
@@ -89,8 +111,8 @@ def try_all(
     repeats: int,
     tick: Tick = lambda _: None,
 ) -> dict[str, Trial | str]:
-    """Memory, then time, of every job; a sentence for those that have none, or fail on the way."""
-    found: dict[str, Trial | str] = {label: job for label, job in jobs.items() if isinstance(job, str)}
+    """Measure memory, then time, of every job. A job that is a sentence, or that fails, ends as a sentence."""
+    skipped: dict[str, Trial | str] = {label: job for label, job in jobs.items() if isinstance(job, str)}
     ready: dict[str, Job] = {}
     peaks: dict[str, int] = {}
     for label, job in jobs.items():
@@ -101,33 +123,36 @@ def try_all(
             job()  # what the first call allocates for good is not counted
             peaks[label] = peak_bytes(job, device)
         except Exception as error:  # noqa: BLE001 - compilers and other libraries fail in their own ways
-            found[label] = _reason(error, roles[label], where)
+            skipped[label] = _reason(error, roles[label], where)
         else:
             ready[label] = job
-    for label in found:
+    for label in skipped:
         for _ in range(repeats):
             tick(label)
     timings = time_calls(ready, device, repeats=repeats, tick=tick)
-    return found | {label: Trial(timing, peaks[label]) for label, timing in timings.items()}
+    return skipped | {label: Trial(timing, peaks[label]) for label, timing in timings.items()}
+
+
+def times(timing: Timing | None) -> TimingRow:
+    """Return a timing as the documents have it."""
+    if timing is None:
+        return {"ms": None, "fastest_ms": None, "repeats": 0, "timing": None}
+    ms, fastest = timing.seconds * 1e3, timing.fastest * 1e3
+    return {"ms": ms, "fastest_ms": fastest, "repeats": timing.repeats, "timing": timing.timing}
 
 
 def tensors(terms: Terms) -> tuple[Tensor, Tensor, Tensor]:
-    """Normal q, k and v, the same on every run."""
-    shape, generator = terms.shape, torch.Generator(terms.device).manual_seed(0)
+    """Return normal q, k and v, the same in every run."""
+    generator, (of_queries, of_keys) = torch.Generator(terms.device).manual_seed(0), terms.shape.sizes
 
-    def normal(heads: int, tokens: int) -> Tensor:
-        size = (shape.batch, heads, tokens, shape.head_dim)
+    def normal(size: tuple[int, ...]) -> Tensor:
         return torch.randn(size, generator=generator, device=terms.device, dtype=terms.dtype)
 
-    return (
-        normal(shape.heads, shape.queries),
-        normal(shape.kv_heads, shape.keys),
-        normal(shape.kv_heads, shape.keys),
-    )
+    return normal(of_queries), normal(of_keys), normal(of_keys)
 
 
 def make_job(formula: Callable[..., Tensor], tensors: Sequence[Tensor], backward: bool) -> Job:
-    """The call to time: o, or o and the gradients of all its tensors."""
+    """Return the call to time. It gives o, or o and the gradients of all its tensors."""
     if not backward:
         return torch.no_grad()(lambda: (formula(*tensors),))
     leaves = [x.detach().requires_grad_() for x in tensors]
@@ -140,32 +165,17 @@ def make_job(formula: Callable[..., Tensor], tensors: Sequence[Tensor], backward
     return job
 
 
-def _laid(each: Contestant, *tensors: Tensor) -> Sequence[Tensor]:
-    return tensors if each.lay is None else [each.lay(x) for x in tensors]
-
-
-def floor_bytes(terms: Terms, backward: bool = False) -> int:
-    """The least a call moves: 4 tensors forward, 11 with the backward pass."""
-    shape = terms.shape
-    of_queries, of_keys = (5, 6) if backward else (2, 2)
-    rows = of_queries * shape.heads * shape.queries + of_keys * shape.kv_heads * shape.keys
-    return shape.batch * rows * shape.head_dim * terms.dtype.itemsize
-
-
 def check_memory(terms: Terms) -> None:
-    """Refuse tensors that do not fit before any are made."""
-    shape, free = terms.shape, free_bytes(torch.device(terms.device))
+    """Refuse tensors that do not fit in memory, before any are made."""
+    shape = terms.shape
     rows = max(shape.heads * shape.queries, shape.kv_heads * shape.keys)
     needed = LINEAR_COPIES * shape.batch * rows * shape.head_dim * max(4, terms.dtype.itemsize)
-    if free is not None and needed > FREE_SHARE * free:
-        size = f"{shape.batch},{shape.heads},{shape.queries},{shape.head_dim}"
-        raise ArgumentError(
-            f"shape {size} with {shape.keys} keys needs about {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free"
-        )
+    if missing := shortage(needed, terms.device):
+        raise ArgumentError(f"{shape} needs about {missing}")
 
 
 def _reason(error: Exception, role: str, where: str) -> str:
-    """Why a contestant dropped out. What is wrong with our own call is raised: the user, or we, must hear of it."""
+    """Return why a contestant has no numbers. Errors of our own calls are raised: they need the user or a fix."""
     if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
         return f"ran out of memory {where}"
     if role == OURS or isinstance(error, SoftlessError):

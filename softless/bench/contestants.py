@@ -1,36 +1,47 @@
-"""Every way to compute one call: ours, SDPA, the plain formulas eager and compiled, and other libraries.
+"""List every way to compute one call: ours, SDPA, the plain formulas eager and compiled, and other libraries.
 
-Whoever cannot take part stays on the list, with the reason.
+    fla chunk         causal, normalized          fla.ops.linear_attn.chunk_linear_attn             [B, T, H, D]
+    fla fused_chunk   causal, no normalizer       fla.ops.linear_attn.fused_chunk_linear_attn       [B, T, H, D]
+    flash_bla         not causal, normalized      flash_bla.ops.linear_attn.fused.linear_attention  [B, H, T, D]
+
+The other libraries take features instead of q and k. So phi is applied in plain PyTorch first, and counts as part of
+their time. `alone` is the kernel without phi: it takes q and k as features, so its output means nothing but its time
+does. Tensors are laid out in memory as each library wants them.
+
+A contestant that cannot compute the call stays on the list, with the reason.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from softless.bench import rivals
-from softless.bench.cost import EXPLICIT, Shape, form, picture
-from softless.bench.memory import free_bytes
-from softless.bench.plain import SUMS, WEIGHTS, Formula, plain
-from softless.bench.speed import EXPLICIT_COPIES, REFERENCE
+from softless.bench.cost import EXPLICIT_COPIES, Shape, picture, weights_shortage
+from softless.bench.formulas import SUMS, WEIGHTS, Formula, maps, plain
+from softless.bench.scaling import REFERENCE
+from softless.bench.stopwatch import shortage
 from softless.errors import UnsupportedError
 from softless.functional import attention
 from softless.mechanisms import Mechanism
 from softless.mechanisms.linear import Linear
 
 OURS, SDPA, PLAIN, COMPILED, RIVAL = "ours", "sdpa", "plain", "compiled", "rival"
-
-FREE_SHARE = 0.8  # of the free memory, which a call may fill
 SUMS_COPIES = 4  # tensors of N x d x e alive at once in the plain causal formula by running sums
+
+Heads = Float[Tensor, "b h n d"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What is the same for every contestant. `backend` is that of ours."""
+    """What all contestants have in common. `backend` is that of ours."""
 
     shape: Shape
     is_causal: bool = False
@@ -45,9 +56,9 @@ class Terms:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A way to compute the call, or the reason why it is not one. `role`: ours | sdpa | plain | compiled | rival.
+    """A way to compute the call, or the reason why it cannot. `role`: ours | sdpa | plain | compiled | rival.
 
-    `lay` puts a tensor in memory as the call wants it, before anything is measured.
+    `lay` lays a tensor out in memory as the call wants it, before anything is measured.
     """
 
     label: str
@@ -59,31 +70,32 @@ class Contestant:
 
 
 def contestants(mechanisms: Mapping[str, Mechanism], terms: Terms, *, compiled: bool = True) -> list[Contestant]:
-    """Everyone for one shape: ours, SDPA, the plain formulas, the rivals."""
+    """Return all contestants for one shape: ours, SDPA, the plain formulas, the other libraries."""
     if compiled:
-        torch.compiler.reset()  # each shape is compiled for itself, and a sweep never reaches the recompile limit
-    everyone = [ours(label, made, terms) for label, made in mechanisms.items()]
+        torch.compiler.reset()  # each shape is compiled separately, so a sweep never reaches the recompile limit
+    everyone = [ours(label, mechanism, terms) for label, mechanism in mechanisms.items()]
     everyone.append(sdpa(terms))
-    for label, made in mechanisms.items():
-        everyone += _plain(label, made, terms, compiled)
-    return everyone + [_rival(rival, mechanisms, terms) for rival in rivals.RIVALS]
+    for label, mechanism in mechanisms.items():
+        everyone += _plain(label, mechanism, terms, compiled)
+    return everyone + [_rival(rival, mechanisms, terms) for rival in RIVALS]
 
 
-def ours(label: str, made: Mechanism, terms: Terms) -> Contestant:
-    """`softless.attention`, with random tensors for what the mechanism needs beyond q, k and v."""
-    if reason := _weights_do_not_fit(made, terms):
+def ours(label: str, mechanism: Mechanism, terms: Terms) -> Contestant:
+    """Return `softless.attention`, with random tensors for what the mechanism needs beyond q, k and v."""
+    explicit = terms.backend == "reference"
+    call: dict[str, Any] = {"is_causal": terms.is_causal, "dtype": terms.dtype, "device": terms.device}
+    if reason := weights_shortage(mechanism, terms.shape, **call, explicit=explicit):
         return Contestant(label, OURS, label, absent=reason)
-    shape, like = terms.shape, partial(torch.empty, device="meta")
-    q, k = (like(shape.batch, *size, shape.head_dim) for size in ((shape.heads, 1), (shape.kv_heads, shape.keys)))
+    q, k = (torch.empty(size, device="meta") for size in terms.shape.sizes)
     inputs = {
-        name: torch.rand(size, device=terms.device, dtype=terms.dtype) for name, size in made.needed(q, k).items()
+        name: torch.rand(size, device=terms.device, dtype=terms.dtype) for name, size in mechanism.needed(q, k).items()
     }
-    call = partial(attention, mechanism=made, is_causal=terms.is_causal, inputs=inputs, backend=terms.backend)
-    return Contestant(label, OURS, label, partial(call, grid=picture(made, shape.queries)))
+    attend = partial(attention, mechanism=mechanism, is_causal=terms.is_causal, inputs=inputs, backend=terms.backend)
+    return Contestant(label, OURS, label, partial(attend, grid=picture(mechanism, terms.shape.queries)))
 
 
 def sdpa(terms: Terms) -> Contestant:
-    """PyTorch's own kernel. Where N != M our causal mask is aligned at the bottom right, so its is too."""
+    """Return PyTorch's own kernel. If N != M its causal mask is aligned at the bottom right, as ours is."""
     queries, keys = terms.shape.queries, terms.shape.keys
     attend = partial(F.scaled_dot_product_attention, enable_gqa=terms.grouped)
     if not terms.is_causal or queries == keys:
@@ -93,14 +105,14 @@ def sdpa(terms: Terms) -> Contestant:
     return Contestant(REFERENCE, SDPA, call=partial(attend, attn_mask=causal_lower_right(queries, keys)))
 
 
-def _plain(label: str, made: Mechanism, terms: Terms, compiled: bool) -> Iterator[Contestant]:
+def _plain(label: str, mechanism: Mechanism, terms: Terms, compiled: bool) -> Iterator[Contestant]:
     eager, fused = Contestant(f"{label} plain", PLAIN, label), Contestant(f"{label} compiled", COMPILED, label)
     try:
-        formula = plain(made)
+        formula = plain(mechanism)
         if terms.is_causal:
-            formula = plain(made, causal_by=_causal_by(terms))
+            formula = plain(mechanism, causal_by=_causal_by(terms))
     except UnsupportedError as error:
-        yield from (replace(each, absent=str(error)) for each in (eager, fused))
+        yield from (replace(contestant, absent=str(error)) for contestant in (eager, fused))
         return
     yield replace(eager, call=formula)
     if compiled:
@@ -109,50 +121,110 @@ def _plain(label: str, made: Mechanism, terms: Terms, compiled: bool) -> Iterato
         yield replace(fused, absent="compiling takes longer than a quick run")
 
 
-def _rival(rival: rivals.Rival, mechanisms: Mapping[str, Mechanism], terms: Terms) -> Contestant:
-    made = next((made for made in mechanisms.values() if isinstance(made, Linear)), None)
-    if made is None:
-        return Contestant(rival.label, RIVAL, absent=f"computes linear, and this is {', '.join(mechanisms)}")
-    reason = rivals.absence(rival, is_causal=terms.is_causal, device=terms.device, grouped=terms.grouped)
-    if reason:
-        return Contestant(rival.label, RIVAL, absent=reason)
-    try:
-        return Contestant(rival.label, RIVAL, made.name, rivals.load(rival, made), lay=rival.lay)
-    except Exception as error:  # noqa: BLE001 - whatever importing another library raises
-        return Contestant(rival.label, RIVAL, absent=sentence(error))
-
-
 def _causal_by(terms: Terms) -> str:
-    """N x N weights if they fit, running sums if those do."""
+    """Return 'weights' if the N x N weights fit in memory, else 'sums' if the running sums fit."""
     shape = terms.shape
     if shape.queries != shape.keys:
         raise UnsupportedError(f"the causal plain formula takes N = M, not {shape.queries} and {shape.keys}")
     numbers = shape.batch * shape.heads * shape.queries * terms.dtype.itemsize
-    if no_weights := _no_room("weights", EXPLICIT_COPIES * numbers * shape.keys, terms):
-        if no_sums := _no_room("sums", SUMS_COPIES * numbers * shape.head_dim**2, terms):
-            raise UnsupportedError(f"{no_weights}; {no_sums}")
-        return SUMS
-    return WEIGHTS
+    no_weights = shortage(EXPLICIT_COPIES * numbers * shape.keys, terms.device)
+    if no_weights is None:
+        return WEIGHTS
+    if no_sums := shortage(SUMS_COPIES * numbers * shape.head_dim**2, terms.device):
+        raise UnsupportedError(f"forms weights of {no_weights}; forms sums of {no_sums}")
+    return SUMS
 
 
-def _weights_do_not_fit(made: Mechanism, terms: Terms) -> str | None:
-    """Why explicit weights would not fit, if they would not: the system would kill the process."""
-    if terms.backend != "reference" and form(made, terms.is_causal) != EXPLICIT:
-        return None
-    shape = terms.shape
-    matrices = shape.batch * made.matrices(shape.heads, shape.head_dim)
-    needed = EXPLICIT_COPIES * matrices * shape.queries * shape.keys * max(4, terms.dtype.itemsize)
-    return _no_room("weights", needed, terms)
+@dataclass(frozen=True)
+class Rival:
+    """One kernel of another library.
+
+    `adapt` makes its function take features in our order of dimensions, `lay` lays a tensor out as the kernel wants it.
+    """
+
+    label: str
+    package: str
+    install: str
+    causal: bool
+    module: str
+    function: str
+    adapt: Callable[[Callable[..., Any]], Formula]
+    lay: Callable[[Heads], Heads]
+    alone: bool = False
 
 
-def _no_room(what: str, needed: int, terms: Terms) -> str | None:
-    free = free_bytes(torch.device(terms.device))
-    if free is None or needed < FREE_SHARE * free:
-        return None
-    return f"forms {what} of {needed / 1e9:.0f} GB in all, and {free / 1e9:.0f} GB are free"
+def _tokens_first(x: Heads) -> Heads:
+    return x.transpose(1, 2).contiguous().transpose(1, 2)  # memory [B, T, H, D]
+
+
+def _fla(normalize: bool) -> Callable[[Callable[..., Any]], Formula]:
+    def adapt(function: Callable[..., Any]) -> Formula:
+        def attend(a: Heads, b: Heads, v: Heads) -> Heads:
+            features = (x.transpose(1, 2) for x in (a, b, v))  # [B, T, H, D]
+            out, _ = function(*features, scale=1.0, normalize=normalize)
+            return out.transpose(1, 2)  # [B, H, T, D]
+
+        return attend
+
+    return adapt
+
+
+def _unchanged(x: Any) -> Any:
+    return x
+
+
+FLA = Rival("", "fla", "pip install fla-core", True, "fla.ops.linear_attn", "", _fla(True), _tokens_first)
+WITH_PHI = (
+    replace(FLA, label="fla chunk", function="chunk_linear_attn"),
+    replace(FLA, label="fla fused_chunk", function="fused_chunk_linear_attn", adapt=_fla(normalize=False)),
+    Rival(
+        "flash_bla",
+        "flash_bla",
+        "from github.com/fla-org/flash-bidirectional-linear-attention",
+        False,
+        "flash_bla.ops.linear_attn.fused",
+        "linear_attention",
+        _unchanged,
+        _unchanged,
+    ),
+)
+RIVALS = (*WITH_PHI, *(replace(rival, label=f"{rival.label} alone", alone=True) for rival in WITH_PHI))
+
+
+def absence(rival: Rival, terms: Terms) -> str | None:
+    """Return the reason why a rival cannot compute this call; None if it can."""
+    if rival.causal != terms.is_causal:
+        this = "causal" if terms.is_causal else "not"
+        return f"is {'causal' if rival.causal else 'not causal'}, and this call is {this}"
+    if find_spec(rival.package) is None:
+        return f"{rival.package} is not installed ({rival.install})"
+    if terms.device != "cuda":
+        return "needs a CUDA device"
+    if terms.grouped:
+        return "takes as many key heads as query heads"
+    return None
+
+
+def load(rival: Rival, mechanism: Linear) -> Formula:
+    """Return the rival as a function of q, k and v, with this mechanism's feature maps unless it is `alone`."""
+    on_q, on_k = maps(mechanism)
+    attend = rival.adapt(getattr(import_module(rival.module), rival.function))
+    return attend if rival.alone else lambda q, k, v: attend(on_q(q), on_k(k), v)
+
+
+def _rival(rival: Rival, mechanisms: Mapping[str, Mechanism], terms: Terms) -> Contestant:
+    linear = next((mechanism for mechanism in mechanisms.values() if isinstance(mechanism, Linear)), None)
+    if linear is None:
+        return Contestant(rival.label, RIVAL, absent=f"computes linear, and this is {', '.join(mechanisms)}")
+    if reason := absence(rival, terms):
+        return Contestant(rival.label, RIVAL, absent=reason)
+    try:
+        return Contestant(rival.label, RIVAL, linear.name, load(rival, linear), lay=rival.lay)
+    except Exception as error:  # noqa: BLE001 - whatever importing another library raises
+        return Contestant(rival.label, RIVAL, absent=sentence(error))
 
 
 def sentence(error: Exception) -> str:
-    """What another library's error says, on one line."""
+    """Return another library's error on one line."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first}"[:200]

@@ -1,17 +1,19 @@
-"""What a call costs before it runs: FLOPs, the least memory traffic, the weights, the state.
+"""Count what a call costs before it runs: FLOPs, the least memory traffic, the weights, the state.
 
     flops    matrix products, as torch's FlopCounterMode counts them in the real call: 2 m n k for [m, k] @ [k, n].
-             A causal softmax counts the whole square; fused kernels skip up to half of it.
-    floor    q, k, v read once and o written once: (2 B H N d + 2 B G M d) bytes(dtype)
-    weights  an explicit weight matrix, B H N M numbers in the dtype it is computed in (hydra: one a channel)
+             Causal softmax counts the full square; fused kernels skip up to half of it.
+    floor    q, k, v read once and o written once: (2 B H N d + 2 B G M d) bytes(dtype). With the backward pass, 11
+             tensors instead of 4: q, k, v and do are read again, and dq, dk, dv are written
+    weights  an explicit weight matrix: B H N M numbers in the dtype it is computed in (hydra: one matrix per channel)
     state    what `attention_with_state` carries from token to token; it does not grow with N
 
-The call runs on fake tensors: they have a shape, a dtype and a device, and no data.
+The call runs on fake tensors, which have a shape, a dtype and a device, but no data.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from math import ceil
+from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor
@@ -21,12 +23,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from softless import backends
 from softless.algebra import CHUNK
 from softless.backends import widen
+from softless.bench.stopwatch import shortage
 from softless.errors import ArgumentError, UnsupportedError
 from softless.functional import attention, attention_weights, attention_with_state
-from softless.mechanisms import Call, Mechanism, mechanism
+from softless.mechanisms import Call, Mechanism, resolve
 from softless.validation import resolve_scale
 
+SCHEMA = "softless.explain/1"
 LARGEST_TENSOR = 2**58  # numbers: beyond, byte counts overflow 64 bits
+EXPLICIT_COPIES = 6  # weight-sized tensors alive at once in the explicit form, measured with `threshold`
 
 FUSED, EXPLICIT, BLOCKS, LOW_RANK = "SDPA", "explicit weights", "blocks", "low rank"
 PARALLEL, CHUNKED = "parallel state", "chunked state"
@@ -43,10 +48,25 @@ class Shape:
     keys: int
     kv_heads: int
 
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor) -> Self:
+        """Return the shape of a call with these tensors."""
+        batch, heads, queries, head_dim = q.shape
+        return cls(batch, heads, queries, head_dim, keys=k.shape[2], kv_heads=k.shape[1])
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
+        """The size of q, and that of k and v."""
+        of_keys = self.batch, self.kv_heads, self.keys, self.head_dim
+        return (self.batch, self.heads, self.queries, self.head_dim), of_keys
+
+    def __str__(self) -> str:
+        return f"shape {self.batch},{self.heads},{self.queries},{self.head_dim} with {self.keys} keys"
+
 
 @dataclass(frozen=True)
 class Cost:
-    """Counts of one call. `weight_bytes` says what an explicit matrix takes, formed or not."""
+    """Counts of one call. `weight_bytes` is what an explicit matrix would take, whether the call forms it or not."""
 
     form: str
     flops: int
@@ -55,28 +75,90 @@ class Cost:
     state_bytes: int | None
 
 
-def form(made: Mechanism, is_causal: bool) -> str:
-    """How plain torch computes it: a state, parallel or chunked, or what a scored mechanism says of itself."""
-    if made.family in ("kernelized", "recurrent"):
+class CallExplanation(TypedDict):
+    """The JSON document of `softless explain MECHANISM`; sizes are in bytes."""
+
+    schema: str
+    mechanism: str
+    formula: str
+    family: str
+    options: dict[str, object]
+    shape: dict[str, int]  # the fields of Shape
+    causal: bool
+    dtype: str
+    device: str
+    backend: str
+    backend_reason: str
+    cost: dict[str, Any]  # the fields of Cost
+    softmax: dict[str, Any]  # the same for softmax
+    ratio: dict[str, float]  # "flops": the mechanism's / softmax's
+    crossover_tokens: int | None  # from this N = M on, the mechanism takes fewer FLOPs than softmax
+    notes: list[str]
+
+
+def explain_call(
+    mechanism: Mechanism, shape: Shape, *, causal: bool, dtype: str, device: str, options: dict[str, object]
+) -> CallExplanation:
+    """Count one call and the same call with softmax. A mechanism that only has a causal form is counted in it."""
+    causal = causal or mechanism.lacks(is_causal=False) is not None
+    call: dict[str, Any] = {"is_causal": causal, "dtype": getattr(torch, dtype), "device": device}
+    backend, reason = chosen(mechanism, shape, **call)
+    own, softmax = cost(mechanism, shape, **call), cost(resolve("softmax"), shape, **call)
+    notes = ["FLOPs are those of matrix products; exponentials and sums are not counted."]
+    if causal:
+        notes.append("Causal softmax counts the whole square; a fused kernel skips up to half of it.")
+    keeps_dtype = backend == "triton" or (mechanism.fused_on_gpu and device == "cuda")
+    if dtype in ("bfloat16", "float16") and not keeps_dtype:
+        notes.append(f"{mechanism.name} computes {dtype} in float32 and rounds once, at the end.")
+    if chosen(mechanism, shape, **call, ask=True)[0] != backend:
+        notes.append("The kernels are untested here: backend='triton' runs them.")
+    return {
+        "schema": SCHEMA,
+        "mechanism": mechanism.name,
+        "formula": mechanism.formula,
+        "family": mechanism.family,
+        "options": options,
+        "shape": asdict(shape),
+        "causal": causal,
+        "dtype": dtype,
+        "device": device,
+        "backend": backend,
+        "backend_reason": reason,
+        "cost": asdict(own),
+        "softmax": asdict(softmax),
+        "ratio": {"flops": own.flops / softmax.flops},
+        "crossover_tokens": crossover(mechanism, shape, is_causal=causal),
+        "notes": notes,
+    }
+
+
+def option_values(mechanism: Mechanism) -> dict[str, object]:
+    """Return the options of a mechanism; a function is written as the one that the command line uses."""
+    values = {field.name: getattr(mechanism, field.name) for field in fields(mechanism)}
+    return {name: "exp(q.k/sqrt(d))" if callable(value) else value for name, value in values.items()}
+
+
+def form(mechanism: Mechanism, is_causal: bool) -> str:
+    """Return how plain torch computes a mechanism: with a state, parallel or chunked, or in its own form."""
+    if mechanism.family in ("kernelized", "recurrent"):
         return CHUNKED if is_causal else PARALLEL
-    return made.form
+    return mechanism.form
 
 
 def chosen(
-    made: Mechanism, shape: Shape, *, is_causal: bool, dtype: torch.dtype, device: str, ask: bool = False
+    mechanism: Mechanism, shape: Shape, *, is_causal: bool, dtype: torch.dtype, device: str, ask: bool = False
 ) -> tuple[str, str]:
-    """(backend, reason): what `auto` would run, and why; with `ask`, the kernels wherever they can run."""
+    """Return the backend that `auto` would choose and the reason; with `ask`, the kernels wherever they can run."""
     if device == "cpu":
         return "torch", "the tensors are on the CPU"
-    q = torch.empty(shape.batch, shape.heads, shape.queries, shape.head_dim, dtype=dtype, device="meta")
-    k = torch.empty(shape.batch, shape.kv_heads, shape.keys, shape.head_dim, dtype=dtype, device="meta")
-    call = Call(is_causal=is_causal, scale=resolve_scale(None, made, shape.head_dim))
-    reason = backends.refusal(made, call, q, k, k, torch.device(device), ask=ask)
+    q, k = (torch.empty(size, dtype=dtype, device="meta") for size in shape.sizes)
+    call = Call(is_causal=is_causal, scale=resolve_scale(None, mechanism, shape.head_dim))
+    reason = backends.refusal(mechanism, call, q, k, k, torch.device(device), ask=ask)
     return ("torch", reason) if reason else ("triton", "the kernels take this call")
 
 
 def cost(
-    made: Mechanism,
+    mechanism: Mechanism,
     shape: Shape,
     *,
     is_causal: bool = False,
@@ -84,35 +166,64 @@ def cost(
     device: str = "cpu",
 ) -> Cost:
     """Count one call of `attention` without running it."""
-    counted = flops(made, shape, is_causal=is_causal, dtype=dtype, device=device)
-    read_written = 2 * shape.heads * shape.queries + 2 * shape.kv_heads * shape.keys
+    counted = flops(mechanism, shape, is_causal=is_causal, dtype=dtype, device=device)
     with FakeTensorMode():
-        q, k, v, inputs = _tensors(made, replace(shape, queries=1, keys=1), dtype, device)
-        row = attention_weights(widen(q), widen(k), made, inputs=inputs, is_causal=is_causal, grid=picture(made, 1))
-        return Cost(
-            form(made, is_causal),
-            counted,
-            shape.batch * shape.head_dim * read_written * dtype.itemsize,
-            row.numel() * shape.queries * shape.keys * row.element_size(),
-            _state_bytes(made, q, k, v, inputs),
+        q, k, v, inputs = _tensors(mechanism, replace(shape, queries=1, keys=1), dtype, device)
+        row = attention_weights(
+            widen(q), widen(k), mechanism, inputs=inputs, is_causal=is_causal, grid=picture(mechanism, 1)
         )
+        return Cost(
+            form(mechanism, is_causal),
+            counted,
+            floor_bytes(shape, dtype),
+            row.numel() * shape.queries * shape.keys * row.element_size(),
+            _state_bytes(mechanism, q, k, v, inputs),
+        )
+
+
+def floor_bytes(shape: Shape, dtype: torch.dtype, *, backward: bool = False) -> int:
+    """Return the fewest bytes that a call moves: 4 tensors forward, 11 with the backward pass."""
+    of_queries, of_keys = (5, 6) if backward else (2, 2)
+    rows = of_queries * shape.heads * shape.queries + of_keys * shape.kv_heads * shape.keys
+    return shape.batch * rows * shape.head_dim * dtype.itemsize
+
+
+def weights_shortage(
+    mechanism: Mechanism,
+    shape: Shape,
+    *,
+    is_causal: bool = False,
+    dtype: torch.dtype,
+    device: str,
+    explicit: bool = False,
+) -> str | None:
+    """Say that a call would form weights that do not fit in memory, for which the system would kill the process.
+
+    `explicit` is for the reference backend, which forms weights for every mechanism. None if they fit.
+    """
+    if not explicit and form(mechanism, is_causal) != EXPLICIT:
+        return None
+    matrices = shape.batch * mechanism.matrices(shape.heads, shape.head_dim)
+    needed = EXPLICIT_COPIES * matrices * shape.queries * shape.keys * max(4, dtype.itemsize)
+    missing = shortage(needed, device)
+    return missing and f"forms weights of {missing}"
 
 
 @cache
 def flops(
-    made: Mechanism,
+    mechanism: Mechanism,
     shape: Shape,
     *,
     is_causal: bool = False,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
 ) -> int:
-    """FLOPs of the matrix products in one call of `attention`."""
+    """Return the FLOPs of the matrix products in one call of `attention`."""
     _check(shape)
     with FakeTensorMode(), FlopCounterMode(display=False, custom_mapping=MISSED) as counter:
-        q, k, v, inputs = _tensors(made, shape, dtype, device)
-        grid = picture(made, shape.queries)
-        attention(q, k, v, made, inputs=inputs, is_causal=is_causal, grid=grid, backend="torch")
+        q, k, v, inputs = _tensors(mechanism, shape, dtype, device)
+        grid = picture(mechanism, shape.queries)
+        attention(q, k, v, mechanism, inputs=inputs, is_causal=is_causal, grid=grid, backend="torch")
     return counter.get_total_flops()
 
 
@@ -124,61 +235,53 @@ def _pairs(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object
 MISSED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _pairs}  # by the counter of torch 2.11
 
 
-def picture(made: Mechanism, tokens: int) -> tuple[int, int] | None:
-    """Tokens as a picture of one row, for a mechanism that reads one."""
-    return (1, tokens) if made.needs_grid else None
+def picture(mechanism: Mechanism, tokens: int) -> tuple[int, int] | None:
+    """Return the tokens as a picture of one row, for a mechanism that needs a picture."""
+    return (1, tokens) if mechanism.needs_grid else None
 
 
-def crossover(made: Mechanism, shape: Shape, *, is_causal: bool = False) -> int | None:
-    """The N = M from which it costs fewer FLOPs than softmax; None if that never happens.
+def crossover(mechanism: Mechanism, shape: Shape, *, is_causal: bool = False) -> int | None:
+    """Return the N = M from which a mechanism takes fewer FLOPs than softmax; None if that never happens.
 
-    With r(N) = flops / softmax_flops: where the mechanism costs b N, N r(N) is the answer from any N. Chunks make
-    the cost a staircase, and on one step N sqrt(r(N)) is; where it costs b N + c, that halves the error. So: walk by
-    the first, settle by the second.
+    Let r(N) = flops / softmax_flops. If the mechanism costs b N, then N r(N) is the answer from any N. Chunks make
+    the cost a staircase; on one step of it N sqrt(r(N)) is the answer, and for a cost of b N + c it halves the error.
+    So the first few steps use N r(N) and the others N sqrt(r(N)).
     """
-    softmax = mechanism("softmax")
+    softmax = resolve("softmax")
 
     def ratio(tokens: int) -> float:
         here = replace(shape, batch=1, queries=tokens, keys=tokens)
-        return flops(made, here, is_causal=is_causal) / flops(softmax, here, is_causal=is_causal)
+        return flops(mechanism, here, is_causal=is_causal) / flops(softmax, here, is_causal=is_causal)
 
     tokens = 4096
     for power in (1.0,) * 3 + (0.5,) * 9:
         before, tokens = tokens, min(max(1, ceil(tokens * ratio(tokens) ** power)), 2**20)
         if tokens == before:
-            break  # the steps that are left stay here too
+            break  # the remaining steps would not move either
     return tokens if ratio(2 * tokens) < 1 else None
 
 
 def _tensors(
-    made: Mechanism, shape: Shape, dtype: torch.dtype, device: str
+    mechanism: Mechanism, shape: Shape, dtype: torch.dtype, device: str
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    q = torch.empty(shape.batch, shape.heads, shape.queries, shape.head_dim, dtype=dtype, device=device)
-    k, v = (
-        torch.empty(shape.batch, shape.kv_heads, shape.keys, shape.head_dim, dtype=dtype, device=device) for _ in "kv"
-    )
-    needed = made.needed(q, k)
+    of_queries, of_keys = shape.sizes
+    q, k, v = (torch.empty(size, dtype=dtype, device=device) for size in (of_queries, of_keys, of_keys))
+    needed = mechanism.needed(q, k)
     return q, k, v, {name: torch.empty(size, dtype=dtype, device=device) for name, size in needed.items()}
 
 
-def _state_bytes(made: Mechanism, q: Tensor, k: Tensor, v: Tensor, inputs: dict[str, Tensor]) -> int | None:
+def _state_bytes(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, inputs: dict[str, Tensor]) -> int | None:
     try:
-        _, state = attention_with_state(q, k, v, made, inputs=inputs)
+        _, state = attention_with_state(q, k, v, mechanism, inputs=inputs)
     except UnsupportedError:
         return None
     return sum(part.numel() * part.element_size() for part in state)
 
 
 def _check(shape: Shape) -> None:
-    """No mechanism makes a larger tensor than this one: a weight matrix a channel, or a state of pairs a token."""
+    """Refuse a shape whose byte counts overflow. The largest tensors: weights per channel, or pairs per token."""
     tokens, dim = max(shape.queries, shape.keys, CHUNK), shape.head_dim
     largest = shape.batch * max(shape.heads, shape.kv_heads) * tokens * max(tokens, dim**2) * dim
     if largest > LARGEST_TENSOR:
-        raise ArgumentError(
-            f"{_describe(shape)} could make a tensor of {largest:.1e} numbers; 64 bits count to 2.9e+17"
-        )
-
-
-def _describe(shape: Shape) -> str:
-    size = f"shape {shape.batch},{shape.heads},{shape.queries},{shape.head_dim}"
-    return f"{size} with {shape.keys} keys and {shape.kv_heads} key heads"
+        size = f"{shape} and {shape.kv_heads} key heads"
+        raise ArgumentError(f"{size} could make a tensor of {largest:.1e} numbers; 64 bits count to 2.9e+17")

@@ -1,35 +1,43 @@
-"""Throughput and memory of a whole model, every way to compute it, on the same images.
+"""Measure throughput and memory of a model, every way to compute it, on the same images.
 
     ours      the model
-    plain     its linear attention by the plain formulas, as its authors run it (softless.bench.remix)
+    plain     its linear attention by the plain formulas, and the local residual as convolutions with many groups, as
+              its authors run it
     softmax   its twin of the same shape, with softmax and no local residual
-    timm      timm's model of the same family and size, where it has one
+    timm      timm's model of the same family and size, if timm has one
 
-images    a second: batch / median seconds of a call, or of forward and backward together
-ratio     images a second / those of the softmax twin, compiled or not as the row is
-memory    most bytes held at once: the weights, and what a call makes
+images    per second: batch / median seconds of a call, or of forward and backward together
+ratio     images per second / those of the softmax twin; a compiled model is compared with the compiled twin
+memory    most bytes held at once: the weights, and what a call allocates
 
-Whoever cannot take part stays on the list, with the reason.
+A model that cannot take part stays on the list, with the reason.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from softless.bench import remix
-from softless.bench.contest import Job, Trial, try_all
-from softless.bench.contestants import FREE_SHARE, OURS, PLAIN, sentence
-from softless.bench.memory import free_bytes
-from softless.bench.stopwatch import Tick, Timing
+from softless.bench.anatomy import SOFTMAX_TWIN, has_softmax_twin
+from softless.bench.contest import Job, TimingRow, Trial, times, try_all
+from softless.bench.contestants import OURS, PLAIN, sentence
+from softless.bench.formulas import plain, plain_padded, plain_residual, plain_taps
+from softless.bench.stopwatch import Tick, shortage
 from softless.errors import ArgumentError, SoftlessError
-from softless.mechanisms import resolve
+from softless.functional import attention_qkv
 from softless.models import create_model, customize
+from softless.models.table import Config
+from softless.nn.mixing import Asked, Grid, Mixing, as_heads
 
 SOFTMAX, TIMM = "softmax", "timm"
-LIVE, SAVED = 24, 40  # numbers a token and channel alive at once in a block, and kept of each for the backward pass
+# Numbers per token and channel: alive at once in a block, and saved per block for the backward pass.
+LIVE, SAVED = 24, 40
+
+# Takes a layer, its tokens, the taps and the prefix; gives [B, H, N, d].
+Attend = Callable[[Mixing, Asked, Tensor | None, int], Tensor]
 
 TIMM_NAMES = {
     "deit_tiny": "deit_tiny_patch16_224",
@@ -45,7 +53,7 @@ NOT_IN_TIMM = {"pvt": "timm has PVT v2, another architecture", "cswin": "timm ha
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is the same for everyone. `window` is that of the mixed blocks; None is the model's own."""
+    """What all entrants have in common. `window` is that of the mixed blocks; None keeps the model's own."""
 
     image_size: tuple[int, int]
     batch: int
@@ -56,14 +64,14 @@ class Setting:
 
     @property
     def images(self) -> Tensor:
-        """Normal images, the same on every run."""
+        """Normal images, the same in every run."""
         size, generator = (self.batch, 3, *self.image_size), torch.Generator(self.device).manual_seed(0)
         return torch.randn(size, generator=generator, device=self.device).to(self.dtype)
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """A model that takes part, or the reason why it is not there. `role`: ours | plain | softmax | timm."""
+    """A model that takes part, or the reason why it cannot. `role`: ours | plain | softmax | timm."""
 
     label: str
     role: str
@@ -72,60 +80,59 @@ class Entrant:
     absent: str | None = None
 
 
-@dataclass(frozen=True)
-class ModelResult:
-    """What one entrant took; `skipped` says why there are no numbers."""
+class ModelRow(TimingRow):
+    """The measurements of one entrant; `skipped` is the reason if there are none."""
 
     label: str
-    role: str
+    role: str  # ours | plain | softmax | timm
     compiled: bool
-    parameters: int | None = None
-    timing: Timing | None = None
-    images_per_second: float | None = None
-    ratio: float | None = None
-    memory_bytes: int | None = None
-    skipped: str | None = None
+    parameters: int | None
+    images_per_second: float | None
+    ratio: float | None
+    eager_images_per_second: float | None  # CUDA: ordinary calls, launches included
+    memory_bytes: int | None
+    skipped: str | None
 
 
 def entrants(name: str, options: Mapping[str, Any], setting: Setting, *, compiled: bool) -> list[Entrant]:
-    """Everyone for one setting; with `compiled`, each one compiled too."""
+    """Return all entrants for one setting; with `compiled`, each one also compiled."""
     if compiled:
-        torch.compiler.reset()  # each size is compiled for itself, and a sweep never reaches the recompile limit
-    everyone = [
+        torch.compiler.reset()  # each size is compiled separately, so a sweep never reaches the recompile limit
+    eager = [
         ours(name, options, setting),
         plainly(name, options, setting),
         twin(name, options, setting),
         timms(name, setting),
     ]
-    return [each for entrant in everyone for each in (entrant, *[as_compiled(entrant)] * compiled)]
+    return [version for entrant in eager for version in (entrant, *[as_compiled(entrant)] * compiled)]
 
 
 def ours(name: str, options: Mapping[str, Any], setting: Setting) -> Entrant:
-    """The model, its linear attention on the backend that was asked for."""
-    return Entrant(name, OURS, model=remix.by_backend(_make(name, options, setting), setting.backend))
+    """Return the model, with its linear attention on the setting's backend."""
+    return Entrant(name, OURS, model=by_backend(_make(name, options, setting), setting.backend))
 
 
 def plainly(name: str, options: Mapping[str, Any], setting: Setting) -> Entrant:
-    """The model, its linear attention by the plain formulas."""
+    """Return the model with its linear attention by the plain formulas."""
     entrant, model = Entrant("plain formulas", PLAIN), _make(name, options, setting)
-    if not remix.linear_layers(model):
+    if not linear_layers(model):
         return replace(entrant, absent=f"{name} has no linear attention to write plainly")
     try:
-        return replace(entrant, model=remix.by_plain_formulas(model))
+        return replace(entrant, model=by_plain_formulas(model))
     except SoftlessError as error:
         return replace(entrant, absent=str(error))
 
 
 def twin(name: str, options: Mapping[str, Any], setting: Setting) -> Entrant:
-    """The same shape with softmax in the place of the mechanism, and no local residual."""
-    entrant, config = Entrant("softmax twin", SOFTMAX), customize(name, **options)
-    if not any(config.mixed) or (resolve(config.mechanism).name == "softmax" and not config.local):
+    """Return the same shape with softmax instead of the mechanism, and no local residual."""
+    entrant = Entrant("softmax twin", SOFTMAX)
+    if not has_softmax_twin(customize(name, **options)):
         return replace(entrant, absent=f"{name} is softmax attention itself")
-    return replace(entrant, model=_make(name, {**options, "mechanism": "softmax", "local": False}, setting))
+    return replace(entrant, model=_make(name, {**options, **SOFTMAX_TWIN}, setting))
 
 
 def timms(name: str, setting: Setting) -> Entrant:
-    """timm's model of this family and size, for these images and windows."""
+    """Return timm's model of this family and size, for these images and windows."""
     ancestor = name.removeprefix("inline_")
     family = ancestor.partition("_")[0]
     if family in NOT_IN_TIMM:
@@ -143,7 +150,7 @@ def timms(name: str, setting: Setting) -> Entrant:
 
 
 def as_compiled(entrant: Entrant) -> Entrant:
-    """The same model under torch.compile."""
+    """Return the same model under torch.compile."""
     model = entrant.model
     if model is not None:
         model = torch.compile(model, fullgraph=True, dynamic=False)  # type: ignore[assignment]
@@ -157,40 +164,42 @@ def model_contest(
     train: bool = False,
     repeats: int = 10,
     tick: Tick = lambda _: None,
-) -> list[ModelResult]:
-    """Measure everyone. `tick` is told each label `repeats + 1` times, to show progress."""
+) -> list[ModelRow]:
+    """Measure every entrant. `tick` gets each label `repeats + 1` times, to show progress."""
     images, device = setting.images, torch.device(setting.device)
     jobs = {
-        each.label: str(each.absent) if each.model is None else model_job(each.model, images, train)
-        for each in everyone
+        entrant.label: str(entrant.absent) if entrant.model is None else model_job(entrant.model, images, train)
+        for entrant in everyone
     }
-    roles = {each.label: each.role for each in everyone}
+    roles = {entrant.label: entrant.role for entrant in everyone}
     height, width = setting.image_size
     where = f"at {setting.batch} images of {height} x {width}"
     trials = try_all(jobs, roles, device, where=where, repeats=repeats, tick=tick)
-    twins = {each.compiled: trials[each.label] for each in everyone if each.role == SOFTMAX}
+    twins = {entrant.compiled: trials[entrant.label] for entrant in everyone if entrant.role == SOFTMAX}
 
-    def result(each: Entrant) -> ModelResult:
-        trial, reference = trials[each.label], twins.get(each.compiled)
-        if isinstance(trial, str) or each.model is None:
-            return ModelResult(each.label, each.role, each.compiled, skipped=str(trial))
-        seconds, weights = trial.timing.seconds, list(each.model.parameters())
-        return ModelResult(
-            each.label,
-            each.role,
-            each.compiled,
-            sum(weight.numel() for weight in weights),
-            trial.timing,
-            setting.batch / seconds,
-            reference.timing.seconds / seconds if isinstance(reference, Trial) else None,
-            sum(weight.nbytes for weight in weights) + trial.peak_bytes,
-        )
+    def row(entrant: Entrant) -> ModelRow:
+        trial, reference = trials[entrant.label], twins.get(entrant.compiled)
+        timing = trial.timing if isinstance(trial, Trial) else None
+        eager = None if timing is None else timing.eager_seconds
+        weights = [] if entrant.model is None else list(entrant.model.parameters())
+        return {
+            "label": entrant.label,
+            "role": entrant.role,
+            "compiled": entrant.compiled,
+            "parameters": None if timing is None else sum(weight.numel() for weight in weights),
+            "images_per_second": None if timing is None else setting.batch / timing.seconds,
+            "ratio": reference.timing.seconds / timing.seconds if timing and isinstance(reference, Trial) else None,
+            **times(timing),
+            "eager_images_per_second": None if eager is None else setting.batch / eager,
+            "memory_bytes": sum(w.nbytes for w in weights) + trial.peak_bytes if isinstance(trial, Trial) else None,
+            "skipped": trial if isinstance(trial, str) else None,
+        }
 
-    return [result(each) for each in everyone]
+    return [row(entrant) for entrant in everyone]
 
 
 def model_job(model: nn.Module, images: Tensor, train: bool) -> Job:
-    """The call to time: logits, or logits and the gradients of all weights."""
+    """Return the call to time. It gives the logits, or the logits and the gradients of all weights."""
     model.train(train)
     run: Callable[[Tensor], Tensor] = model
     if not train:
@@ -205,21 +214,16 @@ def model_job(model: nn.Module, images: Tensor, train: bool) -> Job:
 
 
 def check_memory(name: str, options: Mapping[str, Any], setting: Setting, *, train: bool) -> None:
-    """Refuse images that do not fit before any are made."""
-    free = free_bytes(torch.device(setting.device))
-    needed = max(_blocks(name, options, setting), default=0) * LIVE
-    needed += sum(_blocks(name, options, setting)) * SAVED * train
-    if free is not None and needed > FREE_SHARE * free:
-        height, width = setting.image_size
-        raise ArgumentError(
-            f"{setting.batch} images of {height} x {width} need about {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB "
-            "are free: give a smaller --batch or --image-size"
-        )
+    """Refuse images that do not fit in memory, before any are made."""
+    blocks = list(_block_bytes(customize(name, **options), setting))
+    needed = max(blocks, default=0) * LIVE + sum(blocks) * SAVED * train
+    if missing := shortage(needed, setting.device):
+        size = f"{setting.batch} images of {setting.image_size[0]} x {setting.image_size[1]}"
+        raise ArgumentError(f"{size} need about {missing}: give a smaller --batch or --image-size")
 
 
-def _blocks(name: str, options: Mapping[str, Any], setting: Setting) -> Iterator[int]:
+def _block_bytes(config: Config, setting: Setting) -> Iterator[int]:
     """Bytes of the tokens of every block."""
-    config = customize(name, **options)
     for stage, (dim, depth) in enumerate(zip(config.dims, config.depths, strict=True)):
         height, width = (-(-side // (config.patch * 2**stage)) for side in setting.image_size)
         yield from [setting.batch * height * width * dim * max(4, setting.dtype.itemsize)] * depth
@@ -229,3 +233,59 @@ def _make(name: str, options: Mapping[str, Any], setting: Setting) -> nn.Module:
     windowed: dict[str, Any] = {} if setting.window is None else {"window": setting.window}
     model = create_model(name, **options, **windowed, img_size=setting.image_size, device=setting.device)
     return model.eval().to(setting.dtype)
+
+
+def by_plain_formulas(model: nn.Module) -> nn.Module:
+    """Make a model compute its linear attention by the plain formulas, in place.
+
+    A mechanism without a plain formula raises before anything is changed. Softmax layers stay as they are.
+    """
+    layers = linear_layers(model)
+    for layer in layers:
+        plain(layer.mechanism)
+    for layer in layers:
+        if layer.residual is not None:
+            layer.residual.taps = partial(plain_taps, layer.residual)  # type: ignore[method-assign]
+    return _remixed(model, _attend_plainly)
+
+
+def by_backend(model: nn.Module, backend: str) -> nn.Module:
+    """Make a model compute its linear attention on one backend, in place; "auto" changes nothing."""
+    return model if backend == "auto" else _remixed(model, partial(_attend_on, backend))
+
+
+def linear_layers(model: nn.Module) -> list[Mixing]:
+    """Return the layers whose attention is kernelized."""
+    layers = (module for module in model.modules() if isinstance(module, Mixing))
+    return [layer for layer in layers if layer.mechanism.family == "kernelized"]
+
+
+def _remixed(model: nn.Module, attend: Attend) -> nn.Module:
+    for layer in linear_layers(model):
+        layer.mix = partial(_mix, layer, attend)  # type: ignore[method-assign]
+    return model
+
+
+def _mix(layer: Mixing, attend: Attend, qkv: Tensor, grid: Grid | None = None, **options: Any) -> Tensor:
+    asked, cut = layer.asked(qkv, grid, **options)
+    taps, prefix = layer.taps(asked.source, asked.grid, asked.key_mask)
+    out = attend(layer, asked, taps, prefix).transpose(1, 2).flatten(2)  # [B, N, C]
+    return out if cut is None else cut.join(out)
+
+
+def _attend_plainly(layer: Mixing, asked: Asked, taps: Tensor | None, prefix: int) -> Tensor:
+    q, k, v = as_heads(asked.qkv)
+    mechanism, mask = layer.mechanism, asked.key_mask
+    out = (plain(mechanism) if mask is None else plain_padded(mechanism, mask))(q, k, v)
+    if taps is None:
+        return out
+    assert asked.grid is not None
+    return out + plain_residual(v, taps, asked.grid, prefix)
+
+
+def _attend_on(backend: str, layer: Mixing, asked: Asked, taps: Tensor | None, prefix: int) -> Tensor:
+    assert isinstance(asked.qkv, Tensor)
+    inputs = layer.inputs(asked.source)
+    grid = asked.grid if taps is not None or layer.mechanism.reads_grid else None
+    picture: dict[str, Any] = {"taps": taps, "grid": grid, "prefix": prefix}
+    return attention_qkv(asked.qkv, layer.mechanism, **picture, key_mask=asked.key_mask, inputs=inputs, backend=backend)

@@ -1,20 +1,27 @@
-"""Sizes of the models, counted, beside what their paper prints (Han et al. 2024, tables 5, 6 and 11).
+"""Sizes of the models, counted, beside those that their paper prints (Han et al. 2024, tables 5, 6 and 11).
 
-Where the two differ, the count is that of the authors' code: the parameters of InLine-PVT-L and InLine-Swin-T, and the
-multiply-adds of InLine-Swin-B at 384. For InLine-DeiT-S the paper prints 224 pixels; its code and counts say 288.
+Three counts differ from the paper and agree with the authors' code: the parameters of InLine-PVT-L and InLine-Swin-T,
+and the multiply-adds of InLine-Swin-B at 384. For InLine-DeiT-S the paper prints 224 pixels; its code and its counts
+say 288. This module needs no timm, so that `softless list --models` works without it.
 """
 
 from typing import NamedTuple
 
 
 class Facts(NamedTuple):
-    """One model at its own image size. The paper counts in millions, and billions it calls FLOPs."""
+    """Counts of one model at its own image size. The paper counts in millions, and in billions that it calls FLOPs."""
 
     parameters: int
     macs: int
     paper_parameters: float
     paper_macs: float
     paper_top1: float  # ImageNet-1K, percent
+
+    @property
+    def paper(self) -> dict[str, float]:
+        """What the paper prints: accuracy in percent, parameters, multiply-adds."""
+        counts = {"parameters": round(self.paper_parameters * 1e6), "macs": round(self.paper_macs * 1e9)}
+        return {"top1": self.paper_top1, **counts}
 
 
 FACTS = {

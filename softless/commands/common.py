@@ -1,4 +1,4 @@
-"""How every verb behaves: exit codes, one-line errors, clean JSON, and no half-written file."""
+"""What all verbs share: exit codes, one-line errors, tables, JSON, and folders that are checked before any work."""
 
 import errno
 import logging
@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -22,16 +22,15 @@ from softless.io.files import to_json
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 CHECK_FAILED, USAGE, BAD_INPUT, CLOSED_PIPE = 1, 2, 3, 141
-
-LONGEST_NUMBER = 15  # digits: no product of a few of them is mistaken for infinity
 
 P = ParamSpec("P")
 
 
 def reports_errors(verb: Callable[P, None]) -> Callable[P, None]:
-    """Answer what a user can cause with one sentence and an exit code, never with a traceback."""
+    """Make a verb report a user's error in one sentence with an exit code, without a traceback."""
 
     @wraps(verb)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -57,7 +56,7 @@ def reports_errors(verb: Callable[P, None]) -> Callable[P, None]:
 
 
 def plain(name: str) -> str:
-    """A file's name as this terminal can show it: no control characters, nothing it has no letters for."""
+    """Return a file's name with everything escaped that this terminal cannot show."""
     name = name if name.isprintable() else ascii(name)[1:-1]
     encoding = sys.stdout.encoding or "ascii"
     return name.encode(encoding, "backslashreplace").decode(encoding)
@@ -65,7 +64,7 @@ def plain(name: str) -> str:
 
 @contextmanager
 def warnings_in_one_line() -> Iterator[None]:
-    """Show what softless itself warns of, such as a damaged checkpoint, at once."""
+    """Show softless's own warnings at once, such as that of a damaged checkpoint."""
     with warnings.catch_warnings():
         warnings.filterwarnings("always", category=RuntimeWarning, module=r"softless\.")
         others = warnings.showwarning
@@ -82,7 +81,7 @@ def warnings_in_one_line() -> Iterator[None]:
 
 @contextmanager
 def warnings_afterwards() -> Iterator[None]:
-    """Warnings and log lines of other libraries wait for the end, one line each, so that none runs through a table."""
+    """Hold back warnings and log lines until the end, one line each, so that they do not break a table."""
     lines: dict[str, None] = {}
 
     class Keep(logging.Handler):
@@ -105,7 +104,7 @@ def warnings_afterwards() -> Iterator[None]:
 
 
 def _library(filename: str) -> str:
-    """The package that a file belongs to: torch for .../site-packages/torch/nn/x.py."""
+    """Return the package that a file belongs to: torch for .../site-packages/torch/nn/x.py."""
     parts = Path(filename).parts
     known = [at for at, part in enumerate(parts) if part in ("site-packages", "softless")]
     if not known:
@@ -114,49 +113,71 @@ def _library(filename: str) -> str:
 
 
 def _warn(sentence: str) -> None:
-    color = False if "NO_COLOR" in os.environ else None
-    typer.secho(f"warning: {' '.join(sentence.split())}", fg="yellow", err=True, color=color)
+    _say("warning", sentence, "yellow")
 
 
 def complain(sentence: str) -> None:
-    """One line on stderr, red on a terminal."""
-    color = False if "NO_COLOR" in os.environ else None
-    typer.secho(f"error: {' '.join(sentence.split())}", fg="red", err=True, color=color)
+    """Print an error in one line on stderr, red on a terminal."""
+    _say("error", sentence, "red")
 
 
-def whole_number(text: str, least: int = 1) -> int:
-    """A number of something, from a command line."""
-    digits = text.strip()
-    if not (digits.isascii() and digits.isdecimal() and len(digits) <= LONGEST_NUMBER and int(digits) >= least):
-        raise typer.BadParameter(f"{text!r} is not a whole number from {least} to {10**LONGEST_NUMBER - 1}")
-    return int(digits)
+def _say(kind: str, sentence: str, color: str) -> None:
+    colored = False if "NO_COLOR" in os.environ else None
+    typer.secho(f"{kind}: {' '.join(sentence.split())}", fg=color, err=True, color=colored)
 
 
-def refuse(given: dict[str, object], because: str) -> None:
-    """Say why words that were given mean nothing here; None, False and nothing at all were not given."""
-    if words := [word for word, value in given.items() if value]:
-        raise ArgumentError(f"{' and '.join(words)}: {because}")
+def refuse(arguments: dict[str, object], because: str) -> None:
+    """Refuse those of the arguments that have a value other than None, False or nothing."""
+    if names := [name for name, value in arguments.items() if value]:
+        raise ArgumentError(f"{' and '.join(names)}: {because}")
+
+
+def command_line(verb: str, names: Iterable[str], options: dict[str, object]) -> str:
+    """Return a command to type: True is an option without a value, a list repeats it, None and False leave it out."""
+    parts = [verb, *names]
+    for option, value in options.items():
+        values = value if isinstance(value, list) else [] if value is None or value is False else [value]
+        parts += [option if item is True else f"{option} {item}" for item in values]
+    return " ".join(parts)
 
 
 def console() -> "Console":
-    """stdout as rich shows it: plain text where it is not a terminal."""
+    """Return stdout as rich shows it: plain text if it is not a terminal."""
     from rich.console import Console
 
     return Console(highlight=False, emoji=False, markup=False)
 
 
-def emit_json(document: dict[str, Any]) -> None:
-    """The document and nothing else on stdout."""
+def plain_table(*headings: str, gap: int = 3, style: str = "bold") -> "Table":
+    """Return a table without lines; the first column is aligned left, the others right."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, gap, 0, 0), header_style=style)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if index else "left", no_wrap=True)
+    return table
+
+
+def print_dim(*lines: str, out: "Console") -> None:
+    """Print notes in a fainter color."""
+    from rich.text import Text
+
+    for line in lines:
+        out.print(Text(line, style="dim"))
+
+
+def emit_json(document: Mapping[str, object]) -> None:
+    """Print the document and nothing else on stdout."""
     print(to_json(document))
 
 
 def prepare_folder(folder: Path) -> None:
-    """Be sure that files can be written there, before any work; it is not made yet, so a refused start leaves none."""
+    """Check that files can be written in a folder, before any work. It is not created yet."""
     try:
-        there = folder.absolute()
-        while not _exists(there):
-            there = there.parent
-        with tempfile.TemporaryFile(dir=there):
+        existing = folder.absolute()
+        while not _exists(existing):
+            existing = existing.parent
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -164,7 +185,7 @@ def prepare_folder(folder: Path) -> None:
 
 
 def _exists(path: Path) -> bool:
-    """Unlike `Path.exists`, a path through a file or a name that no disk can hold raises."""
+    """Return whether a path exists. Unlike `Path.exists`, raise for a path through a file or an impossible name."""
     try:
         path.stat()
     except FileNotFoundError:
@@ -174,7 +195,7 @@ def _exists(path: Path) -> bool:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Importing torch and what it needs swallows a KeyboardInterrupt now and then: inside, Ctrl-C exits."""
+    """Make Ctrl-C exit at once: importing torch sometimes swallows a KeyboardInterrupt."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -186,7 +207,7 @@ def importing() -> Iterator[None]:
 
 
 def _drop_stdout() -> None:
-    """Python flushes stdout once more as it exits, and would complain about it again."""
+    """Discard stdout: Python flushes it once more on exit, and would report the same error again."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError, AttributeError):

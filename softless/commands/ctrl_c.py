@@ -1,9 +1,9 @@
 """Ctrl-C ends the program within three seconds, whatever it is doing.
 
 Python runs the handler of a signal between two of its own instructions. A backward pass, a compiler or a library that
-swallows `KeyboardInterrupt` can keep it waiting for minutes. So a second thread hears of Ctrl-C as well, through
-`signal.set_wakeup_fd`, and ends the process if it has not ended by itself. Trainings and studies can be killed at any
-moment and go on from what they saved, so nothing is lost that a power failure would not lose too.
+swallows `KeyboardInterrupt` can delay it for minutes. So a second thread is woken by Ctrl-C too, through
+`signal.set_wakeup_fd`, and ends the process if it has not ended by itself. This loses nothing that a power failure
+would not lose, because trainings and studies can be killed at any moment and resumed.
 """
 
 import multiprocessing
@@ -16,16 +16,16 @@ from collections.abc import Callable
 from typing import NoReturn
 
 INTERRUPTED = 130
-PATIENCE = 1.5  # seconds for a program to end by itself
+PATIENCE = 1.5  # seconds that a program has to end by itself
 LONGEST_SAVE = 60.0  # seconds
 SHOW_CURSOR = "\x1b[?25h"
 
 
-class Watch:
-    """What a verb can say about its end.
+class CtrlCWatch:
+    """A thread that ends the program after Ctrl-C.
 
-    says        the last words, if the program has to be ended
-    is_saving   whether a checkpoint is being written, which may take longer
+    says        what to print if the program has to be ended; a command sets it
+    is_saving   returns whether a checkpoint is being written, which may take longer; a command sets it
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Watch:
         self.is_saving: Callable[[], bool] = lambda: False
 
     def start(self) -> None:
-        """From now on Ctrl-C ends the program. One of several ranks is left alone: they save together."""
+        """Start watching. One of several ranks is not watched, because ranks save together."""
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             return
         read, write = os.pipe()
@@ -51,13 +51,13 @@ class Watch:
         end(self.says)
 
 
-WATCH = Watch()
+WATCH = CtrlCWatch()
 
 
 def end(says: str = "") -> NoReturn:
-    """Exit with 130 now: taking a process with torch in it apart takes seconds."""
+    """Exit with 130 at once: an orderly exit of a process with torch takes seconds."""
     if sys.stderr.isatty():
-        sys.stderr.write(SHOW_CURSOR)  # a bar hides it
+        sys.stderr.write(SHOW_CURSOR)  # a progress bar hides it
     if says:
         sys.stderr.write(f"{says}\n")
     for stream in (sys.stdout, sys.stderr):

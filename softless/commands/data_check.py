@@ -1,16 +1,17 @@
-"""softless data check: decode every image of a set, and name each one that is damaged.
+"""softless data check: decode every image of a set, and list the damaged ones.
 
-Exit status 1 if there is damage. What is wrong with the set as a whole, such as a class without images or a label
-without a class, is an error of its own.
+The exit status is 1 if an image is damaged. A problem of the set as a whole, such as a class without images or a label
+without a class, is an error of its own with exit status 3.
 
-JSON (schema softless.data-check/1); sizes are null where no image could be decoded:
+JSON (schema softless.data-check/1); sizes are null if no image could be decoded:
 
     {"schema", "source", "images", "ok", "skippable",
      "parts": [{"part", "images", "fingerprint", "smallest": [height, width], "largest": [height, width],
                 "classes": [{"name", "images"}],
                 "damaged": [{"name", "why"}]}]}
 
-`ok` says that nothing is damaged, `skippable` that `--on-bad-image skip` would go on: at most 0.1% of a part.
+`ok` says that nothing is damaged. `skippable` says that `--on-bad-image skip` would go on, because at most 0.1% of each
+part are damaged.
 """
 
 from functools import partial
@@ -18,19 +19,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softless.commands.arguments import processes
+from softless.commands.arguments import MOST_PROCESSES
 from softless.commands.common import CHECK_FAILED, console, emit_json, plain, reports_errors
 from softless.report import units
 
 if TYPE_CHECKING:
-    from softless.data.check import Part
+    from softless.data.check import CheckedPart
 
 SCHEMA = "softless.data-check/1"
-SUMMARY = "Decode every image of a set; name what is damaged."
-HELP = """Decode every image of a set, and name each one that is damaged and why.
+SUMMARY = "Decode every image of a set, and list the damaged ones."
+HELP = """Decode every image of a set, and list each damaged one with the reason.
 
-PATH is a folder of class folders, one with train/ and val/ or test/, a parquet file with columns image and label, a
-folder of such files, or digits, the embedded set.
+PATH is a folder of class folders, a folder with train/ and val/ or test/, a parquet file with columns image and label,
+a folder of such files, or digits, the embedded set.
 
 \b
 $ softless data check flowers
@@ -43,14 +44,11 @@ $ softless data check parquet-files/
 def run(
     source: Annotated[str, typer.Argument(metavar="PATH", help="The set.", show_default=False)],
     workers: Annotated[
-        Any,
-        typer.Option(
-            parser=processes, metavar="NUMBER", help="Processes that decode; as many as cores.", show_default=False
-        ),
+        int | None, typer.Option(min=0, max=MOST_PROCESSES, help="Processes that decode; default: one per core.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
-    """Open, decode, show."""
+    """Open the set, decode it, and show the result."""
     parts = _check(source, workers, show_progress=not json)
     if json:
         emit_json(_document(source, parts))
@@ -60,7 +58,7 @@ def run(
         raise typer.Exit(CHECK_FAILED)
 
 
-def _check(source: str, workers: int | None, *, show_progress: bool) -> "list[Part]":
+def _check(source: str, workers: int | None, *, show_progress: bool) -> "list[CheckedPart]":
     from softless.commands.progress import progress
     from softless.data.check import check_part, open_parts
     from softless.io.pictures import BadImage
@@ -76,13 +74,13 @@ def _check(source: str, workers: int | None, *, show_progress: bool) -> "list[Pa
         ]
 
 
-def _skippable(part: "Part") -> bool:
-    from softless.data.damage import LIMIT
+def _skippable(part: "CheckedPart") -> bool:
+    from softless.data.reading import LIMIT
 
     return len(part.damaged) <= LIMIT * part.images
 
 
-def _document(source: str, parts: "list[Part]") -> dict[str, Any]:
+def _document(source: str, parts: "list[CheckedPart]") -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "source": source,
@@ -104,10 +102,10 @@ def _document(source: str, parts: "list[Part]") -> dict[str, Any]:
     }
 
 
-def _show(source: str, parts: "list[Part]") -> None:
+def _show(source: str, parts: "list[CheckedPart]") -> None:
     from rich.text import Text
 
-    from softless.commands.layout import plain_table
+    from softless.commands.common import plain_table
 
     out = console()
     table = plain_table("part", "images", "classes", "per class", "smallest", "largest", "damaged")
@@ -129,7 +127,7 @@ def _show(source: str, parts: "list[Part]") -> None:
     out.print(Text(_verdict(parts), style="bold"))
 
 
-def _verdict(parts: "list[Part]") -> str:
+def _verdict(parts: "list[CheckedPart]") -> str:
     images, damaged = sum(part.images for part in parts), sum(len(part.damaged) for part in parts)
     if not damaged:
         return f"All {units.counted(images, 'image')} can be decoded."
@@ -141,7 +139,7 @@ def _verdict(parts: "list[Part]") -> str:
     return f"{share} That is more than the 0.1% that --on-bad-image skip leaves out."
 
 
-def _range(part: "Part") -> str:
+def _range(part: "CheckedPart") -> str:
     counts = [images for _, images in part.classes]
     if not counts:
         return "-"

@@ -1,27 +1,28 @@
-"""softless evaluate: how good a trained model is, by class and in its confidence.
+"""softless evaluate: measure a trained model on images it was not trained on.
 
-TARGET is a run of `softless train`, whose best weights, images and preparation are used, or the name of a model with
-`--weights`. Images are prepared as the paper does: squeezed to a square of size / 0.875, then the middle of that.
+TARGET is a run of `softless train`, or the name of a model with `--weights`. A run brings its best weights, its images
+and how to prepare them. For a named model, images are prepared as its authors do.
 
 JSON (schema softless.evaluate/1); accuracies are shares, null for a class without images:
 
-    {"schema", "target", "step": of a run, the update whose weights these are,
+    {"schema", "target", "step": the update that these weights of a run come from,
      "data", "device", "images", "top1", "top5", "ece", "loss", "images_per_second",
      "by_class": {class: accuracy}, "skipped": {image that could not be decoded: why}}
 
-images_per_second is of the whole pass, decoding included.
+images_per_second includes decoding.
 Exit status: 0 evaluated, 1 the loss is not finite, 2 usage, 3 bad input.
 """
 
 import math
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
-from softless.commands.arguments import OnBad, Where, processes
+from softless.commands.arguments import MOST_PROCESSES, OnBad, Where
 from softless.commands.common import (
     CHECK_FAILED,
     complain,
@@ -31,7 +32,6 @@ from softless.commands.common import (
     refuse,
     reports_errors,
     warnings_in_one_line,
-    whole_number,
 )
 from softless.errors import ArgumentError, did_you_mean
 
@@ -42,49 +42,65 @@ if TYPE_CHECKING:
     from softless.train.recipe import Recipe
 
 SCHEMA = "softless.evaluate/1"
-SUMMARY = "Top-1, top-5, by class, calibration and speed of a trained model."
-HELP = """Evaluate a trained model: top-1, top-5, accuracy by class, calibration, images a second.
+SUMMARY = "Measure a trained model: accuracy, calibration and speed."
+HELP = """Evaluate a trained model: top-1, top-5, accuracy per class, calibration, images per second.
 
 \b
 $ softless evaluate runs/a
 $ softless evaluate inline_swin_tiny --weights swin_t.pth --data imagenet
 """
-WORST = 5
+WORST = 5  # classes that are shown
+LARGEST_BATCH = 10**15 - 1
+
+
+class Evaluated(TypedDict):
+    """The JSON document."""
+
+    schema: str
+    target: str
+    step: int | None
+    data: str
+    device: str
+    images: int
+    top1: float
+    top5: float
+    ece: float
+    loss: float
+    images_per_second: float
+    by_class: dict[str, float | None]
+    skipped: dict[str, str]
 
 
 @reports_errors
 def run(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A run's folder, or the name of a model.")],
-    data: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Other images than the run's.", show_default=False)
-    ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Of a model given by its name.", show_default=False)
-    ] = None,
-    batch: Annotated[Any, typer.Option(parser=whole_number, metavar="NUMBER", help="Images at a time.")] = "128",
-    device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,
-    workers: Annotated[Any, typer.Option(parser=processes, metavar="NUMBER", help="Processes that decode.")] = "0",
+    data: Annotated[str | None, typer.Option(metavar="PATH", help="Other images than those of the run.")] = None,
+    weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights of a model given by its name.")] = None,
+    batch: Annotated[int, typer.Option(min=1, max=LARGEST_BATCH, metavar="NUMBER", help="Images per batch.")] = 128,
+    device: Annotated[Where, typer.Option(help="auto uses CUDA if there is one.")] = Where.auto,
+    workers: Annotated[int, typer.Option(min=0, max=MOST_PROCESSES, help="Processes that decode.")] = 0,
     on_bad_image: Annotated[OnBad, typer.Option(help="skip stops above 0.1 %.")] = OnBad.fail,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
-    """Load, look at every image once, tell."""
-    from softless.train.assemble import Runtime, feed
+    """Load the model, run it on every image once, and show its scores."""
     from softless.train.devices import Devices, runnable
-    from softless.train.evaluate import evaluate
+    from softless.train.metrics import ClassCounts
+    from softless.train.tasks import all_skipped, evaluate
+    from softless.train.tasks.classify import image_loader
 
     with warnings_in_one_line():
         model, recipe, images, source, step = _loaded(target, weights, data)
     devices = Devices(device.value, runnable(recipe.precision, device.value))
-    runtime = Runtime(device=device.value, workers=int(workers), on_bad_image=on_bad_image.value)
-    looking = replace(recipe, batch=int(batch), accumulate=1, mixup=0.0, cutmix=0.0)
+    recipe = replace(recipe, batch=batch, accumulate=1, mixup=0.0, cutmix=0.0)
     start = time.monotonic()
-    feeding = feed(images, looking, 0, devices, runtime, train=False)
-    scores = evaluate(model.to(devices.device), feeding, devices).scores()
+    batches = image_loader(images, recipe, 0, devices, train=False, workers=workers, on_bad_image=on_bad_image.value)
+    metrics = partial(ClassCounts, len(images.classes), len(images), devices.device)
+    scores = evaluate(model.to(devices.device), batches, metrics, devices).scores()
     if not math.isfinite(scores.loss):
-        complain(f"the loss of {target} on the images of {source} is {scores.loss}: its answers are no numbers")
+        complain(f"the loss of {target} on the images of {source} is {scores.loss}: its answers are not numbers")
         raise typer.Exit(CHECK_FAILED)
     rate = scores.images / max(time.monotonic() - start, 1e-9)
-    document = {
+    document: Evaluated = {
         "schema": SCHEMA,
         "target": target,
         "step": step,
@@ -97,7 +113,7 @@ def run(
         "loss": scores.loss,
         "images_per_second": rate,
         "by_class": dict(zip(images.classes, scores.by_class, strict=True)),
-        "skipped": feeding.skipped(devices),
+        "skipped": all_skipped(batches, devices),
     }
     if not devices.main:
         return
@@ -108,15 +124,14 @@ def run(
 
 
 def _loaded(target: str, weights: Path | None, data: str | None) -> "tuple[nn.Module, Recipe, Images, str, int | None]":
-    """The model, how its images are prepared, the images, where they lie, and the update of a run it is of."""
+    """Return the model, the recipe that prepares its images, the images, their source, and the update of a run."""
     from softless.data import open_images
     from softless.data.augment import as_timm_tests
     from softless.io.weights import load_weights
     from softless.models.settings import settings
     from softless.models.table import CONFIGS
-    from softless.train.assemble import build, trained
-    from softless.train.recipe import Architecture, Recipe
-    from softless.train.recipe_file import from_document
+    from softless.train.recipe import Architecture, Recipe, from_document
+    from softless.train.tasks.classify import build, trained
 
     if target in CONFIGS and not Path(target).is_dir():
         if weights is None:
@@ -142,7 +157,7 @@ def _loaded(target: str, weights: Path | None, data: str | None) -> "tuple[nn.Mo
     return model, from_document(about["recipe"]), images, source or "digits", about["step"]
 
 
-def _show(document: dict[str, Any]) -> None:
+def _show(document: Evaluated) -> None:
     from softless.report import units
 
     out = console()

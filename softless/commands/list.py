@@ -1,29 +1,18 @@
-"""softless list: every mechanism, its cost and abilities; or every model and its size; or every recipe.
+"""softless list: every mechanism with its cost and abilities, or every model with its size, or every recipe.
 
-JSON (schema softless.list/1):
-
-    {"schema", "mechanisms": [{"name", "family", "formula", "cost", "paper", "causal", "state", "bias", "grid",
-                               "options": {option: default}}]}
-
-With --models (schema softless.list-models/1), parameters and multiply-adds as they are counted:
-
-    {"schema", "models": [{"name", "family", "parameters", "macs", "image_size": [height, width],
-                           "blocks", "softmax_blocks",
-                           "paper": {"top1", "parameters", "macs"}}]}
-
-With --recipes (schema softless.list-recipes/1):
-
-    {"schema", "recipes": [{"name", "model", "image_size": pixels a side, "batch", "epochs", "precision",
-                            "expected", "cost", "command"}]}
+JSON: {"schema", "mechanisms": [ListedMechanism]}, {"schema", "models": [ListedModel]} or {"schema", "recipes":
+[ListedRecipe]}.
 """
 
-from collections.abc import Iterable
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Annotated, Any, TypedDict
 
 import typer
 
-from softless.commands.common import console, emit_json, refuse, reports_errors
-from softless.commands.layout import plain_table
+from softless.commands.arguments import make_mechanism, option_text
+from softless.commands.common import console, emit_json, plain_table, print_dim, refuse, reports_errors
+from softless.report import units
 
 COSTS = "Cost: N tokens, d channels per head, m stand-ins or features, w window, l stride, r rounds."
 MORE = "softless list --wide adds formulas and options, softless explain NAME the cost of a call."
@@ -44,7 +33,7 @@ cost    N tokens, d channels per head, m stand-ins or features, w window,
 causal  has a causal form
 state   carries a state of fixed size: prefill, decode, streaming
 bias    takes a bias on its scores
-grid    reads tokens as a picture, if given its height and width
+grid    reads tokens as a picture, if it gets height and width
 
 \b
 $ softless list
@@ -52,6 +41,48 @@ $ softless list --wide       # with formulas and options
 $ softless list --models     # vision backbones: size, cost, accuracy
 $ softless list --recipes    # what softless train --recipe takes
 """
+
+
+class ListedMechanism(TypedDict):
+    """One mechanism in the JSON document."""
+
+    name: str
+    family: str
+    formula: str
+    cost: str
+    paper: str
+    causal: bool
+    state: bool
+    bias: bool
+    grid: bool
+    options: dict[str, object]  # the defaults
+
+
+class ListedModel(TypedDict):
+    """One model in the JSON document; parameters and multiply-adds as they are counted."""
+
+    name: str
+    family: str
+    parameters: int
+    macs: int
+    image_size: list[int]  # height, width
+    blocks: int
+    softmax_blocks: int
+    paper: dict[str, float]  # top1, parameters, macs
+
+
+class ListedRecipe(TypedDict):
+    """One recipe in the JSON document."""
+
+    name: str
+    model: str
+    image_size: int  # pixels per side
+    batch: int
+    epochs: int
+    precision: str
+    expected: str
+    cost: str
+    command: str
 
 
 @reports_errors
@@ -65,85 +96,79 @@ def run(
     refuse({"--recipes": models and recipes}, "--models asks for another table")
     refuse({"--wide": wide and models}, "the table of models has no more columns")
     refuse({"--wide": wide and json}, "--json always has every column")
-    if models:
-        name, schema, rows, show = "models", MODELS_SCHEMA, _models(), _show_models
-    elif recipes:
-        name, schema, rows, show = "recipes", RECIPES_SCHEMA, _recipes(), _show_all_recipes if wide else _show_recipes
-    else:
-        name, schema, rows, show = "mechanisms", SCHEMA, [*map(_row, _names())], _show_wide if wide else _show
+    name, schema, rows, show = _table(models, recipes, wide)
     if json:
         emit_json({"schema": schema, name: rows})
     else:
         show(rows)
 
 
-def _names() -> list[str]:
-    from softless.mechanisms import list_mechanisms
-
-    return list_mechanisms()
-
-
-def _row(name: str) -> dict[str, Any]:
-    from dataclasses import fields
-
-    from softless.commands.mechanism import make, word
-    from softless.mechanisms import MECHANISMS
-
-    cls, made = MECHANISMS[name], make(name, {})
-    return {
-        "name": name,
-        "family": cls.family,
-        "formula": cls.formula,
-        "cost": cls.cost,
-        "paper": cls.paper,
-        "causal": made.lacks(is_causal=True) is None,
-        "state": made.carries_state,
-        "bias": cls.takes_bias,
-        "grid": cls.reads_grid,
-        "options": {field.name: word(field.default) for field in fields(cls)},
-    }
+def _table(models: bool, recipes: bool, wide: bool) -> tuple[str, str, list[Any], Callable[[list[Any]], None]]:
+    if models:
+        return "models", MODELS_SCHEMA, _models(), _show_models
+    if recipes:
+        return "recipes", RECIPES_SCHEMA, _recipes(), _show_wide_recipes if wide else _show_recipes
+    return "mechanisms", SCHEMA, _mechanisms(), _show_wide if wide else _show
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
-    """A line each, family by family: it fits 80 columns."""
+def _mechanisms() -> list[ListedMechanism]:
+    from softless.mechanisms import MECHANISMS, list_mechanisms
+
+    return [
+        {
+            "name": name,
+            "family": MECHANISMS[name].family,
+            "formula": MECHANISMS[name].formula,
+            "cost": MECHANISMS[name].cost,
+            "paper": MECHANISMS[name].paper,
+            "causal": make_mechanism(name, {}).lacks(is_causal=True) is None,
+            "state": make_mechanism(name, {}).carries_state,
+            "bias": MECHANISMS[name].takes_bias,
+            "grid": MECHANISMS[name].reads_grid,
+            "options": {field.name: option_text(field.default) for field in fields(MECHANISMS[name])},
+        }
+        for name in list_mechanisms()
+    ]
+
+
+def _show(rows: list[ListedMechanism]) -> None:
+    """Print one line per mechanism, family by family, in 80 columns."""
     from rich.text import Text
 
-    out = console()
-    name, cost = (max(len(row[key]) for row in rows) for key in ("name", "cost"))
+    out, width = console(), max(len(row["cost"]) for row in rows)
+    name_width = max(len(row["name"]) for row in rows)
 
-    def line(row: dict[str, Any], can: Iterable[str]) -> str:
-        cells = (f"{cell:<{len(ability)}}" for cell, ability in zip(can, ABILITIES, strict=True))
-        return f"  {row['name']:<{name}} {row['cost']:<{cost}} {' '.join(cells)} {_who(row['paper'])}"
+    def line(name: str, cost: str, paper: str, abilities: list[str]) -> str:
+        cells = (f"{cell:<{len(ability)}}" for cell, ability in zip(abilities, ABILITIES, strict=True))
+        return f"  {name:<{name_width}} {cost:<{width}} {' '.join(cells)} {paper}"
 
-    out.print(Text(line({"name": "", "cost": "cost", "paper": "paper"}, ABILITIES), style="bold"))
+    out.print(Text(line("", "cost", "paper", list(ABILITIES)), style="bold"))
     for family, about in FAMILIES.items():
         out.print(Text.assemble((family, "bold"), f": {about}"))
-        for row in rows:
-            if row["family"] == family:
-                out.print(Text(line(row, ("yes" if row[ability] else "-" for ability in ABILITIES))))
+        for row in (row for row in rows if row["family"] == family):
+            abilities = ["yes" if able else "-" for able in (row["causal"], row["state"], row["bias"], row["grid"])]
+            out.print(Text(line(row["name"], row["cost"], _short_paper(row["paper"]), abilities)))
     out.print()
-    for note in (COSTS, MORE):
-        out.print(Text(note, style="dim"))
+    print_dim(COSTS, MORE, out=out)
 
 
-def _who(paper: str) -> str:
-    """Han 2024: the first author and the year, or as much of a title as there is room for."""
+def _short_paper(paper: str) -> str:
+    """Return the first author and the year, such as Han 2024, or the beginning of a title."""
     short = paper.partition(",")[0].replace(" et al.", "")
     return short if len(short) <= LONGEST_PAPER else f"{short[: LONGEST_PAPER - 3].rstrip()}..."
 
 
-def _show_wide(rows: list[dict[str, Any]]) -> None:
-    """Everything, in as many lines as the terminal's width takes."""
+def _show_wide(rows: list[ListedMechanism]) -> None:
+    """Print everything, in as many lines as the width of the terminal needs."""
     from rich.table import Table
     from rich.text import Text
 
-    out = console()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
     table.add_column("mechanism\npaper", min_width=26, max_width=26)
     table.add_column("family\ncost", no_wrap=True)
     table.add_column("formula\nabilities, options")
     for row in rows:
-        abilities = "  ".join(name for name in ABILITIES if row[name])
+        abilities = "  ".join(name for name in ABILITIES if row[name])  # type: ignore[literal-required]
         options = "  ".join(f"{name}={default}" for name, default in row["options"].items())
         options = f"needs {', '.join(row['options'])}, a function" if row["name"] == "general" else options
         text = Text(row["formula"])
@@ -154,12 +179,10 @@ def _show_wide(rows: list[dict[str, Any]]) -> None:
         paper = row["paper"].replace(", arXiv", ",\narXiv")
         name = Text(row["name"], style="bold").append(f"\n{paper}", style="not bold dim")
         table.add_row(name, Text(row["family"]).append(f"\n{row['cost']}"), text)
-    out.print(table)
-    out.print()
-    out.print(Text(COSTS, style="dim"))
+    _print(table, COSTS)
 
 
-def _models() -> list[dict[str, Any]]:
+def _models() -> list[ListedModel]:
     from softless.bench.published import FACTS
     from softless.mechanisms import resolve
     from softless.models.table import CONFIGS
@@ -173,26 +196,16 @@ def _models() -> list[dict[str, Any]]:
             "image_size": list(config.img_size),
             "blocks": sum(config.depths),
             "softmax_blocks": sum(config.depths) - (resolve(config.mechanism).name != "softmax") * sum(config.mixed),
-            "paper": {
-                "top1": FACTS[name].paper_top1,
-                "parameters": round(FACTS[name].paper_parameters * 1e6),
-                "macs": round(FACTS[name].paper_macs * 1e9),
-            },
+            "paper": FACTS[name].paper,
         }
         for name, config in CONFIGS.items()
     ]
 
 
-def _show_models(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
+def _show_models(rows: list[ListedModel]) -> None:
     from rich.text import Text
 
-    from softless.report import units
-
-    out = console()
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-    for column in ("model", "parameters", "MACs", "images", "softmax blocks", "top-1"):
-        table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
+    table = plain_table("model", "parameters", "MACs", "images", "softmax blocks", "top-1", gap=2)
     for row in rows:
         table.add_row(
             Text(row["name"], style="bold"),
@@ -202,47 +215,54 @@ def _show_models(rows: list[dict[str, Any]]) -> None:
             f"{row['softmax_blocks']} of {row['blocks']}",
             f"{row['paper']['top1']:.1f}",
         )
-    out.print(table)
-    out.print()
-    out.print(Text("Counted at this image size; top-1 on ImageNet-1K as Han et al. 2024 print it.", style="dim"))
+    _print(table, "Counted at this image size; top-1 on ImageNet-1K as Han et al. 2024 print it.")
 
 
-def _recipes() -> list[dict[str, Any]]:
-    from softless.train.recipe_file import read_recipe, shipped
+def _recipes() -> list[ListedRecipe]:
+    from softless.train.recipe import read_recipe, shipped
 
-    rows = []
-    for name in shipped():
-        recipe = read_recipe(name)
-        same = ("image_size", "batch", "epochs", "precision", "expected", "cost", "command")
-        rows.append({"name": name, "model": recipe.model.name, **{key: getattr(recipe, key) for key in same}})
-    return rows
+    recipes = {name: read_recipe(name) for name in shipped()}
+    return [
+        {
+            "name": name,
+            "model": recipe.model.name,
+            "image_size": recipe.image_size,
+            "batch": recipe.batch,
+            "epochs": recipe.epochs,
+            "precision": recipe.precision,
+            "expected": recipe.expected,
+            "cost": recipe.cost,
+            "command": recipe.command,
+        }
+        for name, recipe in recipes.items()
+    ]
 
 
-def _show_recipes(rows: list[dict[str, Any]]) -> None:
+def _show_recipes(rows: list[ListedRecipe]) -> None:
     from rich.text import Text
 
-    from softless.report import units
-
-    out, table = console(), plain_table("recipe", "model", "images", "batch", "epochs", gap=2)
+    table = plain_table("recipe", "model", "images", "batch", "epochs", gap=2)
     table.columns[1].justify = "left"
     for row in rows:
         size = units.picture([row["image_size"]] * 2)
         table.add_row(Text(row["name"], style="bold"), row["model"], size, f"{row['batch']:,}", str(row["epochs"]))
-    out.print(table)
-    out.print()
-    out.print(Text("softless train --recipe NAME; --wide shows what each one reaches and costs.", style="dim"))
+    _print(table, "softless train --recipe NAME; --wide shows what each recipe reaches and costs.")
 
 
-def _show_all_recipes(rows: list[dict[str, Any]]) -> None:
+def _show_wide_recipes(rows: list[ListedRecipe]) -> None:
     from rich.text import Text
-
-    from softless.report import units
 
     out = console()
     for row in rows:
-        size = units.picture([row["image_size"]] * 2)
-        epochs = units.counted(row["epochs"], "epoch")
+        size, epochs = units.picture([row["image_size"]] * 2), units.counted(row["epochs"], "epoch")
         about = f"{row['model']}, {size}, batch {row['batch']:,}, {epochs}, {row['precision']}"
         out.print(Text.assemble((row["name"], "bold"), f": {about}"), soft_wrap=True)
-        for key in ("expected", "cost", "command"):
-            out.print(Text(f"  {key:<9}{row[key]}", style="dim"), soft_wrap=True)
+        for key, text in (("expected", row["expected"]), ("cost", row["cost"]), ("command", row["command"])):
+            out.print(Text(f"  {key:<9}{text}", style="dim"), soft_wrap=True)
+
+
+def _print(table: Any, note: str) -> None:
+    out = console()
+    out.print(table)
+    out.print()
+    print_dim(note, out=out)

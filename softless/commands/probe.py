@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, takewhile
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -94,7 +95,7 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")] = False,
 ) -> None:
     """Load the model and its data, examine the model, and show the report."""
-    from softless.commands.probe_subject import RANDOM, load_samples, load_subject
+    from softless.commands.probe_subject import load_samples, load_subject
     from softless.machine import pick_device
     from softless.probes.findings import ProbeReport, overall_verdict
 
@@ -105,7 +106,7 @@ def run(
     subject.model.to(place).eval()
     samples = load_samples(subject, data, split, images, tokens=tokens, batch=batch, device=place, seed=seed)
     examination, missed = examined(subject, samples, layers, quiet=json)
-    is_random, measured = subject.weights == RANDOM, examination.layers
+    is_random, measured = subject.is_random, examination.layers
     report = ProbeReport(
         schema=SCHEMA,
         model=target,
@@ -163,7 +164,7 @@ def examined(
             left = (time.monotonic() - start) / done * (samples.count - done)
             bar(f"{done:,} of {label}", images)
             if done == images and left and not quiet:
-                random = ", random weights" if subject.weights == "random" else ""
+                random = ", random weights" if subject.is_random else ""
                 typer.echo(f"{label}{random}: this will take about {duration(left)}", err=True)
 
         batches = chain([first], samples.batches)
@@ -185,9 +186,8 @@ def show(report: "ProbeReport", folder: Path | None) -> None:
 
     out, layers = console(), report.layers
     if report.verdict is None:
-        out.print(
-            Text("The weights are random, so this is how the model starts out, not what it learns.", style="bold")
-        )
+        warning = "The weights are random, so this is how the model starts out, not what it learns."
+        out.print(Text(warning, style="bold"))
     weights = WEIGHTS.get(report.weights, report.weights)
     out.print(Text.assemble((report.model, "bold"), f", {weights}, {report.device}"), soft_wrap=True)
     out.print(f"{counted(report.images, report.samples)} from {report.data}", soft_wrap=True)
@@ -247,7 +247,7 @@ def _shared(paths: Sequence[Sequence[str]]) -> int:
 
 
 def _table(report: "ProbeReport") -> "Table":
-    from softless.commands.layout import plain_table
+    from softless.commands.common import plain_table
     from softless.probes.score_range import cost
 
     layers = report.layers
@@ -274,16 +274,17 @@ def _table(report: "ProbeReport") -> "Table":
 def _precision(layers: "Sequence[LayerFindings]") -> str:
     """Say how wide the confidence intervals of the errors are."""
     errors = [layer.first_order_error for layer in layers]
-    halves = [x.high - x.mean for x in errors if x.high is not None]
+    halves = [x.high - x.mean for x in errors if x.high is not None and isfinite(x.high)]
     if not halves:
         return "One sample has no confidence interval: probe more with --images."
-    return (
-        f"Means over {errors[0].n:,}; the 95 % intervals of the errors reach {100 * max(halves):.2g} points to a side."
-    )
+    reach = f"{100 * max(halves):.2g}"
+    return f"Means over {errors[0].n:,}; the 95 % intervals of the errors reach {reach} points to a side."
 
 
 def _percent(share: float) -> str:
     """7.1%, 34%, <0.1%."""
+    if not isfinite(share):
+        return "-"
     return "<0.1%" if 0 < share < 0.001 else f"{share:.{0 if share >= 0.0995 else 1}%}"
 
 

@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from softless.commands.common import refuse
 from softless.data import Images, open_images
 from softless.data.augment import IMAGENET_MEAN, IMAGENET_STD, PLAIN, Augment, as_timm_tests, transform
-from softless.data.damage import Damage
 from softless.data.device_augment import finish
 from softless.data.images import Split
-from softless.data.reading import Draw, Reader, read_all
+from softless.data.reading import Damage, Draw, Reader, read_all
 from softless.data.sampler import ResumableSampler
 from softless.errors import ArgumentError, FileError, MissingExtraError, UnsupportedError, did_you_mean
 from softless.io.weights import load_weights
@@ -66,6 +65,10 @@ class Subject:
     weights: str
     takes: ImageInput | TextInput
 
+    @property
+    def is_random(self) -> bool:
+        return self.weights == RANDOM
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -88,10 +91,10 @@ def load_subject(name: str, weights: Path | None, size: int | None, seed: int, *
         refuse({"--weights": weights}, f"{name} comes with its own weights")
         subject = _hugging_face(name, _hub_folder(name.removeprefix(HUGGING_FACE)))
     elif name.startswith(TIMM):
-        subject = _timm(name, name.removeprefix(TIMM), weights, pretrained)
+        subject = _timm(name, name.removeprefix(TIMM), pretrained)
     elif name in CONFIGS and not Path(name).is_dir():
         images = ImageInput(CONFIGS[name].img_size[0], as_timm_tests(settings(name, CONFIGS[name])))
-        subject = Subject(name, _loaded(create_model(name), weights), str(weights or RANDOM), images)
+        subject = Subject(name, create_model(name), RANDOM, images)
     elif Path(name).is_dir():
         refuse({"--weights": weights}, f"{name} is a run, which has its own")
         subject = _run(name)
@@ -101,6 +104,9 @@ def load_subject(name: str, weights: Path | None, size: int | None, seed: int, *
             f"{name!r} is neither a model of ours (softless list --models), nor the folder of a run, nor timm:NAME, "
             f"nor hf:FOLDER or hf:NAME{f': {close}' if close else ''}"
         )
+    if weights is not None:
+        load_weights(subject.model, weights)
+        subject = replace(subject, weights=str(weights))
     if size is None:
         return subject
     if not isinstance(subject.takes, ImageInput):
@@ -108,22 +114,16 @@ def load_subject(name: str, weights: Path | None, size: int | None, seed: int, *
     return replace(subject, takes=replace(subject.takes, side=size))
 
 
-def _loaded(model: nn.Module, weights: Path | None) -> nn.Module:
-    if weights is not None:
-        load_weights(model, weights)
-    return model
-
-
 def _run(name: str) -> Subject:
-    from softless.train.assemble import trained
-    from softless.train.recipe_file import from_document
+    from softless.train.recipe import from_document
+    from softless.train.tasks.classify import trained
 
     model, about = trained(Path(name))
     recipe = from_document(about["recipe"])
     return Subject(name, model, TRAINED, ImageInput(recipe.image_size, recipe.augment, source=about["data"]))
 
 
-def _timm(name: str, architecture: str, weights: Path | None, pretrained: bool) -> Subject:
+def _timm(name: str, architecture: str, pretrained: bool) -> Subject:
     try:
         import timm
         from timm.data import resolve_data_config
@@ -142,10 +142,9 @@ def _timm(name: str, architecture: str, weights: Path | None, pretrained: bool) 
         raise FileError(
             f"{name}: its pretrained weights are not in timm's cache and could not be downloaded ({_sentence(error)})"
         ) from error
-    _loaded(model, weights)
     config = resolve_data_config({}, model=model)
     images = ImageInput(config["input_size"][-1], as_timm_tests(config))
-    return Subject(name, model, PRETRAINED if pretrained else str(weights or RANDOM), images)
+    return Subject(name, model, PRETRAINED if pretrained else RANDOM, images)
 
 
 def _hub_folder(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""A progress bar on stderr that leaves no trace: how far it is, how long it has taken, how long it will take."""
+"""A progress bar on stderr: how much is done, how long it has taken, how long it will take. It vanishes at the end."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ Advance = Callable[[str, float], None]
 
 
 class Bar:
-    """Called with a label and an amount, it moves the bar; without a `Progress` it does nothing."""
+    """Moves a progress bar when called with a label and an amount; without a `Progress` nothing is drawn."""
 
     def __init__(self, shown: "Progress | None" = None, total: float = 0.0):
         self.shown, self.done, self.total = shown, 0.0, total
@@ -29,19 +29,19 @@ class Bar:
             self.shown.update(self.task, completed=self.done, description=label, left=self.left(took))
 
     def skip(self, amount: float) -> None:
-        """Move over what was done before: it says nothing about the time that is left."""
+        """Move over work that was done in an earlier run; it does not count for the time that is left."""
         self.skipped += amount
         self("starting", amount)
 
     def left(self, took: float) -> str:
-        """By the pace so far; nothing until something is done."""
+        """Return the time that is left at the pace so far, or nothing before any work is done."""
         worked = self.done - self.skipped
         return f"{units.duration(took / worked * max(self.total - self.done, 0.0))} left" if worked > 0 else ""
 
 
 @contextmanager
 def progress(total: float, wanted: bool) -> Iterator[Bar]:
-    """Gives a function that moves the bar by an amount; nothing is drawn where stderr is not a terminal."""
+    """Give a `Bar` of length `total`; nothing is drawn if it is not `wanted` or stderr is not a terminal."""
     if not (wanted and sys.stderr.isatty()):
         yield Bar()
         return

@@ -40,8 +40,8 @@ from typing import Annotated, Any
 
 import typer
 
-from softless.commands.arguments import Where, from_zero, lengths, processes
-from softless.commands.common import console, emit_json, importing, prepare_folder, refuse, reports_errors, whole_number
+from softless.commands.arguments import MOST, MOST_PROCESSES, Where, lengths
+from softless.commands.common import console, emit_json, importing, prepare_folder, refuse, reports_errors
 
 SUMMARY = "Do you need the softmax? Train twins, examine them, time them: a report."
 HELP = """Do you need the softmax? Train twins, small models that differ in attention, examine and time them.
@@ -106,13 +106,14 @@ def run(
         Any, typer.Option(parser=lengths, metavar="N,N,...", help="Sequence lengths to time.", show_default=False)
     ] = None,
     seeds: Annotated[
-        Any,
-        typer.Option(parser=whole_number, metavar="NUMBER", help="Number of seeds for each twin.", show_default=False),
+        int | None,
+        typer.Option(min=1, max=MOST, metavar="NUMBER", help="Number of seeds for each twin.", show_default=False),
     ] = None,
     epochs: Annotated[
-        Any,
+        int | None,
         typer.Option(
-            parser=whole_number,
+            min=1,
+            max=MOST,
             metavar="NUMBER",
             help="Epochs of training; the recipe's if absent.",
             show_default=False,
@@ -121,14 +122,16 @@ def run(
     margin: Annotated[
         Any, typer.Option(parser=_points, metavar="POINTS", help="Smallest loss of accuracy that matters.")
     ] = "1",
-    seed: Annotated[Any, typer.Option(parser=from_zero, metavar="NUMBER", help="First random seed.")] = "0",
+    seed: Annotated[int, typer.Option(min=0, max=MOST, metavar="NUMBER", help="First random seed.")] = 0,
     minutes: Annotated[
         Any, typer.Option(parser=_minutes, metavar="NUMBER", help="Train no longer.", show_default=False)
     ] = None,
     pack: Annotated[
-        Any, typer.Option(parser=whole_number, metavar="NUMBER", help="Runs at once.", show_default=False)
+        int | None, typer.Option(min=1, max=MOST, metavar="NUMBER", help="Runs at once.", show_default=False)
     ] = None,
-    workers: Annotated[Any, typer.Option(parser=processes, metavar="NUMBER", help="Processes that decode.")] = "0",
+    workers: Annotated[
+        int, typer.Option(min=0, max=MOST_PROCESSES, metavar="NUMBER", help="Processes that decode.")
+    ] = 0,
     device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:

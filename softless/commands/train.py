@@ -1,7 +1,8 @@
-"""softless train: train a backbone on images, so that it can be killed at any moment and go on.
+"""softless train: train a backbone on images, so that the training can be killed at any moment and resumed.
 
-A recipe (recipes/*.toml) says how; `--set` changes any of its keys. The folder RUN gets run.json, log.jsonl, the newest
-checkpoints in last/, the best weights in best/, tensorboard/ and, at the end, result.json (softless/train/run.py).
+A recipe (recipes/*.toml) says how to train, and `--set` changes any of its keys. The folder RUN gets run.json,
+log.jsonl, the newest checkpoints in last/, the best weights in best/, tensorboard/ and, at the end, result.json
+(softless/train/run.py).
 
 JSON (schema softless.train/1):
 
@@ -14,36 +15,47 @@ Exit status: 0 trained, 1 a loss or gradient was not finite, 2 usage, 3 bad inpu
 import os
 import shlex
 import warnings
-from dataclasses import fields
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from softless.commands.arguments import OnBad, Where, from_zero, key_value, processes
+from softless.commands.arguments import MOST_PROCESSES, OnBad, Where, key_value
 from softless.commands.common import (
     CHECK_FAILED,
     complain,
+    console,
     emit_json,
     prepare_folder,
     reports_errors,
     warnings_in_one_line,
 )
 from softless.commands.ctrl_c import WATCH
+from softless.commands.progress import Bar, progress
+from softless.report import units
 
 if TYPE_CHECKING:
-    from softless.commands.train_show import Start
+    from softless.data.images import Images
     from softless.train.assemble import Runtime
+    from softless.train.choose import TypicalSize
+    from softless.train.loop import Job
+    from softless.train.recipe import Recipe
+    from softless.train.run import Outcome
 
 SCHEMA = "softless.train/1"
-MUCH = 4  # a recipe that makes images smaller by this much a side is warned of
+LARGEST_SEED = 10**15 - 1
+MUCH = 4  # a recipe that makes the sides of images so many times smaller gets a warning
 SUMMARY = "Train a backbone on images, resumable, on one device or many."
 HELP = """Train a backbone on images: from a recipe, with a log, checkpoints and TensorBoard.
 
 \b
 $ softless train                                   # the embedded digits
-$ softless train --data flowers/ --out runs/f      # a recipe that fits them
+$ softless train --data flowers/ --out runs/f      # chooses a recipe
 $ softless train --recipe cifar10 --data cifar10-train.parquet --out runs/a
 $ softless train inline_swin_tiny --recipe imagenette --data imagenette/
 $ softless train --set model.mechanism=softmax --set model.local=false
@@ -61,62 +73,46 @@ class Share(StrEnum):
 
 @reports_errors
 def run(
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="Instead of the recipe's.", show_default=False)
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Folder or parquet file; digits if absent.", show_default=False)
-    ] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="A recipe, or its file; by default one that fits the images.", show_default=False
-        ),
-    ] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Instead of the recipe's model.")] = None,
+    data: Annotated[str | None, typer.Option(metavar="PATH", help="Folder or parquet file; default: digits.")] = None,
+    recipe: Annotated[str | None, typer.Option(metavar="NAME", help="Name or file; default: one that fits.")] = None,
     changes: Annotated[
-        list[Any] | None,
-        typer.Option("--set", parser=key_value, metavar="KEY=VALUE", help="Change the recipe.", show_default=False),
+        list[Any] | None, typer.Option("--set", parser=key_value, metavar="KEY=VALUE", help="Change the recipe.")
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run; made if missing.")] = Path("run"),
+    out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run; created if missing.")] = Path("run"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in RUN.")] = False,
-    seed: Annotated[
-        Any, typer.Option(parser=from_zero, metavar="NUMBER", help="Default 0.", show_default=False)
-    ] = None,
-    teacher: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Learn from this run's answers too.", show_default=False)
-    ] = None,
-    init: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Begin with these weights, or a run's.", show_default=False)
-    ] = None,
-    device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,
+    seed: Annotated[int | None, typer.Option(min=0, max=LARGEST_SEED, metavar="NUMBER", help="Default 0.")] = None,
+    teacher: Annotated[Path | None, typer.Option(metavar="RUN", help="Learn from this run's model too.")] = None,
+    init: Annotated[Path | None, typer.Option(metavar="PATH", help="Begin with weights of a file or run.")] = None,
+    device: Annotated[Where, typer.Option(help="auto uses CUDA if there is one.")] = Where.auto,
     sharing: Annotated[Share, typer.Option(help="How several devices share a model.")] = Share.ddp,
-    workers: Annotated[Any, typer.Option(parser=processes, metavar="NUMBER", help="Processes that decode.")] = "0",
+    workers: Annotated[int, typer.Option(min=0, max=MOST_PROCESSES, help="Processes that decode.")] = 0,
     on_bad_image: Annotated[OnBad, typer.Option(help="skip stops above 0.1 %.")] = OnBad.fail,
-    graph: Annotated[bool, typer.Option("--graph", help="Replay CUDA graphs: small models, one device.")] = False,
+    graph: Annotated[bool, typer.Option("--graph", help="Record CUDA graphs: small models, one device.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
-    """Read the recipe, train, tell."""
-    from softless.commands.train_show import Showing
+    """Choose the recipe, train, and show the result."""
     from softless.errors import NonFiniteError
     from softless.train.assemble import Runtime, train
     from softless.train.devices import leave
-    from softless.train.stop import Interrupted
+    from softless.train.loop import Interrupted
 
-    asked = {"data": data, "seed": seed, "teacher": teacher, "init": init}
-    start, asked = settle(out, recipe, model, list(changes or []), asked, resume, device.value)
+    options = {"data": data, "seed": seed, "teacher": teacher, "init": init}
+    start = choose_start(out, recipe, model, list(changes or []), options, resume, device.value)
     prepare_folder(out)
     runtime = Runtime(
-        device=device.value, sharing=sharing.value, workers=int(workers), on_bad_image=on_bad_image.value, graph=graph
+        device=device.value, sharing=sharing.value, workers=workers, on_bad_image=on_bad_image.value, graph=graph
     )
-    WATCH.says = f"stopped before the state was saved; to go on from the last checkpoint: {how_to_go_on(out, runtime)}"
-    with warnings_in_one_line(), Showing(not json, start) as showing:
-        if showing.main:
+    command = resume_command(out, runtime)
+    WATCH.says = f"stopped before the state was saved; to go on from the last checkpoint: {command}"
+    with warnings_in_one_line(), TrainingDisplay(not json, start) as display:
+        if display.main:
             warn_of_shrinking(start, recipe)
-        given = {"runtime": runtime, "resume": resume, "splits": start.parts, "tick": showing.decoding, **asked}
+        settings: dict[str, Any] = {"runtime": runtime, "resume": resume, "splits": start.splits, **start.options}
         try:
-            outcome = train(out, start.recipe, watch=showing, **given)
+            outcome = train(out, start.recipe, watch=display, tick=display.decoding, **settings)
         except Interrupted as stopped:
-            showing.say_how_to_resume(f"{stopped}; to go on: {how_to_go_on(out, runtime)}")
+            display.say_how_to_resume(f"{stopped}; to go on: {command}")
             leave()
             raise
         except NonFiniteError as error:
@@ -124,68 +120,79 @@ def run(
             leave()
             raise typer.Exit(CHECK_FAILED) from None
     leave()
-    if json and showing.main:
-        from dataclasses import asdict
-
-        result = asdict(outcome)
+    if json and display.main:
+        result = outcome.document()
         del result["answers"]  # a bit for every image
         facts = {"out": str(out), "recipe": start.name, "model": start.recipe.model.name}
-        emit_json({"schema": SCHEMA, **facts, "parameters": showing.parameters, **result})
+        emit_json({"schema": SCHEMA, **facts, "parameters": display.parameters, **result})
     else:
-        showing.conclude(outcome, out)
+        display.conclude(outcome, out)
 
 
-def how_to_go_on(out: Path, runtime: "Runtime") -> str:
-    """The command that resumes a run: what its folder does not know is said again."""
+def resume_command(out: Path, runtime: "Runtime") -> str:
+    """Return the command that resumes a run, with the options that its folder does not hold."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     start = "softless train" if ranks == "1" else f"torchrun --nproc-per-node {ranks} -m softless train"
-    values = {each.name: (getattr(runtime, each.name), each.default) for each in fields(runtime)}
+    values = {option.name: (getattr(runtime, option.name), option.default) for option in fields(runtime)}
     changed = {name: value for name, (value, default) in values.items() if value != default}
-    said = [f" --{name.replace('_', '-')}{'' if value is True else f' {value}'}" for name, value in changed.items()]
-    return f"{start} --out {shlex.quote(str(out))} --resume{''.join(said)}"
+    flags = [f" --{name.replace('_', '-')}{'' if value is True else f' {value}'}" for name, value in changed.items()]
+    return f"{start} --out {shlex.quote(str(out))} --resume{''.join(flags)}"
 
 
-def settle(
+@dataclass(frozen=True)
+class Start:
+    """What a training begins with.
+
+    name, because   the recipe's name, and why it was chosen
+    splits, size    the images to train and to test on, and their typical size in pixels
+    options         data, seed, teacher and init
+    """
+
+    name: str
+    because: str
+    recipe: "Recipe"
+    splits: "tuple[Images, Images]"
+    size: "TypicalSize | None"
+    options: dict[str, Any]
+
+
+def choose_start(
     out: Path,
     name: str | None,
     model: str | None,
     changes: list[tuple[str, str]],
-    asked: dict[str, Any],
+    options: Mapping[str, Any],
     resume: bool,
     device: str,
-) -> "tuple[Start, dict[str, Any]]":
-    """The recipe and the images; and data, seed, teacher and init. What is not given is that of the run to go on with.
-
-    Without a name the recipe is one that fits the images.
-    """
+) -> Start:
+    """Open the images and read the recipe. A resumed run has its own options, and a missing name is chosen to fit."""
     import torch
 
-    from softless.commands.train_show import Start
     from softless.data import open_splits
-    from softless.train.choose import fitting, usual_size
-    from softless.train.recipe_file import changed, document_of
+    from softless.train.choose import fitting, typical_size
+    from softless.train.recipe import changed, document_of
     from softless.train.run import Run
 
     before = Run(out).read() if resume else {}
-    asked = {key: before.get(key) if value is None else value for key, value in asked.items()}
-    asked["seed"] = asked["seed"] or 0
+    options = {key: before.get(key) if value is None else value for key, value in options.items()}
+    options["seed"] = options["seed"] or 0
     for key in ("teacher", "init"):
-        asked[key] = None if asked[key] is None else Path(asked[key])
+        options[key] = None if options[key] is None else Path(options[key])
     changes = [*changes, *([("model.name", f'"{model}"')] if model else [])]
-    document, because = (None, "") if name is None else (document_of(name), "")
-    parts = open_splits(asked["data"])
-    size = usual_size(parts[0])
+    document, because = None if name is None else document_of(name), ""
+    splits = open_splits(options["data"])
+    size = typical_size(splits[0])
     if document is None and resume:
         name, document, because = "of the run", before["recipe"], f"as {out} was begun"
     elif document is None:
-        choice = fitting(asked["data"], parts[0], size, device != "cpu" and torch.cuda.is_available())
+        choice = fitting(options["data"], splits[0], size, device != "cpu" and torch.cuda.is_available())
         name, document = choice.name, document_of(choice.name)
         because, changes = f"chosen {choice.because}; --recipe NAME takes another", [*choice.changes, *changes]
-    return Start(str(name), because, changed(document, changes), parts, size), asked
+    return Start(str(name), because, changed(document, changes), splits, size, options)
 
 
-def warn_of_shrinking(start: "Start", recipe: str | None) -> None:
-    """A recipe for much smaller images throws most of these away: whoever asked for it is told."""
+def warn_of_shrinking(start: Start, recipe: str | None) -> None:
+    """Warn if the named recipe shrinks these images so much that most of their pixels are lost."""
     seen, size = start.recipe.image_size, start.size
     if recipe is not None and size is not None and min(size.height, size.width) >= MUCH * seen:
         warnings.warn(
@@ -194,3 +201,95 @@ def warn_of_shrinking(start: "Start", recipe: str | None) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+class TrainingDisplay:
+    """A `Watcher` that prints a banner, a bar and a line per evaluation; of several ranks only the first prints."""
+
+    def __init__(self, wanted: bool, start: Start):
+        self.main = os.environ.get("RANK", "0") == "0"
+        self.wanted, self.start = wanted and self.main, start
+        self.open, self.out = ExitStack(), console()
+        self.bar, self.announced, self.images = Bar(), False, 0
+        self.parameters, self.epochs, self.per_epoch, self.at = 0, 0, 1, -1
+        self.label, self.loss = "", "-"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.open.close()
+
+    def decoding(self, images: int) -> None:
+        """Move the bar by so many more decoded images, of both parts."""
+        every = sum(map(len, self.start.splits))
+        if not self.images:
+            self.announce()
+            self.bar = self.open.enter_context(progress(every, self.wanted))
+        self.images += images
+        self.bar(f"decoding images, {self.images:,} of {every:,}", images)
+
+    def announce(self) -> None:
+        """Print the recipe and the images, once."""
+        if self.announced or not self.wanted:
+            return
+        self.announced, start = True, self.start
+        train, test = start.splits
+        reason = f", {start.because}" if start.because else ""
+        self.say(f"recipe   {start.name}{reason}")
+        about = "" if start.size is None or start.size.all_same else "about "
+        pixels = "" if start.size is None else f"; {about}{units.picture(start.size[:2])} pixels"
+        seen = units.picture([start.recipe.image_size] * 2)
+        classes = units.counted(len(train.classes), "class", "classes")
+        self.say(f"images   {len(train):,} to train on, {len(test):,} to test on, {classes}{pixels}, seen in {seen}")
+
+    def begin(self, job: "Job", parameters: int) -> None:
+        self.open.close()
+        WATCH.is_saving = lambda: job.stop.saving
+        self.parameters, self.epochs, self.per_epoch = parameters, job.recipe.all_epochs, job.task.train.per_epoch
+        total = self.per_epoch * self.epochs
+        if self.wanted:
+            self.announce()
+            device, ranks = job.devices.device, job.devices.ranks
+            where = device if ranks == 1 else f"{ranks} x {device.type}"
+            self.say(f"model    {job.recipe.model.name}, {units.count(parameters)} parameters, {where}")
+            epochs = units.counted(self.epochs, "epoch")
+            self.say(f"updates  {total:,}: {epochs} of {self.per_epoch:,}, batch {job.recipe.batch:,}")
+        self.bar = self.open.enter_context(progress(total, self.wanted))
+
+    def tick(self, step: int) -> None:
+        if self.at < 0:  # a resumed run has made the updates before this one
+            self.at = step - 1
+            self.bar.skip(self.at)
+        self.bar(f"epoch {-(-step // self.per_epoch)}/{self.epochs}{self.label}", step - self.at)
+        self.at = step
+
+    def told(self, step: int, numbers: Mapping[str, float]) -> None:
+        if "top1" in numbers:
+            if self.wanted:
+                self.out.print(
+                    f"epoch {step // self.per_epoch:>3}/{self.epochs}   loss {self.loss}   "
+                    f"top-1 {numbers['top1']:7.2%}   top-5 {numbers['top5']:7.2%}   ECE {numbers['ece']:.3f}"
+                )
+            self.loss = "-"  # an epoch without a line of log has no loss to show
+            return
+        self.loss = f"{numbers['loss']:.4f}"
+        rate = units.short(numbers["images_per_second"])
+        self.label = f"   loss {numbers['loss']:.3f}   lr {numbers['lr']:.1e}   {rate} images/s"
+
+    def say(self, sentence: str) -> None:
+        self.out.print(sentence, soft_wrap=True)
+
+    def say_how_to_resume(self, sentence: str) -> None:
+        self.open.close()
+        if self.main:
+            typer.echo(sentence, err=True)
+
+    def conclude(self, outcome: "Outcome", out: Path) -> None:
+        if self.wanted:
+            if outcome.skipped:
+                self.say(f"{units.counted(outcome.skipped, 'image')} skipped: {out / 'skipped.json'}")
+            self.say(
+                f"best top-1 {outcome.best:.2%}, after epoch {outcome.best_step // self.per_epoch}, in "
+                f"{units.seconds(outcome.seconds)}: softless evaluate {out}"
+            )

@@ -1,4 +1,4 @@
-"""Labeled images: folders, parquet files and the embedded digits; what reads, checks, samples and augments them."""
+"""Read, check, sample and augment labeled images from folders, parquet files and the embedded digits."""
 
 from softless.data.images import Images, Sample
 from softless.data.sources import open_images, open_splits

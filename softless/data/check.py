@@ -1,4 +1,4 @@
-"""Every image of a set decoded once, and what cannot be."""
+"""Decode every image of a set once, and report the ones that are damaged."""
 
 import math
 import os
@@ -23,13 +23,13 @@ FEW = 500  # images: starting workers takes longer
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckedPart:
     """One part of a set, after every image was decoded.
 
-    name         train, test, or whole: a set of one part
-    classes      (name, images) of each, damaged ones included
-    smallest     (height, width) of the image with the fewest pixels, and `largest` of that with the most
-    damaged      the name of each damaged image, or of the parquet file itself, and why
+    name         train, test, or whole for a set of one part
+    classes      (name, images) of each class, damaged images included
+    smallest     (height, width) of the image with the fewest pixels; `largest` is the one with the most
+    damaged      name and reason of each damaged image, or of a damaged parquet file
     """
 
     name: str
@@ -42,9 +42,9 @@ class Part:
 
 
 def open_parts(source: str | Path | None) -> dict[str, Images | BadImage]:
-    """The parts of a set that are there; a file that is itself damaged stands for its part.
+    """Open the parts of a set by name; a part whose file is damaged is an error instead of images.
 
-    Of a folder of parquet files, every set in it: "flowers train", "flowers test", "trees whole".
+    A folder of parquet files gives every set in it: "flowers train", "flowers test", "trees whole".
     """
     files = parquet_files(source)
     if not files:
@@ -54,7 +54,7 @@ def open_parts(source: str | Path | None) -> dict[str, Images | BadImage]:
     parts: dict[str, Images | BadImage] = {}
     for file in files:
         if find_file(file, "train") not in (None, file):
-            continue  # the other half of a set that is opened by its file to train on
+            continue  # the file to train on opens this half too
         name = file.stem.removesuffix("-train").removesuffix("-trainval")
         try:
             parts |= {f"{name} {part}": images for part, images in _open_set(file).items()}
@@ -84,24 +84,24 @@ def _open_set(source: str | Path | None) -> dict[str, Images | BadImage]:
     return {"whole": train} if the_same(train, test) else parts
 
 
-def check_part(name: str, part: Images | BadImage, *, workers: int | None, tick: Callable[[int], None]) -> Part:
-    """Decode every image; `tick` is told how many more are done. `workers=None` uses the cores there are."""
+def check_part(name: str, part: Images | BadImage, *, workers: int | None, tick: Callable[[int], None]) -> CheckedPart:
+    """Decode every image and call `tick` with how many more are done; `workers=None` uses up to eight cores."""
     if isinstance(part, BadImage):
-        return Part(name, 0, (), None, None, None, (Bad(part.name, part.why),))
+        return CheckedPart(name, 0, (), None, None, None, (Bad(part.name, part.why),))
     if workers is None:
         workers = 0 if len(part) < FEW else min(os.cpu_count() or 1, 8)
     every = range(len(part))
     draws = ([Draw(image) for image in every[start : start + AT_ONCE]] for start in every[::AT_ONCE])
     sizes: list[tuple[int, int]] = []
     damaged: list[Bad] = []
-    for found, bad in read_all(Reader(part, _size), draws, workers):
+    for sound, bad in read_all(Reader(part, _size), draws, workers):
         damaged += bad
-        sizes += [(height, width) for height, width in found.pixels.tolist()] if len(found.ids) else []
-        tick(len(found.ids) + len(bad))
+        sizes += [(height, width) for height, width in sound.pixels.tolist()] if len(sound.ids) else []
+        tick(len(sound.ids) + len(bad))
     smallest, largest = (pick(sizes, key=math.prod, default=None) for pick in (min, max))
     counts = np.bincount(part.labels, minlength=len(part.classes)).tolist()
     classes = tuple(zip(part.classes, counts, strict=True))
-    return Part(name, len(part), classes, part.fingerprint, smallest, largest, tuple(damaged))
+    return CheckedPart(name, len(part), classes, part.fingerprint, smallest, largest, tuple(damaged))
 
 
 def _size(image: "Image") -> np.ndarray:

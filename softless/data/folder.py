@@ -1,11 +1,11 @@
-"""Images in folders: a folder is a class, its name the class's name, and classes are in the order of their names.
+"""Images in folders: each folder is a class and gives it its name, and classes are sorted by name.
 
     DATA/train/cat/1.jpg    DATA/val/cat/7.jpg        two parts; val/, valid/ or validation/ before test/
     DATA/cat/1.jpg                                    one part
 
-Files are taken by their suffix, at any depth below the class, through symbolic links; names that begin with a dot are
-left out. Names are kept as bytes in one array: a million Python strings would be copied into every worker, page by
-page, as their reference counts change.
+Files are found by their suffix, at any depth below the class and through symbolic links. Names that begin with a dot
+are ignored. Names are stored as bytes in one array, because a million Python strings would be copied into every worker,
+page by page, as their reference counts change.
 """
 
 import os
@@ -23,16 +23,16 @@ TRAIN, TESTS = "train", ("val", "valid", "validation", "test")
 
 
 class FolderImages:
-    """The files below `folder`/CLASS, for each of the classes."""
+    """The image files below `folder`/CLASS, for each class."""
 
     def __init__(self, folder: Path, classes: tuple[str, ...]) -> None:
         self.folder, self.classes = folder, classes
-        found = [
+        files = [
             (os.fsencode(path.relative_to(folder)), size, label)
             for label, name in enumerate(classes)
             for path, size in _images(folder / name)
         ]
-        names, sizes, labels = zip(*found, strict=True) if found else ((), (), ())
+        names, sizes, labels = zip(*files, strict=True) if files else ((), (), ())
         self.sizes, self.labels = np.array(sizes, np.int64), np.array(labels, np.int64)
         self._text, self._ends = b"".join(names), np.cumsum([len(name) for name in names], dtype=np.int64)
         self.fingerprint = fingerprint(self._text, self._ends, self.sizes, self.labels)
@@ -54,7 +54,7 @@ class FolderImages:
 
 
 def open_folder(folder: Path, split: Split) -> FolderImages:
-    """One part of a folder. Its classes are those of the part to train on, and it may lack some if it is to test on."""
+    """Open one part of a folder. The part to train on defines the classes; the part to test on may lack some."""
     learned, part = find_part(folder, "train"), find_part(folder, split)
     classes = _classes(learned)
     if strangers := [name for name in _classes(part) if name not in classes]:
@@ -66,7 +66,7 @@ def open_folder(folder: Path, split: Split) -> FolderImages:
 
 
 def find_part(folder: Path, split: Split) -> Path:
-    """The folder whose folders are the classes of this part."""
+    """Return the folder whose folders are the classes of this part."""
     inside = _classes(folder)
     tests = [name for name in TESTS if name in inside]
     if TRAIN not in inside or not (tests or len(inside) == 1):
@@ -83,7 +83,7 @@ def _classes(folder: Path) -> tuple[str, ...]:
 
 
 def _images(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[tuple[Path, int]]:
-    """(path, bytes) of the images at any depth; -1 bytes for one that is not there to be read."""
+    """Yield (path, bytes) of the images at any depth; -1 bytes if a file cannot be read."""
     if not folder.is_dir():
         return
     status = folder.stat()
@@ -101,7 +101,7 @@ def _images(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> It
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Through links; one that leads nowhere is refused, or damaged if it has an image's name."""
+    """Follow links; one that leads nowhere is an error, or a damaged image if it has the name of an image."""
     try:
         return stat.S_ISDIR(entry.stat().st_mode)
     except OSError as error:
@@ -111,7 +111,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What a folder holds, in the order of the names."""
+    """List a folder, sorted by name."""
     try:
         with os.scandir(folder) as entries:
             return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)

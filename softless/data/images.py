@@ -1,11 +1,18 @@
-"""A set of labeled images, whatever it lies in (`sources`), and what must be true of one before it is trained on.
+"""The interface of a set of labeled images, the checks every set must pass, and a summary to compare two sets.
 
-A set is a Python sequence of `Sample`, decoded when it is asked for. It holds arrays, not objects, so that processes
-forked from this one share it.
+A set is a Python sequence of `Sample`, and each image is decoded when it is read. A set holds arrays instead of
+objects, so that forked worker processes share its memory.
+
+A training keeps a summary of the set it began with:
+
+    summary       {"source", "train": part, "test": part}
+    part          {"images", "fingerprint", "classes": {name: [images, sha256 over their sizes in bytes]}}
+
+Two sets with equal fingerprints are the same set, wherever they lie. The rest of a summary says how two sets differ.
 """
 
 import hashlib
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypedDict
 
 import numpy as np
 
@@ -14,11 +21,14 @@ from softless.errors import FileError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+DIGEST_LENGTH = 16  # hexadecimal digits of a class's sha256
+NAMED = 3  # classes that a sentence names
+
 Split = Literal["train", "test"]
 
 
 class MissingPartError(FileError):
-    """The set is there, and one of its two parts is not."""
+    """One of the two parts of a set is missing."""
 
 
 class Sample(NamedTuple):
@@ -30,10 +40,12 @@ class Sample(NamedTuple):
 
 
 class Images(Protocol):
-    """classes      their names, in the order of the labels
+    """A set of labeled images.
+
+    classes      names of the classes, in the order of the labels
     labels       int64 [N]
-    sizes        int64 [N]: bytes of each image as it is encoded
-    fingerprint  sha256 over names, sizes and labels: the same set has the same one
+    sizes        int64 [N]: bytes of each encoded image
+    fingerprint  sha256 over names, sizes and labels: equal for equal sets
     """
 
     classes: tuple[str, ...]
@@ -42,19 +54,35 @@ class Images(Protocol):
     fingerprint: str
 
     def names(self, index: int) -> str:
-        """Where an image lies."""
+        """Return where an image lies."""
 
     def size(self, index: int) -> tuple[int, int]:
-        """Width and height an image came in, without decoding it; raises `BadImage` where it has none."""
+        """Return the width and height of an image without decoding it; raise `BadImage` if it has none."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Sample:
-        """Raises `BadImage` for one that cannot be decoded."""
+        """Decode an image; raise `BadImage` if that fails."""
+
+
+class PartSummary(TypedDict):
+    """One part of a set: its size, fingerprint, and (images, digest of their sizes) per class."""
+
+    images: int
+    fingerprint: str
+    classes: dict[str, list[int | str]]
+
+
+class Summary(TypedDict):
+    """A set of images, as run.json keeps it."""
+
+    source: str
+    train: PartSummary
+    test: PartSummary
 
 
 def check_labels(where: str, labels: np.ndarray, classes: tuple[str, ...], *, empty: list[str]) -> None:
-    """Refuse what cannot be trained or tested on: no image, one class, a label without class, a class without image."""
+    """Refuse a set without images, with one class, with a label that has no class, or with a class without images."""
     if len(labels) == 0:
         raise FileError(f"{where}: it holds no images")
     if labels.min() < 0 or labels.max() >= len(classes):
@@ -71,6 +99,62 @@ def check_labels(where: str, labels: np.ndarray, classes: tuple[str, ...], *, em
 
 
 def fingerprint(*parts: bytes | np.ndarray) -> str:
-    """sha256 over names and whole numbers."""
+    """Return the sha256 over names and whole numbers."""
     flat = (part if isinstance(part, bytes) else part.astype("<i8").tobytes() for part in parts)
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in flat)).hexdigest()
+
+
+def summary(source: str | None, train: Images, test: Images) -> Summary:
+    """Summarize a set, to compare it with a later one."""
+    return {"source": source or "digits", "train": _part(train), "test": _part(test)}
+
+
+def what_changed(before: Summary, now: Summary) -> str | None:
+    """Describe the first difference between two sets in half a sentence; return None if their images are the same."""
+    parts: tuple[Split, Split] = ("train", "test")
+    changed = [part for part in parts if before[part]["fingerprint"] != now[part]["fingerprint"]]
+    if not changed:
+        return None
+    if before["source"] != now["source"]:
+        return f"{_size(before)}, and {_size(now)}"
+    part = changed[0]
+    old, new, source = before[part]["classes"], now[part]["classes"], now["source"]
+    gone, added = ([name for name in one if name not in other] for one, other in ((old, new), (new, old)))
+    if gone or added:
+        news = [f"{_names(names)} {verb}" for names, verb in ((added, "new"), (gone, "gone")) if names]
+        return f"{source} has other classes since: {' and '.join(news)}"
+    counts = {name: (old[name][0], new[name][0]) for name in new if old[name][0] != new[name][0]}
+    if counts:
+        name, (then, today) = next(iter(counts.items()))
+        rest = len(counts) - 1
+        more = f", and {rest} more {'class has' if rest == 1 else 'classes have'} changed" if rest else ""
+        return f"class {name!r} of {source} had {_images(int(then))} to {part} on, and has {today:,} now{more}"
+    if others := [name for name in new if old[name] != new[name]]:
+        where = f"the images of {_names(others)} of {source} to {part} on"
+        return f"{where} are as many as before, and their sizes in bytes differ"
+    return f"the images of {source} to {part} on are as many as before, and their names or their order differ"
+
+
+def _part(images: Images) -> PartSummary:
+    order = np.argsort(images.labels, kind="stable")
+    counts = np.bincount(images.labels, minlength=len(images.classes))
+    sizes = np.split(images.sizes[order].astype("<i8"), np.cumsum(counts)[:-1])
+    digests = [hashlib.sha256(each.tobytes()).hexdigest()[:DIGEST_LENGTH] for each in sizes]
+    by_class: dict[str, list[int | str]] = {
+        name: [len(each), digest] for name, each, digest in zip(images.classes, sizes, digests, strict=True)
+    }
+    return {"images": len(images), "fingerprint": images.fingerprint, "classes": by_class}
+
+
+def _size(images: Summary) -> str:
+    part = images["train"]
+    return f"{images['source']} has {_images(part['images'])} in {len(part['classes'])} classes to train on"
+
+
+def _images(count: int) -> str:
+    return "1 image" if count == 1 else f"{count:,} images"
+
+
+def _names(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:NAMED])) + (", ..." if len(names) > NAMED else "")
+    return f"{'class' if len(names) == 1 else 'classes'} {shown}"

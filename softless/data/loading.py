@@ -1,52 +1,90 @@
-"""Batches of images: decoded and augmented by worker processes, or once and for all.
+"""Batches of images as a model sees them: float32, normalized, augmented for training, and on the device.
 
-    loader   reads as it goes, for sets of any size
-    cached   decodes a set of small images into one tensor, for a device to augment (`device_loading`)
+    loader         reads and augments images in worker processes as it goes, for sets of any size
+    DeviceLoader   augments a set on the device that holds all of it (`cached`), for images as small as CIFAR-10's
 
-The randomness of a sample is drawn from (seed, epoch, index, repeat) and from nothing else, so neither the number of
-workers nor a resumed run changes a pixel. Pixels are uint8: `device_augment.finish` makes them what a model sees.
+Iterating a loader gives one epoch, or what is left of it. What is random about an image is drawn from (seed, epoch,
+index, repeat), and rectangles are erased by (seed, update, rank). On the device, (seed, epoch, first image, rank) seed
+each group of batches. So neither the number of workers nor an interruption changes a pixel.
 """
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from softless.data.augment import Augment, squeeze, transform
-from softless.data.damage import Damage, OnBadImage
+from softless.data.device_augment import change, finish
 from softless.data.images import Images
-from softless.data.reading import Batch, Draw, Reader, gather, read_all
-from softless.data.sampler import ResumableSampler
+from softless.data.reading import Batch, Damage, Draw, OnBadImage, Reader, gather, read_all
+from softless.data.sampler import ResumableSampler, key, update_key
 from softless.errors import ArgumentError
 
 MOST_CACHED = 32 * 10**9  # bytes
 AT_ONCE = 64  # images a worker decodes and sends
+AHEAD = 8  # batches augmented at once on the device: for small images the number of operations takes the time
 
 
 class Loader:
-    """One epoch, or what is left of it, each time it is iterated. `damage` knows what was skipped."""
+    """What all loaders share.
+
+    per_epoch   int: batches of a whole epoch on the rank that has most
+    skipped     dict: the name of each image that was left out so far, and why
+    """
 
     def __init__(
-        self, reader: Reader, sampler: ResumableSampler, damage: Damage, *, batch: int, whole: bool, workers: int
-    ) -> None:
-        self.reader, self.sampler, self.damage = reader, sampler, damage
-        self.batch, self.whole, self.workers = batch, whole, workers
+        self, images: int, sampler: ResumableSampler, augment: Augment, device: torch.device, *, size: int, batch: int,
+        train: bool,
+    ) -> None:  # fmt: skip
+        sampler.check(images, batch, whole=train)
+        self.sampler, self.augment, self.device = sampler, augment, device
+        self.size, self.batch, self.train = size, batch, train
+        shared = batch * sampler.ranks
+        self.per_epoch = sampler.total // shared if train else -(-sampler.total // shared)
+        self.skipped: dict[str, str] = {}
 
     def __len__(self) -> int:
-        """Batches left of this epoch."""
-        return self.sampler.batches(self.batch, whole=self.whole)
+        """Return how many batches of this epoch are left."""
+        return self.sampler.batches(self.batch, whole=self.train)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The sampler has passed a batch's images when the batch is handed out, however far the workers are."""
-        for found, bad in read_all(self.reader, self._draws(), self.workers):
+        raise NotImplementedError
+
+    def blank(self) -> Batch:
+        """Return a batch of one black image."""
+        pixels, zero = torch.zeros(1, 3, self.size, self.size), torch.zeros(1, dtype=torch.int64)
+        return Batch(*(part.to(self.device) for part in (pixels, zero, zero)))
+
+
+class ReadingLoader(Loader):
+    """A `Loader` that reads images as it goes; `loader` builds it."""
+
+    def __init__(self, reader: Reader, damage: Damage, workers: int, *args: Any, **options: Any) -> None:
+        super().__init__(len(reader.images), *args, **options)
+        self.reader, self.damage, self.workers = reader, damage, workers
+        self.skipped = damage.skipped
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield finished batches; the sampler passes images as they are handed out, however far the workers are."""
+        for sound, bad in read_all(self.reader, self._draws(), self.workers):
             for each in bad:
                 self.damage.met(*each)
-            self.sampler.advance(len(found.ids) + len(bad))
-            if self.whole:
-                yield self._filled(found)
-            elif len(found.ids):
-                yield found
+            update = self.sampler.epoch * self.per_epoch + self.sampler.position // (self.batch * self.sampler.ranks)
+            self.sampler.advance(len(sound.ids) + len(bad))
+            batch = self._filled(sound) if self.train else sound
+            if len(batch.ids):
+                yield self._finished(batch, update)
+
+    def _finished(self, batch: Batch, update: int) -> Batch:
+        pixels, labels, ids = (part.to(self.device, non_blocking=True) for part in batch)
+        generator = None
+        if self.train:
+            generator = torch.Generator(self.device)
+            generator.manual_seed(update_key(self.sampler.seed, update, self.sampler.rank))
+        return Batch(finish(pixels, self.augment, generator), labels, ids)
 
     def _draws(self) -> Iterator[list[Draw]]:
         order, places = self.sampler.order(), self.sampler.places()
@@ -57,16 +95,16 @@ class Loader:
         sampler, index = self.sampler, int(order[place])
         return Draw(index, (sampler.seed, sampler.epoch, index, place % sampler.repeats))
 
-    def _filled(self, found: Batch) -> Batch:
-        """Where images were skipped, the first ones again: ranks make as many updates, with batches of one size."""
-        if len(found.ids) == self.batch:
-            return found
-        sound = found if len(found.ids) else self._next_sound()
+    def _filled(self, sound: Batch) -> Batch:
+        """Repeat the first images instead of skipped ones: all ranks make as many updates, with batches of one size."""
+        if len(sound.ids) == self.batch:
+            return sound
+        sound = sound if len(sound.ids) else self._next_sound()
         again = torch.arange(self.batch) % len(sound.ids)
         return Batch(*(part[again] for part in sound))
 
     def _next_sound(self) -> Batch:
-        """The next image of the order that can be read; `damage` ends the search where there are too few."""
+        """Read on until an image can be decoded; `damage` ends the search where there are too few."""
         order, place = self.sampler.order(), self.sampler.position + self.sampler.rank
         while True:
             sound, bad = gather([self.reader[self._draw(order, place % self.sampler.total)]])
@@ -74,6 +112,44 @@ class Loader:
                 return sound
             self.damage.met(*bad[0])
             place += 1
+
+
+class DeviceLoader(Loader):
+    """A `Loader` that augments a set on the device that holds all of it.
+
+    data      Batch: the set as `cached` returns it, on the device
+    batch     int: images per batch on this rank
+    sampler   ResumableSampler: the order
+    train     bool: True augments, and gives complete batches only, as many to every rank; False gives every image once
+    augment   Augment: how images are augmented and normalized
+    """
+
+    def __init__(self, data: Batch, *, batch: int, sampler: ResumableSampler, train: bool, augment: Augment) -> None:
+        size, device = data.pixels.shape[-1], data.pixels.device
+        super().__init__(len(data.pixels), sampler, augment, device, size=size, batch=batch, train=train)
+        self.data = data
+
+    def __iter__(self) -> Iterator[Batch]:
+        sampler, group = self.sampler, AHEAD * self.batch
+        offset, passed = sampler.position % sampler.ranks, sampler.position // sampler.ranks
+        mine = sampler.order()[np.arange(offset + sampler.rank, sampler.total, sampler.ranks)]
+        order = torch.from_numpy(mine).to(self.data.pixels.device)
+        end = passed + len(self) * self.batch
+        for first in range(passed - passed % group, end, group):
+            rows = order[first : first + group]
+            pixels = self._finished(rows, first)
+            for start in range(max(first, passed), min(first + group, end), self.batch):
+                here = slice(start - first, start - first + self.batch)
+                sampler.advance(len(rows[here]))
+                yield Batch(pixels[here], self.data.labels[rows[here]], self.data.ids[rows[here]])
+
+    def _finished(self, rows: Tensor, first: int) -> Tensor:
+        pixels, sampler = self.data.pixels[rows], self.sampler
+        if not self.train:
+            return finish(pixels, self.augment)
+        generator = torch.Generator(pixels.device)
+        generator.manual_seed(key(sampler.seed, sampler.epoch, first, sampler.rank))
+        return finish(change(pixels, self.augment, generator), self.augment, generator)
 
 
 def loader(
@@ -86,8 +162,9 @@ def loader(
     augment: Augment,
     workers: int,
     on_bad_image: OnBadImage = "fail",
-) -> Loader:
-    """Batches of `size` x `size` pixels, in the sampler's order.
+    device: str | torch.device = "cpu",
+) -> ReadingLoader:
+    """Return batches of images that worker processes read and augment.
 
     >>> from softless.data import open_images
     >>> from softless.data.augment import PLAIN
@@ -101,15 +178,28 @@ def loader(
     >>> len(batches), next(iter(batches)).pixels.shape
     (14, torch.Size([100, 3, 8, 8]))
 
-    train_transform   True: augmented, and whole batches only, as many for every rank; False: as the paper tests, all
-    on_bad_image      fail | skip (`damage`); in training a skipped image's place is taken by another of its batch, or
-                      where all are skipped by the next one of the order
+    images            Images: the set
+    size              int: height and width in pixels
+    batch             int: images per batch on this rank
+    sampler           ResumableSampler: the order
+    train_transform   bool: True augments, and gives complete batches only, as many to every rank; False resizes as the
+                      paper tests, and gives every image once
+    augment           Augment: how images are augmented and normalized
+    workers           int: processes that read images; 0 reads them in this one
+    on_bad_image      "fail" (default) or "skip": what to do about an image that cannot be decoded (`Damage`); in
+                      training another image of the batch, or the next sound one, takes the place of a skipped image
+    device            default "cpu": where the batches go
     """
-    sampler.check(len(images), batch, whole=train_transform)
     if workers < 0:
         raise ArgumentError(f"workers is {workers} and must be at least 0")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ArgumentError(f"device is {device!r} and must be one of torch's, such as 'cpu' or 'cuda'") from error
     reader, damage = Reader(images, transform(augment, size, train=train_transform)), Damage(on_bad_image, len(images))
-    return Loader(reader, sampler, damage, batch=batch, whole=train_transform, workers=workers)
+    return ReadingLoader(
+        reader, damage, workers, sampler, augment, place, size=size, batch=batch, train=train_transform
+    )
 
 
 def cached(
@@ -120,11 +210,15 @@ def cached(
     damage: Damage | None = None,
     tick: Callable[[int], None] = lambda _images: None,
 ) -> Batch:
-    """The whole set as one batch, squeezed to `size` x `size`; `tick` is told how many more images are done.
+    """Decode a set into one batch of uint8 pixels, each image squeezed to `size` x `size`.
 
-    damage   what to do about bad images, and which they were; None stops at the first
+    images    Images: the set
+    size      int: height and width in pixels
+    workers   int, default 0: processes that read images
+    damage    Damage: what to do about bad images; default None stops at the first
+    tick      called with how many more images are decoded
 
-    Images that are skipped are not in it: `ids` says which ones are.
+    Skipped images are not in the batch: `ids` says which images are.
     """
     needed = len(images) * 3 * size * size
     if needed > MOST_CACHED:
@@ -136,11 +230,11 @@ def cached(
     sound = torch.zeros(len(images), dtype=torch.bool)
     damage, every = damage or Damage("fail", len(images)), range(len(images))
     draws = ([Draw(index) for index in every[i : i + AT_ONCE]] for i in every[::AT_ONCE])
-    for found, bad in read_all(Reader(images, partial(squeeze, size=size)), draws, workers):
+    for batch, bad in read_all(Reader(images, partial(squeeze, size=size)), draws, workers):
         for each in bad:
             damage.met(*each)
-        pixels[found.ids], sound[found.ids] = found.pixels, True
-        tick(len(found.ids) + len(bad))
+        pixels[batch.ids], sound[batch.ids] = batch.pixels, True
+        tick(len(batch.ids) + len(bad))
     ids = sound.nonzero().flatten()
     labels = torch.from_numpy(images.labels)
     return Batch(pixels, labels, ids) if sound.all() else Batch(pixels[ids], labels[ids], ids)

@@ -1,12 +1,11 @@
-"""Images in a parquet file: column `image` holds encoded bytes, column `label` whole numbers from 0.
+"""Images in a parquet file: column `image` holds encoded pictures, and column `label` whole numbers from 0.
 
-    flowers-train.parquet    flowers-val.parquet       two parts; -val is taken before -test where both are there
-    flowers.parquet                                    one part, or two where a column `split` says train, val or test
+    flowers-train.parquet    flowers-val.parquet       two parts; -val is preferred to -test
+    flowers.parquet                                    one part, or two if a column `split` says train, val or test
     flowers-classes.json                               the names of the classes: a list, or a dictionary
 
-The names may also be those that Hugging Face's datasets writes into the file, and its {bytes, path} pairs are read as
-images. Without names, classes are called by their numbers. The encoded images are held in memory, and processes
-forked from this one share them.
+Names that Hugging Face's datasets wrote into the file are read too, and so are its {bytes, path} pairs. Without names,
+classes are called by their numbers. The encoded images stay in memory, which forked worker processes share.
 """
 
 import json
@@ -38,7 +37,7 @@ _DAMAGE = (OSError, ValueError, LookupError, TypeError, NotImplementedError, Mem
 
 
 class ParquetImages:
-    """Some rows of a file."""
+    """The rows of one part of a file."""
 
     def __init__(self, path: Path, images: pa.ChunkedArray, labels: np.ndarray, rows: np.ndarray) -> None:
         self.path, self.images, self.rows, self.labels = path, images, rows, labels[rows]
@@ -64,21 +63,21 @@ class ParquetImages:
 
 
 def open_parquet(path: Path, split: Split) -> ParquetImages:
-    """One part of a file or of a pair of files. Its classes are named, or those of the part to train on."""
+    """Open one part of a file or of a pair of files."""
     part = find_file(path, split)
     if part is None:
         words = " or ".join(f"-{word}.parquet" for word in WORDS[split] if word != "trainval")
         raise MissingPartError(f"{path}: there is no {words} beside it to {split} on")
     file = _open(part)
     images, labels = _images(part, _column(part, file, "image")), _labels(part, _column(part, file, "label"))
-    made = ParquetImages(part, images, labels, _rows(part, file, split, len(labels)))
-    made.classes = _names(part, file) or tuple(map(str, range(_count(part, labels))))
-    check_labels(str(part), made.labels, made.classes, empty=_unused(made) if split == "train" else [])
-    return made
+    opened = ParquetImages(part, images, labels, _rows(part, file, split, len(labels)))
+    opened.classes = _names(part, file) or tuple(map(str, range(_count(part, labels))))
+    check_labels(str(part), opened.labels, opened.classes, empty=_unused(opened) if split == "train" else [])
+    return opened
 
 
 def find_file(path: Path, split: Split) -> Path | None:
-    """The file that holds this part: the one given, or its other half."""
+    """Return the file that holds this part: `path`, or the other half of the pair."""
     half = _HALF.fullmatch(path.stem)
     if half is None or half["word"] in WORDS[split]:
         return path
@@ -126,7 +125,7 @@ def _labels(path: Path, column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _rows(path: Path, file: pq.ParquetFile, split: Split, count: int) -> np.ndarray:
-    """All rows, or those of the first word of this part that column `split` uses."""
+    """Return all rows, or those of the first word for this part that column `split` uses."""
     if "split" not in file.schema_arrow.names:
         return np.arange(count)
     said = np.array(_column(path, file, "split").to_pylist(), dtype=object)
@@ -150,7 +149,7 @@ def _unused(images: ParquetImages) -> list[str]:
 
 
 def _names(path: Path, file: pq.ParquetFile) -> tuple[str, ...]:
-    """From NAME-classes.json beside it, NAME the longest that the file's name begins with; or from the file itself."""
+    """Read the names from the file itself, or from NAME-classes.json for the longest NAME that begins its name."""
     beside = [
         other
         for other in path.parent.glob("*-classes.json")
@@ -160,27 +159,27 @@ def _names(path: Path, file: pq.ParquetFile) -> tuple[str, ...]:
         return _embedded_names(file)
     source = max(beside, key=lambda other: len(other.name))
     try:
-        found = json.loads(source.read_bytes())
+        content = json.loads(source.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise FileError(f"{source}: the names of the classes cannot be read ({_reason(error)})") from error
-    names = _by_label(found, source) if isinstance(found, dict) else found
+    names = _by_label(content, source) if isinstance(content, dict) else content
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise FileError(f"{source}: a list of the classes' names is needed, or a dictionary that has them as values")
     return _distinct(names)
 
 
-def _by_label(found: dict[str, Any], source: Path) -> list[Any]:
-    """Values in the order of keys that are labels, or else of the file."""
-    if not all(key.isdecimal() for key in found):
-        return list(found.values())
-    numbers = {int(key): name for key, name in found.items()}
-    if sorted(numbers) != list(range(len(found))):
-        raise FileError(f"{source}: its {len(found)} keys are labels, and they are not 0 to {len(found) - 1}")
-    return [numbers[label] for label in range(len(found))]
+def _by_label(content: dict[str, Any], source: Path) -> list[Any]:
+    """Return the values in the order of their keys if these are labels, and else in the order of the file."""
+    if not all(key.isdecimal() for key in content):
+        return list(content.values())
+    numbers = {int(key): name for key, name in content.items()}
+    if sorted(numbers) != list(range(len(content))):
+        raise FileError(f"{source}: its {len(content)} keys are labels, and they are not 0 to {len(content) - 1}")
+    return [numbers[label] for label in range(len(content))]
 
 
 def _distinct(names: list[str]) -> tuple[str, ...]:
-    """Two classes of ImageNet are called crane: a name that stands for several has its label behind it."""
+    """Add the label to a name that several classes have: two classes of ImageNet are called crane."""
     often = Counter(names)
     return tuple(f"{name} ({label})" if often[name] > 1 else name for label, name in enumerate(names))
 

@@ -1,14 +1,14 @@
-"""Images read by worker processes, in the order asked for.
+"""Read images with worker processes, in a given order, and decide what to do about bad ones.
 
-A worker answers for every image: with its pixels, or with its name and what is wrong with it. It never raises, so the
-process that trains knows which file it was, and decides.
+A worker never raises an error. For each image it returns the pixels, or the name of the image and what is wrong with
+it, so that the process that trains knows the file and can decide.
 """
 
 import random
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,12 +17,21 @@ from torch.utils.data import DataLoader, Dataset
 
 from softless.data.images import Images
 from softless.data.sampler import key
-from softless.errors import FileError
+from softless.errors import ArgumentError, FileError
 from softless.io.pictures import BadImage
+
+OnBadImage = Literal["fail", "skip"]
+
+LIMIT = 0.001  # share of a set that may be skipped
 
 
 class Batch(NamedTuple):
-    """Pixels uint8 [B, 3, H, W], labels int64 [B], ids int64 [B]: which images of the set they are."""
+    """Some images of a set.
+
+    pixels   [B, 3, H, W]: uint8 as they were read, float32 once a loader has normalized them
+    labels   int64 [B]
+    ids      int64 [B]: the index of each image in its set
+    """
 
     pixels: Tensor
     labels: Tensor
@@ -30,14 +39,14 @@ class Batch(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """An image to read, and the numbers that what is random about it is drawn from."""
+    """The index of an image to read, and the numbers that seed its augmentation."""
 
     image: int
     seeds: tuple[int, ...] = ()
 
 
 class Bad(NamedTuple):
-    """What comes in place of an image that cannot be decoded."""
+    """An image that cannot be decoded, and why."""
 
     name: str
     why: str
@@ -46,8 +55,36 @@ class Bad(NamedTuple):
 Reading = tuple[Tensor, int, int] | Bad
 
 
+class Damage:
+    """What to do about images that cannot be decoded, and which ones were skipped.
+
+    fail   stop at the first bad image, and name it
+    skip   leave the image out, remember its name, and stop when more than 0.1 % of the set are bad
+
+    An image that comes again in another epoch counts once. Each process counts for itself; a training puts together
+    what all of them skipped (`skipped.json`).
+    """
+
+    def __init__(self, on_bad_image: OnBadImage, images: int) -> None:
+        if on_bad_image not in ("fail", "skip"):
+            raise ArgumentError(f"on_bad_image is {on_bad_image!r} and must be 'fail' or 'skip'")
+        self.on_bad_image, self.images = on_bad_image, images
+        self.skipped: dict[str, str] = {}  # name -> why
+
+    def met(self, name: str, why: str) -> None:
+        """Note a bad image, or raise an error."""
+        if self.on_bad_image == "fail":
+            raise BadImage(name, why)
+        self.skipped[name] = why
+        if len(self.skipped) > LIMIT * self.images:
+            raise FileError(
+                f"{name}: {why}; {len(self.skipped)} of {self.images} images are damaged by now, and skip leaves out "
+                f"at most {LIMIT:.1%} of them: {int(LIMIT * self.images)}"
+            )
+
+
 class Reader(Dataset[Reading]):
-    """(pixels, label, index) of one image as a transform leaves it."""
+    """A dataset of (pixels, label, index), with the pixels as a transform returns them."""
 
     def __init__(self, images: Images, change: Callable[[Any], Tensor | np.ndarray]) -> None:
         self.images, self.change = images, change
@@ -65,7 +102,7 @@ class Reader(Dataset[Reading]):
 
 @contextmanager
 def seeded(*numbers: int) -> Iterator[None]:
-    """Inside, whatever a transform draws follows from the numbers; outside, nothing has been drawn."""
+    """Seed all generators from these numbers for the body, and restore their state afterwards."""
     seed = key(*numbers)
     before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
     random.seed(seed)
@@ -80,17 +117,17 @@ def seeded(*numbers: int) -> Iterator[None]:
 
 
 def read_all(reader: Reader, draws: Iterable[list[Draw]], workers: int) -> Iterator[tuple[Batch, tuple[Bad, ...]]]:
-    """For each list of draws, the images that could be read and those that could not."""
+    """Read each list of draws: yield the images that could be read, and those that could not."""
     batches = DataLoader(
         reader,
         batch_sampler=draws,
         num_workers=workers,
         collate_fn=gather,
         pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),  # its own: the trainer's random numbers are not touched
+        generator=torch.Generator(),  # its own, so that the trainer's random numbers stay as they are
     )
     try:
-        with deaf():
+        with signals_blocked():
             reading = iter(batches)
         yield from reading
     except RuntimeError as error:
@@ -100,10 +137,10 @@ def read_all(reader: Reader, draws: Iterable[list[Draw]], workers: int) -> Itera
 
 
 @contextmanager
-def deaf() -> Iterator[None]:
-    """Processes begun inside never hear a signal to stop: it is for the one that trains, and that needs their images.
+def signals_blocked() -> Iterator[None]:
+    """Block signals, so that the workers started in the body never receive one: the process that trains handles them.
 
-    A signal that comes meanwhile waits for the end.
+    A signal that arrives during the body is delivered afterwards.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
@@ -113,7 +150,7 @@ def deaf() -> Iterator[None]:
 
 
 def gather(readings: Sequence[Reading]) -> tuple[Batch, tuple[Bad, ...]]:
-    """In the worker: one tensor travels faster than many."""
+    """Collate in the worker, because one tensor travels faster than many."""
     sound = [reading for reading in readings if not isinstance(reading, Bad)]
     pixels = torch.stack([pixels for pixels, _, _ in sound]) if sound else torch.empty(0, 3, 1, 1, dtype=torch.uint8)
     labels, ids = (torch.tensor([reading[part] for reading in sound], dtype=torch.int64) for part in (1, 2))

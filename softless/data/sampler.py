@@ -1,13 +1,14 @@
-"""Which image comes next: a pure function of seed and epoch, cut among ranks, that can go on from anywhere.
+"""The order of the images: a function of seed and epoch alone, shared among ranks, that can go on from any position.
 
     order      a permutation of the images, each `repeats` times in a row
-    rank r     the places r, r + ranks, r + 2 ranks, ... of what is left of it
+    rank r     the places r, r + ranks, r + 2 ranks, ... of what is left of the order
     position   how many places all ranks together have passed
 
-Ranks that have passed equally many have passed the first `position` places, whatever their number: from a position that
-2 ranks kept, 3 can go on.
+If all ranks have passed equally many places, these are the first `position` places, whatever the number of ranks: a
+position that 2 ranks saved is one that 3 ranks can go on from.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -17,21 +18,35 @@ from softless.errors import ArgumentError
 
 
 def key(*numbers: int) -> int:
-    """A 63-bit seed from several numbers: equal for equal numbers, unrelated otherwise."""
+    """Return a 63-bit seed from several numbers: equal for equal numbers, unrelated otherwise."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
+def update_key(seed: int, step: int, rank: int) -> int:
+    """Return the 63-bit seed of everything random in one update on one rank; step -1 comes before the first."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()[:8]) >> 1
+
+
 class ResumableSampler(torch.utils.data.Sampler[int]):
-    """Indices of images. `advance` says which were used; iterating alone moves nothing, since loaders read ahead.
+    """An order of indices that can be saved and resumed.
+
+    Iterating moves nothing, because loaders read ahead: call `advance` with the number of images that were used.
 
     >>> from softless.data.sampler import ResumableSampler
-    >>> whole = ResumableSampler(10, seed=0)
-    >>> first = list(whole)[:4]
-    >>> whole.advance(4)
+    >>> sampler = ResumableSampler(10, seed=0)
+    >>> first = list(sampler)[:4]
+    >>> sampler.advance(4)
     >>> later = ResumableSampler(10, seed=0)
-    >>> later.load_state_dict(whole.state_dict())
+    >>> later.load_state_dict(sampler.state_dict())
     >>> sorted(first + list(later))
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+    length    int: images in the set
+    seed      int, from 0
+    shuffle   bool, default True; False keeps the order of the set
+    rank      int, default 0: which of the ranks this process is
+    ranks     int, default 1: processes that share the set
+    repeats   int, default 1: how often in a row each image comes
     """
 
     def __init__(
@@ -48,16 +63,16 @@ class ResumableSampler(torch.utils.data.Sampler[int]):
 
     @property
     def total(self) -> int:
-        """Places of an epoch, of all ranks together."""
+        """Return the places of an epoch, over all ranks."""
         return self.length * self.repeats
 
     @property
     def shared(self) -> int:
-        """Indices left that every rank has: some may have one more."""
+        """Return how many indices every rank has left; some ranks may have one more."""
         return (self.total - self.position) // self.ranks
 
     def order(self) -> np.ndarray:
-        """The whole epoch, int64 [total]. Sorted by raw bits, since numpy's shuffle may differ by version."""
+        """Return the epoch, int64 [total]. It is sorted by raw bits, because numpy's shuffle may differ by version."""
         images = np.arange(self.length)
         if self.shuffle:
             bits = np.random.PCG64(key(self.seed, self.epoch)).random_raw(self.length)
@@ -65,7 +80,7 @@ class ResumableSampler(torch.utils.data.Sampler[int]):
         return images.repeat(self.repeats)
 
     def places(self) -> np.ndarray:
-        """This rank's places in what is left of the order."""
+        """Return this rank's places in what is left of the order."""
         return np.arange(self.position + self.rank, self.total, self.ranks)
 
     def __iter__(self) -> Iterator[int]:
@@ -75,11 +90,11 @@ class ResumableSampler(torch.utils.data.Sampler[int]):
         return len(self.places())
 
     def batches(self, batch: int, *, whole: bool) -> int:
-        """How many are left: every rank has as many whole ones, and a rest is dropped."""
+        """Return how many batches are left; with `whole`, how many complete ones every rank has."""
         return self.shared // batch if whole else -(-len(self) // batch)
 
     def check(self, images: int, batch: int, *, whole: bool) -> None:
-        """Refuse a set of another size, and a batch that no epoch fills."""
+        """Refuse a set of another size, and a batch that an epoch cannot fill."""
         if self.length != images:
             raise ArgumentError(f"the sampler is made for {self.length} images, and the set has {images}")
         if batch < 1:
@@ -89,11 +104,11 @@ class ResumableSampler(torch.utils.data.Sampler[int]):
             raise ArgumentError(f"a batch of {batch}{each} needs {needed} images, and an epoch has {self.total}")
 
     def advance(self, count: int) -> None:
-        """Each rank has used `count` more."""
+        """Note that each rank has used `count` more images."""
         self.position = min(self.position + count * self.ranks, self.total)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch; the present one goes on where it is."""
+        """Begin an epoch; if it is the current one, go on in it."""
         if epoch != self.epoch:
             self.epoch, self.position = epoch, 0
 

@@ -1,4 +1,4 @@
-"""Where labeled images come from.
+"""Open a set of labeled images.
 
 None, "digits"    the embedded set: scikit-learn's 1,797 handwritten digits
 a folder          train/CLASS/*.jpg and val/ or test/ likewise, or CLASS/*.jpg
@@ -7,29 +7,31 @@ a parquet file    columns image (encoded bytes) and label (0, 1, ...)
 
 from pathlib import Path
 
-from softless.data.images import Images, Split
-from softless.errors import ArgumentError, FileError
+import numpy as np
+
+from softless.data.images import Images, Sample, Split, fingerprint
+from softless.errors import ArgumentError, FileError, MissingExtraError
 
 DIGITS = "digits"
+TEST_DIGITS = 360
 
 
 def open_images(source: str | Path | None, split: Split) -> Images:
-    """The images to train on, or those to test on; what is wrong with their names and labels is said here.
+    """Open the images to train on or those to test on, and check their names and labels.
 
     >>> from softless.data import open_images
     >>> digits = open_images("digits", "test")
     >>> len(digits), digits.classes[:3], digits[0].image.size
     (360, ('0', '1', '2'), (8, 8))
 
-    A source of one part, class folders alone or a parquet file that is not half of a pair, is that part for both words.
+    source   str or path: a folder, a parquet file, or "digits"; None is "digits" too
+    split    "train" or "test"; a source that has only one part is that part for both
     """
     if split not in ("train", "test"):
         raise ArgumentError(f"split is {split!r} and must be 'train' or 'test'")
     if source == DIGITS and Path(source).exists():
         raise FileError(f"{DIGITS!r} is the embedded set, and there is one of that name here: say ./{DIGITS} for it")
     if source is None or source == DIGITS:
-        from softless.data.digits import DigitImages
-
         return DigitImages(split)
     path = Path(source)
     if files := parquet_files(source):
@@ -48,7 +50,7 @@ def open_images(source: str | Path | None, split: Split) -> Images:
 
 
 def parquet_files(source: str | Path | None) -> list[Path]:
-    """Those of a folder that holds nothing else to read images from; none for any other source."""
+    """List the parquet files of a folder without class folders; any other source has none."""
     if source is None or source == DIGITS or not Path(source).is_dir():
         return []
     inside = sorted(path for path in Path(source).iterdir() if not path.name.startswith("."))
@@ -56,12 +58,12 @@ def parquet_files(source: str | Path | None) -> list[Path]:
 
 
 def the_same(train: Images, test: Images) -> bool:
-    """Whether a source has one part: equal names, sizes and labels may also be those of two folders."""
+    """Return whether two parts are the same images: two folders may also have equal names, sizes and labels."""
     return train.fingerprint == test.fingerprint and train.names(0) == test.names(0)
 
 
 def open_splits(source: str | Path | None) -> tuple[Images, Images]:
-    """(train, test), if they are not the same images, and of the same classes."""
+    """Open the images to train on and those to test on; they must differ, and have the same classes."""
     train, test = open_images(source, "train"), open_images(source, "test")
     if the_same(train, test):
         raise FileError(
@@ -72,3 +74,43 @@ def open_splits(source: str | Path | None) -> tuple[Images, Images]:
         here, there = (f"{len(part.classes)} ({', '.join(part.classes[:3])}, ...)" for part in (train, test))
         raise FileError(f"{source}: the images to train on have classes {here}, and those to test on {there}")
     return train, test
+
+
+class DigitImages:
+    """The embedded digits: 8 x 8 pixels in 17 grays, as RGB from 0 to 255.
+
+    1,437 are to train on and 360 to test on; the split never changes, and both have the digits in equal shares.
+    """
+
+    classes = tuple("0123456789")
+
+    def __init__(self, split: Split) -> None:
+        try:
+            from sklearn.datasets import load_digits
+            from sklearn.model_selection import train_test_split
+        except ModuleNotFoundError:
+            raise MissingExtraError(
+                "the embedded digits come with scikit-learn, and it is not installed: pip install 'softless[train]'"
+            ) from None
+        grays, labels = load_digits(return_X_y=True)
+        parts = train_test_split(np.arange(len(labels)), test_size=TEST_DIGITS, random_state=0, stratify=labels)
+        self.rows = np.sort(parts[split == "test"])
+        self.pixels = (grays[self.rows] * (255 / 16)).round().astype(np.uint8).reshape(-1, 8, 8)
+        self.labels = labels[self.rows].astype(np.int64)
+        self.sizes = np.full(len(self.rows), self.pixels[0].size, np.int64)
+        self.fingerprint = fingerprint(b"digits", self.rows, self.labels)
+
+    def names(self, index: int) -> str:
+        return f"digits[{self.rows[index]}]"
+
+    def size(self, index: int) -> tuple[int, int]:
+        return 8, 8
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Sample:
+        from PIL import Image
+
+        image = Image.fromarray(self.pixels[index]).convert("RGB")
+        return Sample(image, int(self.labels[index]), self.names(index))

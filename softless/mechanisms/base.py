@@ -15,8 +15,8 @@ import torch
 from torch import Generator, Tensor
 from torch.autograd import forward_ad
 
+from softless.algebra.kernel_spec import KernelSpec
 from softless.algebra.masks import visible
-from softless.algebra.recipe import Recipe
 from softless.algebra.state import State
 from softless.errors import ArgumentError, UnsupportedError
 
@@ -106,8 +106,8 @@ class Mechanism:
         """How many weight matrices a sample has."""
         return heads
 
-    def recipe(self, scale: float) -> Recipe | None:
-        """This mechanism in names, for the fused kernels; None if names cannot say it."""
+    def kernel_spec(self, scale: float) -> KernelSpec | None:
+        """What the fused kernels need to know about this mechanism; None if no kernel computes it."""
         return None
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from softless.algebra import delta
 from softless.algebra.feature_maps import unit
-from softless.algebra.recipe import Recipe
+from softless.algebra.kernel_spec import KernelSpec
 from softless.mechanisms.base import Call, repeat_heads
 from softless.mechanisms.recurrent import Recurrent
 
@@ -38,8 +38,8 @@ class Delta(Recurrent):
     paper: ClassVar[str] = "Schlag et al. 2021, arXiv 2102.11174"
     token_inputs: ClassVar[tuple[str, ...]] = ("beta",)
 
-    def recipe(self, scale: float) -> Recipe:
-        return Recipe("identity", "identity", self.name, scale=scale)
+    def kernel_spec(self, scale: float) -> KernelSpec:
+        return KernelSpec("identity", "identity", self.name, scale=scale)
 
     def strengths(self, length: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
         """(a, gain) for keys of this length: [B, G, N, 1]."""

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from softless.algebra.recipe import Recipe
+from softless.algebra.kernel_spec import KernelSpec
 from softless.algebra.state import Log
 from softless.mechanisms.base import Call
 from softless.mechanisms.kernelized import Kernelized
@@ -30,8 +30,8 @@ class Efficient(Kernelized):
     paper: ClassVar[str] = "Shen et al. 2018, arXiv 1812.01243"
     reader: ClassVar[str] = "channel"
 
-    def recipe(self, scale: float) -> Recipe:
-        return Recipe("softmax", "exp", self.reader)
+    def kernel_spec(self, scale: float) -> KernelSpec:
+        return KernelSpec("softmax", "exp", self.reader)
 
     def features_q(self, q: Tensor, call: Call) -> Tensor:
         return q.softmax(-1)

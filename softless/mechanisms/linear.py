@@ -18,7 +18,7 @@ from torch import Tensor
 
 from softless.algebra import feature_maps
 from softless.algebra.feature_maps import FeatureMap
-from softless.algebra.recipe import Recipe
+from softless.algebra.kernel_spec import KernelSpec
 from softless.algebra.state import Log
 from softless.errors import ArgumentError
 from softless.mechanisms.base import Call, repeat_heads
@@ -49,11 +49,11 @@ class FeatureMapped(Kernelized):
             return {}
         return {"weight": (heads, head_dim, head_dim), "bias": (heads, head_dim)}
 
-    def recipe(self, scale: float) -> Recipe | None:
+    def kernel_spec(self, scale: float) -> KernelSpec | None:
         phi_q, phi_k = self.phi, self.phi if self.phi_k is None else self.phi_k
         if not isinstance(phi_q, str) or not isinstance(phi_k, str) or "affine_relu" in (phi_q, phi_k):
             return None
-        return Recipe(phi_q, phi_k, self.reader, scale=scale, t=self.t)
+        return KernelSpec(phi_q, phi_k, self.reader, scale=scale, t=self.t)
 
     def features_q(self, q: Tensor, call: Call) -> Tensor | Log:
         return feature_maps.apply(self.phi, q, t=self.t, inputs=call.inputs)
@@ -107,9 +107,9 @@ class InLine(FeatureMapped):
     def reader(self) -> str:  # type: ignore[override]
         return "subtract" if self.gain == "mean" else "contrast"
 
-    def recipe(self, scale: float) -> Recipe | None:
+    def kernel_spec(self, scale: float) -> KernelSpec | None:
         """The kernels divide by the tokens seen: they have no other gain."""
-        return super().recipe(scale) if self.gain == "mean" else None
+        return super().kernel_spec(scale) if self.gain == "mean" else None
 
     def default_scale(self, head_dim: int) -> float:
         return head_dim**-0.5 if self.gain == "mean" else 1.0

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from softless.algebra.feature_maps import unit
-from softless.algebra.recipe import Recipe
+from softless.algebra.kernel_spec import KernelSpec
 from softless.errors import ArgumentError
 from softless.mechanisms.base import Call
 from softless.mechanisms.kernelized import Kernelized
@@ -43,8 +43,8 @@ class Taylor(Kernelized):
         if self.order == 1 and self.normalize is False:
             raise ArgumentError("normalize=False needs order 2: 1 + q.k is negative where q.k < -1")
 
-    def recipe(self, scale: float) -> Recipe | None:
-        return Recipe("unit", "unit", self.reader, constant=True) if self.order == 1 else None
+    def kernel_spec(self, scale: float) -> KernelSpec | None:
+        return KernelSpec("unit", "unit", self.reader, constant=True) if self.order == 1 else None
 
     def features_q(self, q: Tensor, call: Call) -> Tensor:
         x = q * q.shape[-1] ** -0.25 if self.order == 2 and not self.normalize else unit(q)

@@ -39,13 +39,9 @@ class Running(NamedTuple):
     mean: Float[Tensor, "*shape"]
     squares: Float[Tensor, "*shape"]
 
-    def estimate(self) -> Estimate:
-        """Return the estimate for samples of one number each."""
-        return _interval(self.n, self.mean.item(), self.squares.item())
-
     def estimates(self) -> tuple[Estimate, ...]:
-        """Return one estimate per head for samples of one number per head."""
-        pairs = zip(self.mean.tolist(), self.squares.tolist(), strict=True)
+        """Return one estimate per entry of a sample."""
+        pairs = zip(self.mean.flatten().tolist(), self.squares.flatten().tolist(), strict=True)
         return tuple(_interval(self.n, mean, squares) for mean, squares in pairs)
 
 

@@ -39,6 +39,7 @@ class Operation:
     out: Any
 
     def argument(self, at: int, name: str, default: Any) -> Any:
+        """Return an argument by its position or its name."""
         return self.args[at] if len(self.args) > at else self.kwargs.get(name, default)
 
     def changes(self) -> bool:
@@ -61,7 +62,7 @@ class Trail:
     stage: str = SCORES
     scores: Tensor | None = None  # the input of the softmax, after it has run
     number: int = 0  # of the softmax
-    turned: bool = False
+    turned: bool = False  # transposed
 
     def is_fresh(self) -> bool:
         """Return whether q, k and the scores are unchanged since they were used."""
@@ -90,13 +91,14 @@ Meaning = Trail | Lost | ViewOf
 
 
 class Trails:
-    """The tensors that are followed. A tensor that an unseen step changed is lost."""
+    """The tensors that are followed, and the meaning of each."""
 
     def __init__(self) -> None:
         self.known: Any = WeakTensorKeyDictionary()
         self.softmaxes = 0
 
     def of(self, x: Tensor) -> Meaning | None:
+        """Return the meaning of a tensor; a tensor that an unseen step changed is lost."""
         meaning, version = self.known.get(x, (None, None))
         stale = isinstance(meaning, Trail) and version != version_of(x)
         if stale or (isinstance(meaning, ViewOf) and not isinstance(self.of(meaning.root), Trail)):
@@ -116,7 +118,7 @@ class Trails:
     def follow(self, call: Operation, before: list[tuple[Tensor, Meaning]], module: str) -> bool:
         """Record the meaning of a call's results and its changes in place; return whether it took a softmax of scores.
 
-        `before` is what `among` returned for its arguments before it ran.
+        `before` is the result of `among` for the call's arguments, from before the call.
         """
         x, meaning = before[0]
         soft = call.name.removesuffix("_") in SOFT and not (isinstance(meaning, Trail) and meaning.stage != SCORES)

@@ -1,6 +1,6 @@
 """What every page shares: one HTML file that fetches nothing, its colors and its panels."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ def require(*packages: str, by: str) -> None:
             raise MissingExtraError(f"{by} needs {name}, which is not installed: pip install 'softless[report]'")
 
 
-def write(title: str, about: Sequence[str], figure: "Figure", document: dict[str, Any]) -> str:
+def write(title: str, about: Sequence[str], figure: "Figure", document: Mapping[str, Any]) -> str:
     """A document of `softless bench` as one page: what it is about, the figure, who is missing, how to repeat it."""
     drawn = figure.to_html(full_html=False, include_plotlyjs=True, config={"displayModeBar": False, "responsive": True})
     return PAGE.format(
@@ -94,7 +94,7 @@ def dress(figure: "Figure", count: int, y_axis: dict[str, Any]) -> "Figure":
     )
 
 
-def _missing(document: dict[str, Any]) -> str:
+def _missing(document: Mapping[str, Any]) -> str:
     rows = [row for result in document["results"] for row in result["rows"] if row["skipped"]]
     lines = dict.fromkeys(f"<li>not timed: {escape(row['label'])}: {escape(row['skipped'])}</li>" for row in rows)
     return f"<ul>{''.join(lines)}</ul>" if lines else ""

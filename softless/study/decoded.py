@@ -10,10 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from softless.data.damage import Damage
 from softless.data.images import Images
 from softless.data.loading import cached
-from softless.data.reading import Batch
+from softless.data.reading import Batch, Damage
 from softless.errors import FileError
 from softless.io import checkpoint
 from softless.train.assemble import Runtime

@@ -14,8 +14,8 @@ from softless.errors import FileError
 from softless.io.files import write_text
 from softless.study.statistics import estimate, groups, shared_spread
 from softless.study.tables import tables
-from softless.train.assemble import model_options
-from softless.train.recipe_file import from_document
+from softless.train.recipe import from_document
+from softless.train.tasks.classify import model_options
 
 SIZED = 500  # images whose size is looked at
 

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 
 from softless.data import open_splits
-from softless.data.changes import summary, what_changed
+from softless.data.images import Summary, summary, what_changed
 from softless.errors import ArgumentError, FileError
 from softless.io.files import write_json
 from softless.study.decoded import decode
@@ -32,8 +32,7 @@ from softless.study.twin_run import Task, decoded_set, execute
 from softless.study.twins import Twin
 from softless.study.workers import Pack
 from softless.train.assemble import Runtime, meaning
-from softless.train.recipe import Recipe
-from softless.train.recipe_file import to_document
+from softless.train.recipe import Recipe, to_document
 from softless.train.run import must_agree
 
 SCHEMA, NAME = "softless.grid/1", "grid.json"
@@ -205,7 +204,7 @@ def _supply(workers: Pack, schedule: Schedule) -> None:
         workers.start(task)
 
 
-def _agree(out: Path, recipe: Recipe, images: dict[str, Any]) -> dict[str, Any]:
+def _agree(out: Path, recipe: Recipe, images: Summary) -> dict[str, Any]:
     """What grid.json holds: a grid is of one recipe and one set of images, and another of either raises."""
     path, what = out / NAME, f"the grid in {out}"
     about = {"schema": SCHEMA, "recipe": meaning(to_document(recipe)), "set": images}

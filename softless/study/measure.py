@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softless.bench import speed
-from softless.bench.cases import Case, cases_named
-from softless.bench.memory import free_bytes
-from softless.bench.stopwatch import threads, time_calls
+from softless.bench import scaling
+from softless.bench.scaling import Case, cases_named
+from softless.bench.stopwatch import free_bytes, steady_threads, threads, time_calls
 from softless.commands.progress import Advance
 from softless.errors import ArgumentError
 from softless.mechanisms import Mechanism
@@ -25,13 +24,13 @@ LINEAR_COPIES = 16  # tensors of q's size alive at once in the hungriest linear 
 
 def timed(plan: Plan, seed: int, device: str, advance: Advance) -> dict[str, Any]:
     """Time and memory of calls against the number of tokens, beside SDPA; on one thread where the machine is busy."""
-    with threads(speed.steady_threads()):
+    with threads(steady_threads()):
         return _speed(plan, seed, device, cases_named(plan.mechanisms), advance)
 
 
 def _speed(plan: Plan, seed: int, device: str, cases: tuple[Case, ...], advance: Advance) -> dict[str, Any]:
     dims = sorted({case.head_dim or plan.head_dim for case in cases}, reverse=True)
-    laps: list[speed.Lap] = []
+    laps: list[scaling.Lap] = []
     for tokens in plan.tokens:
         step = 1 / (len(plan.tokens) * (plan.repeats + 1) * (len(cases) + len(dims)))
         for dim in dims:
@@ -40,7 +39,7 @@ def _speed(plan: Plan, seed: int, device: str, cases: tuple[Case, ...], advance:
             told = lambda label, tokens=tokens, step=step: advance(f"timing {label}, {tokens} tokens", step)  # noqa: E731
             laps += _race(q, k, v, group, plan.repeats, told)
     by_case = sorted(laps, key=lambda lap: (lap.label, -lap.head_dim))  # stable: lengths stay in order
-    trends = [speed.trend(list(group)) for _, group in groupby(by_case, key=lambda lap: (lap.label, lap.head_dim))]
+    trends = [scaling.trend(list(group)) for _, group in groupby(by_case, key=lambda lap: (lap.label, lap.head_dim))]
     return {
         "dtype": "float32",
         "threads": torch.get_num_threads(),
@@ -55,7 +54,7 @@ def _speed(plan: Plan, seed: int, device: str, cases: tuple[Case, ...], advance:
 def own_speed(twins: Mapping[str, nn.Module], pictures: Tensor, repeats: int, advance: Advance) -> dict[str, float]:
     """Seconds per image that each trained twin takes to answer, by id; they take turns on the same pictures."""
     step = 1 / (len(twins) * repeats) if twins else 1.0
-    with threads(speed.steady_threads()), torch.inference_mode():
+    with threads(steady_threads()), torch.inference_mode():
         calls = {id_: partial(model, pictures) for id_, model in twins.items()}
         tick = lambda id_: advance(f"timing the twin {id_}", step)  # noqa: E731
         found = time_calls(calls, pictures.device, repeats=repeats, tick=tick)
@@ -65,9 +64,9 @@ def own_speed(twins: Mapping[str, nn.Module], pictures: Tensor, repeats: int, ad
 
 def _race(
     q: Tensor, k: Tensor, v: Tensor, group: dict[str, Mechanism], repeats: int, tick: Callable[[str], None]
-) -> tuple[speed.Lap, ...]:
+) -> tuple[scaling.Lap, ...]:
     try:
-        return speed.race(q, k, v, group, repeats=repeats, tick=tick)
+        return scaling.race(q, k, v, group, repeats=repeats, tick=tick)
     except RuntimeError as error:
         if "memory" not in str(error):
             raise

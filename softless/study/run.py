@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import typer
 
-from softless.bench.cases import cases_named
+from softless.bench.scaling import cases_named
 from softless.commands.ctrl_c import WATCH
 from softless.commands.progress import Advance, progress
 from softless.data import open_splits
@@ -29,10 +29,10 @@ from softless.study.show import DECODING, Showing
 from softless.study.twin_run import trained_twin
 from softless.study.twins import Twin, side_of, twins_named, twins_of
 from softless.study.writing import assemble, conclude, write
-from softless.train.assemble import Runtime, build
-from softless.train.blas import by_blas
-from softless.train.recipe import Recipe
-from softless.train.recipe_file import read_recipe, shipped
+from softless.train.assemble import Runtime
+from softless.train.devices import by_blas
+from softless.train.recipe import Recipe, read_recipe, shipped
+from softless.train.tasks.classify import build
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from softless.commands.layout import plain_table
+from softless.commands.common import plain_table
 from softless.commands.progress import Bar
 from softless.report import units
 from softless.study.statistics import instead

@@ -36,12 +36,11 @@ from softless.io.files import write_json
 from softless.machine import circumstances
 from softless.study.decoded import Decoded, fetch
 from softless.study.twins import Twin
-from softless.train.assemble import Runtime, build, train
-from softless.train.loop import Job
-from softless.train.recipe import Recipe
-from softless.train.recipe_file import from_document, to_document
+from softless.train.assemble import Runtime, train
+from softless.train.loop import Interrupted, Job
+from softless.train.recipe import Recipe, from_document, to_document
 from softless.train.run import Run
-from softless.train.stop import Interrupted
+from softless.train.tasks.classify import build
 
 SCHEMA = "softless.twin/2"
 SCORES = ("status", "reason", "accuracy", "loss", "seconds", "skipped", "answers")
@@ -97,10 +96,10 @@ class Seen:
 
     def begin(self, job: Job, parameters: int) -> None:
         self.job, self.parameters = job, parameters
-        self.total = job.train.per_epoch * job.recipe.all_epochs
+        self.total = job.task.train.per_epoch * job.recipe.all_epochs
         if self.decoded is not None:
-            for feed, skipped in zip((job.train, job.test), self.decoded.skipped, strict=True):
-                feed.damage.skipped |= skipped
+            for batches, skipped in zip((job.task.train, job.task.test), self.decoded.skipped, strict=True):
+                batches.skipped.update(skipped)
 
     def tick(self, step: int) -> None:
         over = self.task.ends is not None and time.time() > self.task.ends
@@ -132,7 +131,7 @@ def execute(
         )  # fmt: skip
         found |= {"status": "done", "accuracy": outcome.last["top1"], "loss": outcome.last["test_loss"]}
         found |= {"seconds": outcome.seconds, "skipped": outcome.skipped}
-        found |= {"answers": outcome.answers and asdict(outcome.answers)}
+        found |= {"answers": outcome.answers}
         _keep(task)
     except Interrupted:
         if seen.asked:

@@ -1,1 +1,1 @@
-"""Training that survives: recipes, a loop that resumes exactly, evaluation, one device or many."""
+"""Train models on one device or many, so that an interrupted run resumes exactly; `tasks` says what is trained."""

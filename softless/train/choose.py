@@ -1,4 +1,4 @@
-"""The recipe for a training that names none: by the size and the number of the images, and by the machine.
+"""Choose a recipe by the size and the number of the images, and by the machine.
 
     the embedded digits                          digits
     no CUDA device                               twins-images      32 x 32 pixels, a small DeiT, minutes
@@ -6,7 +6,7 @@
     images that fit in memory at 128 pixels      imagenette        128 x 128 pixels
     more                                         inline_deit_tiny  224 x 224 pixels, as on ImageNet
 
-The size is that of the shorter side, in the middle of a sample. A batch is never larger than the set.
+The size is the median of the shorter sides in a sample. A batch is never larger than the set.
 """
 
 from statistics import median_low
@@ -16,14 +16,14 @@ from softless.data.images import Images
 from softless.data.loading import MOST_CACHED
 from softless.data.sources import DIGITS
 from softless.io.pictures import BadImage
-from softless.train import recipe_file
+from softless.train import recipe
 
 SAMPLED = 16  # images
 SMALL, MEDIUM = 64, 128  # pixels
 
 
-class Usual(NamedTuple):
-    """The picture in the middle of a sample, in pixels, and whether the others have its size too."""
+class TypicalSize(NamedTuple):
+    """The size of the median image of a sample, in pixels, and whether all images of the sample have it."""
 
     height: int
     width: int
@@ -31,15 +31,15 @@ class Usual(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A recipe by name, why it was chosen, and keys to change in it."""
+    """The name of a recipe, why it was chosen, and which of its keys to change."""
 
     name: str
     because: str
     changes: tuple[tuple[str, str], ...] = ()
 
 
-def usual_size(images: Images) -> Usual | None:
-    """Of a few images from the whole set; None where none of them can be decoded."""
+def typical_size(images: Images) -> TypicalSize | None:
+    """Decode a few images from all over the set, and return their typical size; None if none can be decoded."""
     count, sizes = min(SAMPLED, len(images)), []
     for place in range(count):
         try:
@@ -49,13 +49,13 @@ def usual_size(images: Images) -> Usual | None:
         sizes.append((image.height, image.width))
     if not sizes:
         return None
-    return Usual(*median_low(sorted(sizes, key=min)), len({*sizes}) == 1)
+    return TypicalSize(*median_low(sorted(sizes, key=min)), len({*sizes}) == 1)
 
 
-def fitting(data: str | None, images: Images, size: Usual | None, cuda: bool) -> Choice:
-    """The recipe for these images on this machine."""
+def fitting(data: str | None, images: Images, size: TypicalSize | None, cuda: bool) -> Choice:
+    """Return the recipe for these images on this machine."""
     if data is None or data == DIGITS:
-        return Choice(recipe_file.DEFAULT, "for the embedded digits")
+        return Choice(recipe.DEFAULT, "for the embedded digits")
     side = MEDIUM if size is None else min(size.height, size.width)
     pixels = "the images" if size is None else f"images of {size.height} x {size.width} pixels"
     if not cuda:
@@ -66,7 +66,7 @@ def fitting(data: str | None, images: Images, size: Usual | None, cuda: bool) ->
         name, because = "imagenette", f"for {pixels}"
     else:
         name, because = "inline_deit_tiny", f"for {pixels}, too many to keep decoded"
-    if len(images) >= (batch := recipe_file.read_recipe(name).batch):
+    if len(images) >= (batch := recipe.read_recipe(name).batch):
         return Choice(name, because)
     smaller = 1 << (len(images).bit_length() - 1)  # a power of two: mixing needs pairs
     return Choice(name, f"{because}, with batch {smaller} instead of {batch}", (("batch", str(smaller)),))

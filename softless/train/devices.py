@@ -1,10 +1,11 @@
-"""One device or many: accelerate starts the processes' group and casts; DDP or FSDP2 shares a model out.
+"""One device or many: accelerate starts the process group and casts, and DDP or FSDP2 shares a model out.
 
     none   one process
-    ddp    every rank has the whole model; gradients are averaged
+    ddp    every rank has the complete model, and gradients are averaged
     fsdp   every rank has a slice of each parameter (torch's fully_shard), on CPUs too, where accelerate refuses
 
-Start several with `torchrun --nproc-per-node 2 -m softless train ...` or `accelerate launch -m softless train ...`.
+Start several ranks with `torchrun --nproc-per-node 2 -m softless train ...` or
+`accelerate launch -m softless train ...`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,23 +22,29 @@ from softless.train.recipe import Precision
 
 Sharing = Literal["ddp", "fsdp"]
 T = TypeVar("T")
-PATIENCE = timedelta(minutes=10)  # of a rank that waits for the others, who may be compiling or saving
+PATIENCE = timedelta(minutes=10)  # a rank waits so long for the others, which may be compiling or saving
 
 
-def _on_cpu(where: str) -> bool:
-    return where == "cpu" or not torch.cuda.is_available()
+def _on_cpu(device: str) -> bool:
+    return device == "cpu" or not torch.cuda.is_available()
 
 
-def runnable(precision: Precision, where: str) -> Precision:
-    """This precision, or the next one up that this device has: a CPU has no fp16."""
-    return "fp32" if precision == "fp16" and _on_cpu(where) else precision
+def runnable(precision: Precision, device: str) -> Precision:
+    """Return this precision, or fp32 instead of fp16 on a CPU, which has no fp16."""
+    return "fp32" if precision == "fp16" and _on_cpu(device) else precision
 
 
 class Devices:
-    """Where a model runs and who else runs it."""
+    """The device of this process, and the ranks that train the same model.
+
+    device      "auto" (default: CUDA if there is one), "cpu" or "cuda"
+    precision   "fp32" (default), "bf16" or "fp16"
+    sharing     "ddp" (default) or "fsdp"; one process ignores it
+    graph       bool, default False: record updates as CUDA graphs
+    """
 
     def __init__(
-        self, where: str = "auto", precision: Precision = "fp32", sharing: Sharing = "ddp", graph: bool = False
+        self, device: str = "auto", precision: Precision = "fp32", sharing: Sharing = "ddp", graph: bool = False
     ):
         try:
             from accelerate import Accelerator, InitProcessGroupKwargs
@@ -46,10 +53,10 @@ class Devices:
             raise MissingExtraError(
                 "training uses accelerate, and it is not installed: pip install 'softless[models,train]'"
             ) from None
-        if where == "cuda" and not torch.cuda.is_available():
+        if device == "cuda" and not torch.cuda.is_available():
             raise ArgumentError("device 'cuda' was asked for, and torch finds no CUDA device")
-        on_cpu = _on_cpu(where)
-        if precision != runnable(precision, where):
+        on_cpu = _on_cpu(device)
+        if precision != runnable(precision, device):
             raise ArgumentError("precision 'fp16' needs a CUDA device: bf16 and fp32 run on a CPU")
         AcceleratorState._reset_state()  # a process may train twice, and in another precision
         self.accelerator = Accelerator(
@@ -61,22 +68,22 @@ class Devices:
         self.rank, self.ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.sharing: Sharing | None = sharing if self.ranks > 1 else None
         if self.sharing == "fsdp" and precision == "fp16":
-            raise ArgumentError("fsdp runs in bf16 or fp32: fp16 scales its gradients, which sharded ones are not")
+            raise ArgumentError("fsdp runs in bf16 or fp32: sharded gradients cannot be scaled, which fp16 needs")
         self.scaler = self.accelerator.scaler
         self.graph = graph
         if graph and (on_cpu or self.ranks > 1):
             have = "a CPU" if on_cpu else f"{self.ranks} ranks"
-            raise ArgumentError(f"a CUDA graph is of one CUDA device, and this training has {have}: leave out --graph")
+            raise ArgumentError(f"a CUDA graph needs one CUDA device, and this training has {have}: leave out --graph")
 
     @property
     def main(self) -> bool:
         return self.rank == 0
 
     def share(self, model: nn.Module, *copies: nn.Module) -> nn.Module:
-        """What is called to train the model; `copies`, such as averaged weights, are sharded as it is."""
+        """Return the module to call in training; `copies`, such as averaged weights, are sharded like the model."""
         if self.sharing == "fsdp":
-            for each in (model, *copies):
-                shard(each, self.device)
+            for module in (model, *copies):
+                shard(module, self.device)
         elif self.sharing == "ddp":
             return self.accelerator.prepare_model(model)
         return model
@@ -86,7 +93,7 @@ class Devices:
 
     @contextmanager
     def part(self, model: nn.Module, last: bool) -> Iterator[None]:
-        """Around the forward and backward pass of a part of a batch: gradients are exchanged after the last."""
+        """Enclose the passes of one part of a batch: ranks exchange gradients after the last part only."""
         if self.sharing == "fsdp":
             model.set_requires_gradient_sync(last)  # type: ignore[operator]
             yield
@@ -97,19 +104,19 @@ class Devices:
             yield
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
-        """Sums over ranks, in place."""
+        """Sum tensors over ranks, in place."""
         if self.ranks > 1:
             for tensor in tensors:
                 dist.all_reduce(tensor)
 
     def gather(self, own: T) -> list[T]:
-        """What every rank has."""
+        """Return the objects of all ranks."""
         from accelerate.utils import gather_object
 
         return gather_object([own]) if self.ranks > 1 else [own]
 
     def any(self, flag: Tensor) -> Tensor:
-        """Whether it is set on any rank."""
+        """Return whether the flag is set on any rank."""
         if self.ranks > 1:
             number = flag.float()
             dist.all_reduce(number, dist.ReduceOp.MAX)
@@ -117,19 +124,19 @@ class Devices:
         return flag
 
     def wait(self) -> None:
-        """For every rank to come here."""
+        """Wait until every rank is here."""
         if self.ranks > 1:
             self.accelerator.wait_for_everyone()
 
 
 def leave() -> None:
-    """The group, where all ranks come to the end: NCCL waits for each of them, so one that fails alone just ends."""
+    """Leave the process group. All ranks must call it: NCCL waits for each, so a rank that fails alone just ends."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def shard(model: nn.Module, device: torch.device) -> None:
-    """A slice of each parameter for each rank: block by block, then the rest."""
+    """Give every rank a slice of each parameter: block by block, then the rest."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -141,3 +148,21 @@ def shard(model: nn.Module, device: torch.device) -> None:
         for block in stage:
             fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
+
+
+@contextmanager
+def by_blas(precision: Precision = "fp32") -> Iterator[None]:
+    """Let BLAS multiply small float32 matrices on an Arm processor; half precision needs oneDNN.
+
+    There PyTorch hands each float32 product A B^T to oneDNN and so to the Arm Compute Library, which starts a team of
+    threads for it, whatever `torch.set_num_threads` says. That takes 0.1 to 0.6 ms, where BLAS takes 0.003 ms for a
+    head of 65 tokens. The backward pass of linear attention has two such products per head, and a linear layer has one.
+    Without oneDNN an update of the digits' InLine twin takes a sixth of the time, and one of DeiT-T six sevenths.
+    """
+    mkldnn, before = torch.backends.mkldnn, torch.backends.mkldnn.enabled
+    if precision == "fp32" and mkldnn.is_acl_available():
+        mkldnn.enabled = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        mkldnn.enabled = before

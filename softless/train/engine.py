@@ -2,17 +2,19 @@
 
     loss, gradients -> norm -> finite? -> AdamW -> averaged weights
 
-Whether loss and gradient are finite is known on the device only, and asking would make the host wait at every update.
-So the answer stays there: it is handed to the fused AdamW as `found_inf`, the flag by which gradient scaling makes it
-leave parameters, moments and counters as they are. The flag sticks. Every later update is left out too, so that the
-weights remain those of the last good update until the loop reads the flag (`failure`), at the latest before it logs,
-evaluates or saves. Averaged weights move in between, and are never saved.
+Only the device knows whether loss and gradient are finite, and asking it would make the host wait at every update. So
+the answer stays there: the fused AdamW gets it as `found_inf`, the flag by which gradient scaling makes it leave
+parameters, moments and counters as they are. The flag sticks, and every later update is left out too. The weights
+remain those of the last good update until the loop reads the flag (`failure`), at the latest before it logs, evaluates
+or saves. The averaged weights move in between, and are never saved.
 
 In fp16 a gradient that overflows is ordinary: the scaler skips that update and halves the scale. There the loss must be
-finite, and a gradient now and then: `MOST_OVERFLOWS` in a row are no matter of scale. After a failure every later loss
-is made NaN, which the scaler skips too.
+finite, and `MOST_OVERFLOWS` gradients in a row may overflow. After a failure every later loss is made NaN, which the
+scaler skips too.
 """
 
+import gc
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,18 +22,18 @@ import torch
 from torch import Tensor, nn
 
 from softless.train.devices import Devices
-from softless.train.objective import Objective
 from softless.train.recipe import Recipe
-from softless.train.replay import Batch, Replay
+from softless.train.tasks import Loss, Tensors
 
-# Inductor of torch 2.11 to 2.14 may lay a padded buffer out anew and still read it where it was: pytorch issue 194281.
+# Inductor of torch 2.11 to 2.14 may move a padded buffer and still read it where it was: pytorch issue 194281.
 COMPILE = {"comprehensive_padding": False}
 MOST_OVERFLOWS = 20  # updates in a row that may overflow in fp16: the scale begins at 2^16, and 2^-4 is left of it
+WARM = 3  # updates before a recorded one: libraries choose their kernels and take their memory
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The first update that a loss or gradient which is not finite forbids; the last of `overflows` in a row."""
+    """The first update that was not made, because a number is not finite; the last of `overflows` in a row."""
 
     step: int
     loss: float
@@ -40,24 +42,22 @@ class Failure:
 
 
 class Engine:
-    """A model, its optimizer, schedule and averaged weights."""
+    """A model with its loss, optimizer, schedule and averaged weights."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe, devices: Devices, objective: Objective, per_epoch: int):
+    def __init__(self, model: nn.Module, recipe: Recipe, devices: Devices, loss: Loss, per_epoch: int):
         from timm.optim import create_optimizer_v2
         from timm.scheduler import CosineLRScheduler
         from timm.utils import ModelEmaV3
 
-        self.recipe, self.devices, self.objective, self.step = recipe, devices, objective, 0
+        self.recipe, self.devices, self.loss, self.step = recipe, devices, loss, 0
         self.plain = model.to(devices.device)
         if recipe.channels_last:
             self.plain.to(memory_format=torch.channels_last)
         self.ema = ModelEmaV3(self.plain, recipe.ema, use_warmup=recipe.ema_warmup) if recipe.ema else None
         if recipe.compile:
-            torch._dynamo.reset()  # models this process trained before count against the limit of what it compiles
+            torch._dynamo.reset()  # models that this process compiled before count against its limit
             compile_blocks(self.plain) if devices.graph else self.plain.compile(options=COMPILE)
         self.model = devices.share(self.plain, *([self.ema.module] if self.ema else []))
-        if objective.teacher is not None:
-            objective.teacher.to(devices.device)
         self.optimizer = create_optimizer_v2(
             self.plain, opt="adamw", lr=recipe.lr, weight_decay=recipe.weight_decay,
             betas=(recipe.beta1, recipe.beta2), fused=True, capturable=devices.graph,
@@ -75,24 +75,21 @@ class Engine:
 
     @property
     def best_model(self) -> nn.Module:
-        """The weights to evaluate: the averaged ones where there are any."""
+        """Return the model to evaluate: with averaged weights if the recipe has them."""
         return self.plain if self.ema is None else self.ema.module
 
     @property
     def lr(self) -> float:
         return self.optimizer.param_groups[-1]["lr"]
 
-    def update(self, pixels: Tensor, labels: Tensor) -> None:
-        """Pixels [B, 3, H, W] as the model sees them, labels [B]."""
+    def update(self, batch: Any) -> None:
+        """Learn from a batch of the task."""
         self.schedule.step_update(self.step)
         self.number.fill_(self.step)
-        if self.recipe.channels_last:
-            pixels = pixels.contiguous(memory_format=torch.channels_last)
-        parts = zip(pixels.chunk(self.recipe.accumulate), labels.chunk(self.recipe.accumulate), strict=True)
-        batch = [self.objective.mix(*part) for part in parts]
+        parts = self.loss.parts(batch, self.recipe.accumulate)
         if self.devices.graph and self.replay is None:
-            self.replay = self._recorded(batch)
-        loss, norm = self._learn(batch) if self.replay is None else self.replay(batch)
+            self.replay = self._recorded(parts)
+        loss, norm = self._learn(parts) if self.replay is None else self.replay(parts)
         if self.ema is not None:
             self.ema.update(self.plain, self.step + 1 if self.recipe.ema_warmup else None)
         self.losses.append(loss)
@@ -100,24 +97,26 @@ class Engine:
         self.step += 1
 
     def failure(self) -> Failure | None:
-        """Wait for the device, and say whether an update was left out."""
+        """Wait for the device, and return the first update that was not made."""
         failed, step, loss, norm, overflows = self.verdict.tolist()
         return Failure(int(step), loss, norm, int(overflows)) if failed else None
 
-    def _learn(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """An update by parts of pixels and targets: its loss, and the norm of its gradient."""
-        loss = self._backward(batch)
+    def _learn(self, parts: list[Tensors]) -> tuple[Tensor, Tensor]:
+        """Make an update from the parts of a batch; return its loss, and the norm of its gradient."""
+        loss = self._backward(parts)
         if self.devices.scaler is not None:
             self.devices.scaler.unscale_(self.optimizer)
-        norm = _whole(nn.utils.clip_grad_norm_(self.plain.parameters(), self.recipe.clip or torch.inf))
+        norm = _of_all_slices(nn.utils.clip_grad_norm_(self.plain.parameters(), self.recipe.clip or torch.inf))
         self._judge(loss, norm)
         self._apply()
         self.optimizer.zero_grad(set_to_none=True)
         return loss, norm
 
-    def _recorded(self, batch: Batch) -> Replay:
-        """Updates like that of this batch. Those that come before the recording find the verdict given: they leave
-        weights and moments as they are. What else they move is put back.
+    def _recorded(self, parts: list[Tensors]) -> "Replay":
+        """Record an update like that of these parts.
+
+        The updates that come before the recording find a verdict, so they leave weights and moments as they are.
+        Everything else that they change is put back.
         """
         scaler, moved = self.devices.scaler, [self.verdict, self.overflows, *self.plain.buffers()]
         before = [tensor.clone() for tensor in moved]
@@ -125,19 +124,19 @@ class Engine:
         replay = Replay(self._learn, self.optimizer)
         self.verdict[0] = 1
         with torch.random.fork_rng(devices=[self.devices.device]):
-            replay.record(batch)
+            replay.record(parts)
         for tensor, old in zip(moved, before, strict=True):
             tensor.copy_(old)
         if scaler is not None and scale is not None:
             scaler.load_state_dict(scale)
         return replay
 
-    def _backward(self, batch: Batch) -> Tensor:
+    def _backward(self, parts: list[Tensors]) -> Tensor:
         total = torch.zeros((), device=self.devices.device)
-        for index, (pixels, targets) in enumerate(batch):
-            with self.devices.part(self.model, last=index == len(batch) - 1):
+        for index, part in enumerate(parts):
+            with self.devices.part(self.model, last=index == len(parts) - 1):
                 with self.devices.autocast():
-                    loss = self.objective(self.model, pixels, targets) / len(batch)
+                    loss = self.loss(self.model, part) / len(parts)
                 if self.devices.scaler is None:
                     loss.backward()
                 else:
@@ -147,7 +146,7 @@ class Engine:
         return total / self.devices.ranks
 
     def _judge(self, loss: Tensor, norm: Tensor) -> None:
-        """Keep the first update that is not finite. Both numbers are those of all ranks, and so is the verdict."""
+        """Remember the first update that is not finite. Both numbers are those of all ranks, and so is the verdict."""
         self.overflows.copy_(torch.where(torch.isfinite(norm), 0, self.overflows + 1))
         bad = ~torch.isfinite(loss) | (self.overflows > (0 if self.devices.scaler is None else MOST_OVERFLOWS))
         numbers = self.number, loss.double(), norm.double(), self.overflows.double()
@@ -166,7 +165,7 @@ class Engine:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Block by block, and what lies between stages: equal blocks share what is compiled, if they drop paths alike."""
+    """Compile block by block, and the modules between stages: equal blocks share code if they drop paths alike."""
     from softless.models.blocks import Stage
 
     stages = [part for part in model.modules() if isinstance(part, Stage)]
@@ -178,6 +177,56 @@ def compile_blocks(model: nn.Module) -> None:
         part.compile(dynamic=False, options=COMPILE)
 
 
-def _whole(norm: Tensor) -> Tensor:
-    """The norm of all slices, where parameters are sharded."""
+def _of_all_slices(norm: Tensor) -> Tensor:
+    """Return the norm over all ranks if parameters are sharded."""
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+
+class Replay:
+    """An update recorded once as a CUDA graph, and replayed for batches of the same shape.
+
+    Starting a graph takes the host microseconds, where its thousand kernels take milliseconds and the device waits. A
+    graph reads and writes fixed places in memory: batches and rates are copied there before, and results away after.
+
+    learn       makes one update from the parts of a batch, and returns its loss and the norm of its gradient
+    optimizer   the one that `learn` steps; it must be `capturable`
+    """
+
+    def __init__(
+        self, learn: Callable[[list[Tensors]], tuple[Tensor, Tensor]], optimizer: torch.optim.Optimizer
+    ) -> None:
+        self.learn, self.optimizer, self.graph = learn, optimizer, torch.cuda.CUDAGraph()
+        self.inputs: list[Tensors] = []
+        self.answers: tuple[Tensor, ...] = ()
+        self.rates: list[Tensor] = []
+
+    def __call__(self, parts: list[Tensors]) -> tuple[Tensor, ...]:
+        for inputs, part in zip(self.inputs, parts, strict=True):
+            for old, new in zip(inputs, part, strict=True):
+                old.copy_(new)
+        for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
+            rate.fill_(group["lr"])
+        self.graph.replay()
+        return tuple(answer.clone() for answer in self.answers)
+
+    def record(self, parts: list[Tensors]) -> None:
+        """Run `learn` WARM times, which the caller undoes, and then record it, which changes nothing."""
+        self.inputs = [tuple(tensor.clone() for tensor in part) for part in parts]
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.rates = [torch.tensor(rate, device=parts[0][0].device) for rate in rates]
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # a graph has a stream of its own
+        self._set_rates(self.rates)
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(WARM):
+                self.learn(self.inputs)
+        torch.cuda.current_stream().wait_stream(aside)
+        gc.collect()  # freeing the graph of an earlier training during a recording would end the recording
+        with torch.cuda.graph(self.graph):
+            self.answers = self.learn(self.inputs)
+        self._set_rates(rates)
+
+    def _set_rates(self, rates: list[Tensor] | list[float]) -> None:
+        for rate, group in zip(rates, self.optimizer.param_groups, strict=True):
+            group["lr"] = rate

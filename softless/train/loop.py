@@ -1,68 +1,118 @@
-"""The loop: batches in, updates, a log, evaluations and checkpoints out; it can be killed at any moment.
+"""The training loop: it logs, evaluates and saves, and can be killed at any moment.
 
-    for each batch   seed by (seed, update, rank) -> augment -> update
-    every log_every  read losses back from the device, write a line of log
-    every epoch      evaluate, keep the best weights, save
+    for each batch   seed by (seed, update, rank), then update
+    every log_every  read losses back from the device, and write a line of log
+    every epoch      evaluate, save the best weights, save
 
-A run that was interrupted goes on from its newest whole checkpoint, and ends bitwise as if it had not been: weights,
-optimizer, averaged weights and log. What it lost is the time since that checkpoint.
+An interrupted run goes on from its newest intact checkpoint, and ends bitwise as if it had not been interrupted:
+weights, optimizer, averaged weights and log. It loses the time since that checkpoint. Nothing random has to be saved,
+because all of it follows from (seed, update, rank): a resumed run draws what the uninterrupted run would have drawn,
+whatever evaluations and data workers drew in between.
 """
 
+import math
+import random
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
-from math import isfinite
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import Any, Protocol
+from types import FrameType, TracebackType
+from typing import Any, Protocol, Self
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from softless.data.sampler import update_key
 from softless.errors import ArgumentError, FileError, NonFiniteError
 from softless.io import checkpoint
 from softless.io.files import write_json
 from softless.machine import circumstances
-from softless.train import state
-from softless.train.blas import by_blas
-from softless.train.devices import Devices
+from softless.train import snapshot
+from softless.train.devices import Devices, by_blas
 from softless.train.engine import Engine
-from softless.train.evaluate import evaluate
-from softless.train.feed import Feed
-from softless.train.ledger import Ledger
-from softless.train.metrics import Answers, Scores
-from softless.train.objective import Objective
-from softless.train.randomness import seed_all
 from softless.train.recipe import Recipe
-from softless.train.run import Run
-from softless.train.stop import Interrupted, Stop
+from softless.train.run import Ledger, Outcome, Run
+from softless.train.tasks import Task, all_skipped, evaluate
+
+
+def seed_all(seed: int, step: int, rank: int) -> None:
+    """Seed every generator that a model, a mixup or a transform may draw from, for one update on one rank."""
+    number = update_key(seed, step, rank)
+    random.seed(number)
+    np.random.seed(number % 2**32)  # noqa: NPY002, timm draws from the global one
+    torch.manual_seed(number)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A training was interrupted, and its state is saved."""
+
+    def __init__(self, step: int, total: int):
+        super().__init__(f"stopped after update {step} of {total}")
+        self.step, self.total = step, total
+
+
+class Stop:
+    """While it is entered, Ctrl-C and SIGTERM ask the loop to save and stop; a second Ctrl-C stops at once.
+
+    A second SIGTERM does not: a scheduler sends it to every process, and torchrun passes its own on.
+
+    asked    whether to stop after this update
+    saving   whether the state is being saved for that
+    """
+
+    def __init__(self) -> None:
+        self.asked = self.saving = False
+        self.before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self.before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def agreed(self, devices: Devices, step: int, every: int) -> bool:
+        """Return whether to stop now. Ranks decide together, every few updates, or one would wait for the others."""
+        if devices.ranks == 1:
+            return self.asked
+        return step % every == 0 and bool(devices.any(torch.tensor(self.asked, device=devices.device)))
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
 
 
 class Watcher(Protocol):
-    """Who looks on while it trains."""
+    """An object that is called while a training runs."""
 
     def begin(self, job: "Job", parameters: int) -> None:
-        """The model is made, and training begins."""
+        """Training begins with a model of so many parameters."""
 
     def tick(self, step: int) -> None:
-        """An update is on its way."""
+        """An update was sent to the device."""
 
     def told(self, step: int, numbers: Mapping[str, float]) -> None:
-        """loss, gradient_norm, lr, images_per_second; and after an evaluation top1, top5, ece, test_loss."""
+        """The log has a line: loss, gradient_norm, lr and speed, or the numbers of an evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All that a training is made of. `about` goes into the checkpoints, to find the model again.
+    """Everything that a training needs. A watcher stops it as Ctrl-C does with `job.stop.asked = True`.
 
-    A watcher may ask for an end, as Ctrl-C and SIGTERM do: `job.stop.asked = True`.
+    about    JSON that is saved with the best weights, to build the model again
+    resume   whether to go on from the newest checkpoint
     """
 
-    model: nn.Module
-    train: Feed
-    test: Feed
+    task: Task
     recipe: Recipe
     folder: Path
     devices: Devices
@@ -70,28 +120,11 @@ class Job:
     about: Mapping[str, Any]
     seed: int = 0
     resume: bool = False
-    teacher: nn.Module | None = None
     stop: Stop = field(default_factory=Stop)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a finished training leaves: the best evaluation, the last one, what it took, and images it did without.
-
-    answers   of the last evaluation, image by image; None in a run that was evaluated last before they were kept
-    """
-
-    steps: int
-    best_step: int
-    best_top1: float
-    last: dict[str, float]
-    seconds: float
-    skipped: int
-    answers: Answers | None
-
-
 def fit(job: Job) -> Outcome:
-    """Train to the end of the recipe, from the beginning or from where the run was."""
+    """Train to the end of the recipe, from the beginning or from the newest checkpoint."""
     loop = Loop(job)
     with loop.ledger or nullcontext(), job.stop, by_blas(job.recipe.precision):
         loop.run_on(job.stop)
@@ -102,32 +135,31 @@ class Loop:
     """A training between two updates."""
 
     def __init__(self, job: Job):
-        self.job, self.recipe, self.devices, self.run = job, job.recipe, job.devices, Run(job.folder)
-        self.per_epoch = job.train.per_epoch
+        self.job, self.task, self.recipe, self.devices = job, job.task, job.recipe, job.devices
+        self.run, self.per_epoch = Run(job.folder), job.task.train.per_epoch
         self.total = self.per_epoch * job.recipe.all_epochs
         seed_all(job.seed, -1, 0)
-        objective = Objective(job.recipe, job.train.classes, job.teacher)
-        self.engine = Engine(job.model, job.recipe, job.devices, objective, self.per_epoch)
+        self.engine = Engine(job.task.model, job.recipe, job.devices, job.task.loss, self.per_epoch)
         self.best: dict[str, float] = {}
         self.scores: dict[str, float] = {}
-        self.answers: Answers | None = None
+        self.answers: Mapping[str, Any] | None = None
         self.skipped: dict[str, dict[str, str]] = {"train": {}, "test": {}}  # name -> why
         self.seconds, self.saved = 0.0, -1
-        self.recorded = -1  # update of the best weights that last/ knows of
+        self.recorded = -1  # update of the best weights that last/ refers to
         self.recent: deque[tuple[int, Tensor]] = deque(maxlen=job.recipe.log_every + 1)
         length = self._go_back() if job.resume else 0
         self.ledger = Ledger(self.run, self.engine.step, length) if self.devices.main else None
         self.clock, self.counted = time.monotonic(), self.engine.step
 
     def run_on(self, stop: Stop) -> None:
-        """Until the last update; an interruption is saved first."""
+        """Train to the last update; if interrupted, save first."""
         while self.engine.step < self.total:
             self.engine.plain.train()
-            self.job.train.begin(self.engine.step // self.per_epoch)
-            for batch in self.job.train:
-                number = seed_all(self.job.seed, self.engine.step, self.devices.rank)
+            self.task.train.sampler.set_epoch(self.engine.step // self.per_epoch)
+            for batch in self.task.train:
+                seed_all(self.job.seed, self.engine.step, self.devices.rank)
                 self.recent.append((self.engine.step, batch.ids))
-                self.engine.update(*self.job.train.finish(batch, number))
+                self.engine.update(batch)
                 self.job.watch.tick(self.engine.step)
                 self._after_update()
                 if stop.agreed(self.devices, self.engine.step, self.recipe.log_every):
@@ -137,19 +169,19 @@ class Loop:
                     raise Interrupted(self.engine.step, self.total)
                 if self.engine.step % self.per_epoch == 0:
                     break
-        seed_all(self.job.seed, self.total, self.devices.rank)  # what is drawn after it does not know either
+        seed_all(self.job.seed, self.total, self.devices.rank)  # draws after the end must not depend on interruptions
         if self.devices.main:
-            write_json(self.run.result, {**asdict(self.outcome()), **circumstances(self.devices.device.type, "timm")})
+            machine = circumstances(self.devices.device.type, "timm")
+            write_json(self.run.result, {**self.outcome().document(), **machine})
 
     def outcome(self) -> Outcome:
-        best, skipped = self.best, sum(map(len, self.skipped.values()))
-        seconds = round(self.seconds, 3)
-        return Outcome(self.engine.step, int(best["step"]), best["top1"], self.scores, seconds, skipped, self.answers)
+        metric, skipped = self.task.metric, sum(map(len, self.skipped.values()))
+        best = int(self.best["step"]), metric, self.best[metric]
+        return Outcome(self.engine.step, *best, self.scores, round(self.seconds, 3), skipped, self.answers)
 
     def _after_update(self) -> None:
         step, every = self.engine.step, self.recipe.checkpoint_every
-        epoch, within = divmod(step, self.per_epoch)
-        ends = within == 0
+        epoch, ends = step // self.per_epoch, step % self.per_epoch == 0
         if step % self.recipe.log_every == 0:
             self._log()
         elif self.devices.device.type == "cpu":
@@ -164,80 +196,77 @@ class Loop:
         losses, norms = (torch.stack(values).tolist() for values in (self.engine.losses, self.engine.norms))
         self.engine.losses, self.engine.norms = [], []
         numbers = {"loss": mean(losses), "lr": self.engine.lr}
-        if sound := [norm for norm in norms if isfinite(norm)]:  # in fp16 an update with another is skipped, by design
-            numbers["gradient_norm"] = mean(sound)
-        self._tell("train", numbers, {"images_per_second": self._lap()})
+        if finite := [norm for norm in norms if math.isfinite(norm)]:  # fp16 skips an update with another, by design
+            numbers["gradient_norm"] = mean(finite)
+        self._tell("train", numbers, {f"{self.task.unit}_per_second": self._lap()})
 
     def _evaluate(self, epoch: int) -> None:
         self._check()
-        tally = evaluate(self.engine.best_model, self.job.test, self.devices)
-        scores = tally.scores()
+        step, model = self.engine.step, self.engine.best_model
+        measured = evaluate(model, self.task.test, self.task.metrics, self.devices).evaluation()
         self.engine.plain.train()
-        if not isfinite(scores.loss):
+        if not math.isfinite(measured.loss):
             raise NonFiniteError(
-                f"the loss on the test images is {scores.loss} after update {self.engine.step}, and {self._kept()}"
+                f"the loss on the test {self.task.unit} is {measured.loss} after update {step}, and {self._kept()}"
             )
-        self.scores, self.answers = _numbers(scores), tally.answers()
+        self.scores, self.answers = measured.numbers, measured.answers
         self._tell("test", {"epoch": epoch, **self.scores})
-        if scores.top1 > self.best.get("top1", -1.0):
-            self.best = {"step": self.engine.step, "top1": scores.top1}
-            weights = state.weights(self.engine.best_model)
-            about = {"about": dict(self.job.about), "scores": asdict(scores)}
+        metric, sign = self.task.metric, 1 if self.task.higher_is_better else -1
+        if metric not in self.best or sign * self.scores[metric] > sign * self.best[metric]:
+            self.best = {"step": step, metric: self.scores[metric]}
+            weights = snapshot.weights(model)
+            about = {"about": dict(self.job.about), "scores": measured.document}
             if self.devices.main:
-                checkpoint.save(self.run.best, self.engine.step, {"model": weights}, about, keep=1, also=self.recorded)
+                checkpoint.save(self.run.best, step, {"model": weights}, about, keep=1, also=self.recorded)
 
     def _save(self) -> None:
         self._check()
         if self.saved == self.engine.step:
             return
-        parts, numbers = state.pack(self.engine)
+        parts, numbers = snapshot.pack(self.engine)
         self._lap()
-        for name, feed in (("train", self.job.train), ("test", self.job.test)):
-            self.skipped[name] |= feed.skipped(self.devices)
+        for name, batches in (("train", self.task.train), ("test", self.task.test)):
+            self.skipped[name] |= all_skipped(batches, self.devices)
         if self.ledger is not None:
             record = {
                 "engine": numbers,
-                "sampler": self.job.train.sampler.state_dict(),
+                "sampler": self.task.train.sampler.state_dict(),
                 "rng": {"seed": self.job.seed, "step": self.engine.step},
                 "best": self.best,
                 "scores": self.scores,
-                "answers": None if self.answers is None else asdict(self.answers),
+                "answers": self.answers,
                 "skipped": self.skipped,
                 "seconds": self.seconds,
-                "log_bytes": self.ledger.sync(),
+                "log_bytes": self.ledger.journal.sync(),
             }
             if any(self.skipped.values()):
                 write_json(self.run.skipped, self.skipped)
             checkpoint.save(self.run.last, self.engine.step, parts, record)
-        self._mark_saved()
+        self.saved, self.recorded = self.engine.step, int(self.best.get("step", -1))
 
     def _go_back(self) -> int:
-        """Take up the newest whole checkpoint; returns how long the log was. Without one the run begins anew."""
-        found = checkpoint.newest(self.run.last)
-        names = self.devices.gather("none" if found is None else found.path.name)
+        """Load the newest intact checkpoint, and return how long the log was. Without one the run begins anew."""
+        saved = checkpoint.newest(self.run.last)
+        names = self.devices.gather("none" if saved is None else saved.path.name)
         if len({*names}) > 1:
             each = ", ".join(f"rank {rank} finds {name}" for rank, name in enumerate(names))
             raise FileError(f"ranks must go on from the same checkpoint, and in {self.run.last} {each}")
-        if found is None:
+        if saved is None:
             return 0
-        if found.state["rng"]["seed"] != self.job.seed:
-            raise ArgumentError(f"the run has seed {found.state['rng']['seed']}, and seed {self.job.seed} was given")
-        state.unpack(self.engine, found)
-        self.job.train.sampler.load_state_dict(found.state["sampler"])
-        self.best, self.scores, self.seconds = found.state["best"], found.state["scores"], found.state["seconds"]
-        answers = found.state.get("answers")  # runs from before they were kept have none
-        self.answers = None if answers is None else Answers(**answers)
-        self.skipped = found.state.get("skipped", self.skipped)  # runs from before they were counted have none
-        self._mark_saved()
+        if saved.state["rng"]["seed"] != self.job.seed:
+            raise ArgumentError(f"the run has seed {saved.state['rng']['seed']}, and seed {self.job.seed} was given")
+        snapshot.unpack(self.engine, saved)
+        self.task.train.sampler.load_state_dict(saved.state["sampler"])
+        self.best, self.scores, self.seconds = saved.state["best"], saved.state["scores"], saved.state["seconds"]
+        self.answers = saved.state.get("answers")  # runs from before answers were saved have none
+        self.skipped = saved.state.get("skipped", self.skipped)  # runs from before they were counted have none
+        self.saved, self.recorded = self.engine.step, int(self.best.get("step", -1))
         if self.devices.main:
             checkpoint.drop_after(self.run.best, self.recorded)
-        return found.state["log_bytes"]
-
-    def _mark_saved(self) -> None:
-        self.saved, self.recorded = self.engine.step, int(self.best.get("step", -1))
+        return saved.state["log_bytes"]
 
     def _check(self) -> None:
-        """Stop if an update was left out, and write down which images it was about."""
+        """Stop if an update was not made, and report the examples of its batch."""
         failure = self.engine.failure()
         if failure is None:
             return
@@ -245,16 +274,15 @@ class Loop:
         indices = [] if ids is None else ids.tolist()
         report = self.run.folder / f"nonfinite-rank{self.devices.rank}.json"
         numbers = {"loss": str(failure.loss), "gradient_norm": str(failure.gradient_norm)}
-        names = [self.job.train.images.names(index) for index in indices]
         before = f", as in the {failure.overflows - 1} updates before it" if failure.overflows > 1 else ""
-        write_json(report, {"step": failure.step, **numbers, "ids": indices, "names": names})
+        write_json(report, {"step": failure.step, **numbers, "ids": indices, "names": self.task.names(indices)})
         raise NonFiniteError(
             f"update {failure.step} was not made: its loss is {failure.loss} and its gradient's norm "
-            f"{failure.gradient_norm}{before}; the images are listed in {report}, and {self._kept()}"
+            f"{failure.gradient_norm}{before}; the {self.task.unit} are listed in {report}, and {self._kept()}"
         )
 
     def _lap(self) -> float:
-        """Count the time since the last lap; returns the images a second of it."""
+        """Count the time since the last lap, and return the examples per second in it."""
         now, step = time.monotonic(), self.engine.step
         lap, updates = now - self.clock, step - self.counted
         self.seconds, self.clock, self.counted = self.seconds + lap, now, step
@@ -268,7 +296,3 @@ class Loop:
         if self.ledger is not None:
             self.ledger.add(step, group, numbers, speed)
         self.job.watch.told(step, {**numbers, **speed})
-
-
-def _numbers(scores: Scores) -> dict[str, float]:
-    return {"top1": scores.top1, "top5": scores.top5, "ece": scores.ece, "test_loss": scores.loss}

@@ -1,26 +1,29 @@
-"""How good the answers are: top-1, top-5, by class, and whether the confidence can be believed.
+"""Metrics of a classifier: top-1, top-5, accuracy per class, and how far its confidence is from its accuracy.
 
     ECE = sum_b (n_b / n) |accuracy_b - confidence_b|        15 equal bins of the largest probability (Guo et al. 2017)
 
-Counts are sums, so those of several ranks add up; they stay on the device until the end. Beside them stands the answer
-to each image, right or wrong, so that two models can be compared image by image.
+Counts are sums, so that those of several ranks add up, and they stay on the device until the end. The answer to each
+image, right or wrong, is counted too, so that two models can be compared image by image.
 """
 
 import base64
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+
+from softless.data.reading import Batch
+from softless.train.tasks import Evaluation
 
 BINS = 15
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Of a set of images. by_class has an accuracy a class, None for one without images."""
+    """The scores of a set of images. `by_class` has the accuracy of each class, None for a class without images."""
 
     images: int
     loss: float
@@ -32,7 +35,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Answers:
-    """Which images were answered right, in the order of the set; images that could not be decoded are left out.
+    """Which images a model answered right, in the order of the set, without images that could not be decoded.
 
     right   one bit per image, eight to a byte, the first image in the highest bit, as base64
     """
@@ -42,17 +45,22 @@ class Answers:
 
     @classmethod
     def of(cls, right: np.ndarray) -> "Answers":
-        """From one bool per image."""
+        """Pack one bool per image."""
         return cls(len(right), base64.b64encode(np.packbits(right).tobytes()).decode())
 
     def bits(self) -> np.ndarray:
-        """One bool per image."""
+        """Unpack one bool per image."""
         packed = np.frombuffer(base64.b64decode(self.right, validate=True), np.uint8)
         return np.unpackbits(packed, count=self.images).astype(bool)
 
 
-class Tally:
-    """Sums over batches, and the answers to the `images` of a set."""
+class ClassCounts:
+    """Sums over the batches of an evaluation.
+
+    classes   int: how many classes there are
+    images    int: how many images the set has
+    device    where the sums are kept
+    """
 
     def __init__(self, classes: int, images: int, device: torch.device):
         self.loss = torch.zeros(3, dtype=torch.float64, device=device)  # loss, in the top 1, in the top 5
@@ -60,8 +68,11 @@ class Tally:
         self.bins = torch.zeros(3, BINS, dtype=torch.float64, device=device)  # images, right, confidence
         self.images = torch.zeros(2, images, dtype=torch.int32, device=device)  # seen, right
 
-    def add(self, logits: Float[Tensor, "b c"], labels: Int[Tensor, " b"], ids: Int[Tensor, " b"]) -> None:
-        """`ids` says which images of the set they are."""
+    def add(self, model: nn.Module, batch: Batch) -> None:
+        self.count(model(batch.pixels), batch.labels, batch.ids)
+
+    def count(self, logits: Float[Tensor, "b c"], labels: Int[Tensor, " b"], ids: Int[Tensor, " b"]) -> None:
+        """Add the answers to these images of the set."""
         logits = logits.float()
         best = logits.topk(min(5, logits.shape[1]), 1).indices == labels[:, None]  # [B, 5]
         right, confidence = best[:, 0].double(), logits.softmax(1).amax(1).double()
@@ -77,11 +88,10 @@ class Tally:
         self.images[1].index_copy_(0, ids, best[:, 0].int())
 
     def tensors(self) -> list[Tensor]:
-        """To be added up over ranks, in place."""
         return [self.loss, self.classes, self.bins, self.images]
 
     def answers(self) -> Answers:
-        """To the images that were seen."""
+        """Return the answers to the images that were seen."""
         seen, right = self.images.cpu().numpy().astype(bool)
         return Answers.of(right[seen])
 
@@ -93,3 +103,8 @@ class Tally:
         gap = (correct - confidence).abs().sum().item() / max(images, 1)
         by_class = tuple(r / n if n else None for n, r in zip(count, right, strict=True))
         return Scores(images, loss, top1, top5, gap, by_class)
+
+    def evaluation(self) -> Evaluation:
+        scores = self.scores()
+        numbers = {"top1": scores.top1, "top5": scores.top5, "ece": scores.ece, "test_loss": scores.loss}
+        return Evaluation(scores.loss, numbers, asdict(scores), asdict(self.answers()))

@@ -1,28 +1,37 @@
-"""A recipe: everything that decides how a model is trained, in plain numbers.
+"""A recipe: every number that decides how a model is trained, and the TOML files that hold recipes.
 
-`batch` is the number of images of one update, over all devices and all parts of an accumulated one, so a recipe
-means the same on one device and on eight. Rates are what the optimizer is given, and are not scaled by anything.
+`batch` is the number of images per update, over all devices and all parts of an accumulated update, so a recipe means
+the same on one device and on eight. The optimizer gets the rates as they are; nothing scales them.
 
     lr(n) = warmup_lr + (lr - warmup_lr) n / W               while n < W, the updates of warmup_epochs
     lr(n) = min_lr + (lr - min_lr)(1 + cos(pi n / T)) / 2    until T, those of epochs: warm-up is not subtracted
     lr(n) = min_lr                                           for cooldown_epochs more
 
-A recipe file is TOML with these keys, `[model]` and `[augment]` as tables; see recipes/.
+A recipe file has these keys, and the tables `[model]` and `[augment]`; see recipes/.
 """
 
 import math
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
 
+import softless
 from softless.data.augment import Augment
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, FileError, did_you_mean
 
 Precision = Literal["fp32", "bf16", "fp16"]
+T = TypeVar("T")
+
+DEFAULT = "digits"
+LARGEST = 2**16  # bytes
+PROSE = ("command", "cost", "expected")  # keys that change nothing about a training
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What `softless.create_model` is asked for; None leaves a thing as the name has it."""
+    """The options of `softless.create_model`; None keeps the default of the named model."""
 
     name: str = "inline_deit_tiny"
     mechanism: str | dict[str, Any] | None = None  # a name, or {name = "linear", phi = "relu"}
@@ -50,17 +59,25 @@ class Architecture:
 class Recipe:
     """How a model is trained.
 
-    batch, epochs, cooldown_epochs, warmup_epochs        images an update; passes over the set
-    lr, warmup_lr, min_lr, weight_decay, beta1, beta2    of AdamW
-    clip              largest norm of the gradient; 0 leaves it as it is
-    accumulate        an update's batch is computed in this many parts
-    mixup, cutmix     their alphas; 0 is off. mix_prob of the batches are mixed, mix_switch of those by CutMix
-    label_smoothing   share of the target spread over all classes
-    ema, ema_warmup   decay of the averaged weights, 0 is off; a decay that grows to it
-    precision         fp32, bf16 or fp16 (fp16 scales its gradients)
-    cache             decode the set once and keep it on the device, augmented there: for small images
-    distill, temperature                                 weight of the teacher's answers in the loss
-    evaluate_every    epochs      checkpoint_every  updates, 0 for every epoch      log_every  updates
+    command, cost, expected   str: how to run the recipe, how long it takes, what it reaches
+    model, augment            Architecture and Augment
+    image_size                height and width in pixels
+    batch                     images per update
+    epochs, cooldown_epochs, warmup_epochs                 passes over the set
+    lr, warmup_lr, min_lr, weight_decay, beta1, beta2      of AdamW
+    clip                      largest norm of the gradient; 0 does not clip
+    accumulate                parts that the batch of an update is computed in
+    mixup, cutmix             their alphas; 0 is off
+    mix_prob, mix_switch      share of batches that are mixed, and share of these that CutMix mixes
+    label_smoothing           share of the target that is spread over all classes
+    ema, ema_warmup           decay of the averaged weights, 0 is off; whether the decay grows to that
+    precision                 fp32, bf16 or fp16 (fp16 scales its gradients)
+    compile, channels_last    whether to compile the model; memory layout of images and convolutions
+    cache                     decode the set once, keep it on the device and augment it there: for small images
+    distill, temperature      weight of the teacher's answers in the loss; both answers are divided by the temperature
+    evaluate_every            epochs
+    checkpoint_every          updates; 0 saves every epoch
+    log_every                 updates
     """
 
     command: str = ""
@@ -99,8 +116,8 @@ class Recipe:
     log_every: int = 20
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            _check_type(each.name, getattr(self, each.name), each.type)
+        for key in fields(self):
+            _check_type(key.name, getattr(self, key.name), key.type)
         for name, least, most in LIMITS:
             value = getattr(self, name)
             if not (least <= value < math.inf and (most is None or value <= most)):
@@ -113,10 +130,10 @@ class Recipe:
             raise ArgumentError(f"recipe: batch {self.batch} is not a multiple of accumulate {self.accumulate}")
         if (self.mixup or self.cutmix) and (self.batch // self.accumulate) % 2:
             raise ArgumentError(f"recipe: mixup and cutmix mix pairs, and batch {self.batch} has an odd part")
-        for name, whole in (("crop_share", 1), ("crop_mode", "squash")):
-            if self.cache and (given := getattr(self.augment, name)) != whole:
+        for name, needed in (("crop_share", 1), ("crop_mode", "squash")):
+            if self.cache and (value := getattr(self.augment, name)) != needed:
                 raise ArgumentError(
-                    f"recipe: cache keeps whole images, so augment.{name} is {whole} and cannot be {given}"
+                    f"recipe: cache keeps whole images, so augment.{name} is {needed} and cannot be {value}"
                 )
         if self.warmup_epochs > self.epochs:
             raise ArgumentError(f"recipe: warmup_epochs {self.warmup_epochs} are more than epochs {self.epochs}")
@@ -141,7 +158,104 @@ def _check_type(name: str, value: object, kind: Any) -> None:
         if value not in get_args(Precision):
             raise ArgumentError(f"recipe: {name} is {value!r} and must be one of {', '.join(get_args(Precision))}")
         return
-    right = (int, float) if kind is float else kind
-    if not isinstance(value, right) or (isinstance(value, bool) and kind is not bool):
-        words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        raise ArgumentError(f"recipe: {name} is {value!r} and must be {words.get(kind, kind.__name__)}")
+    allowed = (int, float) if kind is float else kind
+    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+        kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+        raise ArgumentError(f"recipe: {name} is {value!r} and must be {kinds.get(kind, kind.__name__)}")
+
+
+TABLES: dict[str, type] = {"model": Architecture, "augment": Augment}
+
+
+def shipped() -> dict[str, Path]:
+    """Return the recipes that come with softless: inside the package once installed, beside it in a checkout."""
+    package = Path(str(softless.__file__)).parent
+    folder = next((place for place in (package / "recipes", package.parent / "recipes") if place.is_dir()), package)
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def read_recipe(name: str = DEFAULT, changes: Iterable[tuple[str, str]] = ()) -> Recipe:
+    """Read a recipe, and change some of its keys.
+
+    name      str, default "digits": a recipe of softless, or the path of a TOML file
+    changes   (key, value) pairs of text, such as ("epochs", "3") or ("model.local", "false")
+
+    >>> from softless.train.recipe import read_recipe
+    >>> recipe = read_recipe("digits", [("epochs", "3"), ("model.mechanism", "softmax")])
+    >>> recipe.epochs, recipe.model.mechanism
+    (3, 'softmax')
+    """
+    return changed(document_of(name), changes)
+
+
+def changed(document: Mapping[str, Any], changes: Iterable[tuple[str, str]]) -> Recipe:
+    """Return the recipe of a document with some keys changed, by text from a command line."""
+    plain = {**document}
+    tables: dict[str, Any] = {key: dict(document[key]) for key in TABLES if isinstance(document.get(key), dict)}
+    for key, text in changes:
+        table, dot, inner = key.rpartition(".")
+        if key in TABLES:
+            _build(TABLES[key], value := _value(text), f"[{key}]")
+            tables[key] = value
+        elif not dot:
+            plain[key] = _value(text)
+        elif table in TABLES:
+            tables.setdefault(table, {})[inner] = _value(text)
+        else:
+            raise ArgumentError(f"{key!r} is not a key of a recipe: its tables are {' and '.join(TABLES)}")
+    return from_document(plain | tables)
+
+
+def from_document(document: Mapping[str, Any]) -> Recipe:
+    """Return the recipe of a document; an unknown key is an error."""
+    tables: dict[str, Any] = {key: _build(cls, document.get(key, {}), f"[{key}]") for key, cls in TABLES.items()}
+    return _build(Recipe, {**document, **tables}, "a recipe")
+
+
+def to_document(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe as plain values, for JSON and TOML."""
+    return asdict(recipe)
+
+
+def document_of(name: str) -> dict[str, Any]:
+    """Read the keys of a recipe file."""
+    path, known = Path(name), shipped()
+    if path.suffix != ".toml" and name in known:
+        path = known[name]
+    try:
+        if not path.is_file():
+            hint = did_you_mean(name, known)
+            named = f"a recipe of softless: {hint}" if hint else f"one of {', '.join(known)}"
+            raise FileError(f"recipe {name!r} is neither a file nor {named}")
+        if path.stat().st_size > LARGEST:
+            raise FileError(f"{path}: it is larger than a recipe can be, {LARGEST} bytes")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"{path}: it cannot be read ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FileError(f"{path}: it is no TOML ({error})") from error
+
+
+def _value(text: str) -> Any:
+    """Parse a number, true or false, a list or a table as TOML does; anything else is text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+
+
+def _build(cls: type[T], table: Any, what: str) -> T:
+    if not isinstance(table, dict):
+        raise ArgumentError(f"{what} is {table!r} and must be a table of keys")
+    known = [key.name for key in fields(cls)]  # type: ignore[arg-type]
+    for key in table:
+        if key not in known:
+            hint = did_you_mean(key, known) or f"it has {', '.join(known)}"
+            raise ArgumentError(f"{key!r} is not a key of {what}: {hint}")
+    values = {
+        key: tuple(value) if isinstance(value, list) and cls is Augment else value for key, value in table.items()
+    }
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ArgumentError(f"{what} has a value of the wrong kind: {error}") from None

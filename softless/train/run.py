@@ -1,28 +1,33 @@
-"""A run's folder: what was asked for, the log, and two shelves of checkpoints.
+"""The folder of a run: its settings, its log, and two shelves of checkpoints.
 
 RUN/
-  run.json       model, recipe, data, seed, teacher, init: all that --resume needs
-  log.jsonl      one line every few updates and one for each evaluation; the same bytes however often it was resumed
-  last/          the newest checkpoints, to go on from
-  best/          the weights that did best on the test images, and those that last/ knows of, for a run that goes back
-  tensorboard/
-  skipped.json   images that could not be decoded, and why: {"train": {name: why}, "test": {name: why}}
-  result.json    at the end
+  run.json       model, recipe, data, seed, teacher, init: everything that --resume needs
+  log.jsonl      a line every few updates and a line per evaluation; the same bytes however often the run was resumed
+  last/          the newest checkpoints, to resume from
+  best/          the weights with the best evaluation, and those that last/ refers to, for a run that goes back
+  tensorboard/   the same numbers as the log, and the speed
+  skipped.json   examples that could not be read, and why: {"train": {name: why}, "test": {name: why}}
+  result.json    written at the end
 """
 
 import json
+import os
+import time
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-from softless.errors import ArgumentError, FileError
-from softless.io.files import write_json
+from softless.errors import ArgumentError, FileError, MissingExtraError
+from softless.io.files import Journal, write_all, write_json, written_or_explained
 
 SCHEMA = "softless.run/1"
 
 
 class Run:
-    """Places in the folder."""
+    """The files of a run."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -31,41 +36,134 @@ class Run:
         self.last, self.best, self.board = folder / "last", folder / "best", folder / "tensorboard"
 
     def must_be_new(self) -> None:
-        """A folder that holds a run already is left alone."""
+        """Refuse a folder that already holds a run."""
         if self.about.exists():
             raise ArgumentError(
                 f"{self.folder} holds a run already: go on with it with --resume, or give another folder with --out"
             )
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """A new run."""
+        """Write run.json."""
         self.must_be_new()
         write_json(self.about, {"schema": SCHEMA, **about})
 
     def read(self) -> dict[str, Any]:
-        """What the run was begun with."""
+        """Return the settings that the run was begun with."""
         try:
             document = json.loads(self.about.read_bytes())
-            if document["schema"] != SCHEMA:
-                raise FileError(f"{self.about} has schema {document['schema']!r}, and {SCHEMA!r} is read here")
-            if not isinstance(document["recipe"], dict):
-                raise FileError(f"{self.about} is damaged (its recipe is {document['recipe']!r})")
+            schema, recipe = document["schema"], document.get("recipe")
         except FileNotFoundError:
             raise FileError(f"{self.folder} holds no run: there is no {self.about.name} in it") from None
         except OSError as error:
             raise FileError(f"{self.about} cannot be read: {error.strerror}") from error
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            if isinstance(error, FileError):
-                raise
             raise FileError(f"{self.about} is damaged ({error})") from error
+        if schema != SCHEMA:
+            raise FileError(f"{self.about} has schema {schema!r}, and {SCHEMA!r} is needed")
+        if not isinstance(recipe, dict):
+            raise FileError(f"{self.about} is damaged (its recipe is {recipe!r})")
         return document
 
 
 def must_agree(before: Mapping[str, Any], now: Mapping[str, Any], what: str, where: str = "") -> None:
-    """A run goes on as it began, or not at all: the first difference is named."""
+    """Raise an error that names the first difference: a run must go on with the settings it began with."""
     for key in sorted({*before, *now}):
         old, new = before.get(key), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             must_agree(old, new, what, f"{where}{key}.")
         elif old != new:
             raise ArgumentError(f"{what} was begun with {where}{key} {old!r}, and it is {new!r} now")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a finished training.
+
+    steps       updates
+    best_step   the update with the best evaluation
+    metric      the name of the number that decides which evaluation is best
+    best        that number
+    last        the numbers of the last evaluation
+    seconds     time of training, without what interruptions lost
+    skipped     examples that could not be read
+    answers     results per example of the last evaluation; None in runs from before they were saved
+    """
+
+    steps: int
+    best_step: int
+    metric: str
+    best: float
+    last: dict[str, float]
+    seconds: float
+    skipped: int
+    answers: Mapping[str, Any] | None
+
+    def document(self) -> dict[str, Any]:
+        """Return the outcome as result.json has it."""
+        best = {"best_step": self.best_step, f"best_{self.metric}": self.best}
+        rest = {"last": self.last, "seconds": self.seconds, "skipped": self.skipped, "answers": self.answers}
+        return {"steps": self.steps, **best, **rest}
+
+
+class Ledger:
+    """The log and the curves of a run, open while it trains. If both an error and closing fail, the error is raised.
+
+    run      the files
+    step     curves after this update are hidden: an interrupted run wrote them
+    length   bytes of the log to keep
+    """
+
+    def __init__(self, run: Run, step: int, length: int):
+        self.journal, self.board = Journal(run.log, length), Board(run.board, step)
+
+    def add(self, step: int, group: str, numbers: Mapping[str, float], speed: Mapping[str, float]) -> None:
+        self.journal.add({"step": step, **numbers})
+        self.board.add(group, {**numbers, **speed}, step)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with suppress(*(() if error is None else (FileError,))):
+            self.journal.close()
+            self.board.close()
+
+
+class Board:
+    """Curves for TensorBoard, written at once.
+
+    TensorBoard's own writer leaves that to a thread, which answers a full disk with a traceback.
+    """
+
+    def __init__(self, folder: Path, step: int):
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ModuleNotFoundError:
+            raise MissingExtraError(
+                "training writes TensorBoard files, and tensorboard is not installed: pip install 'softless[train]'"
+            ) from None
+        self.folder, self.event, self.summary, self.framed = folder, Event, Summary, RecordWriter(self)
+        with written_or_explained(f"the curves in {folder}"):
+            folder.mkdir(parents=True, exist_ok=True)
+            place = folder / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
+            self.file = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        self._append(file_version="brain.Event:2")
+        self._append(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def add(self, group: str, numbers: Mapping[str, float], step: int) -> None:
+        values = [self.summary.Value(tag=f"{group}/{name}", simple_value=value) for name, value in numbers.items()]
+        self._append(step=step, summary=self.summary(value=values))
+
+    def close(self) -> None:
+        with written_or_explained(f"the curves in {self.folder}"):
+            os.close(self.file)
+
+    def write(self, data: bytes) -> None:
+        """Write a framed event; the record writer calls this."""
+        with written_or_explained(f"the curves in {self.folder}"):
+            write_all(self.file, data)
+
+    def _append(self, **content: Any) -> None:
+        self.framed.write(self.event(wall_time=time.time(), **content).SerializeToString())

@@ -12,7 +12,7 @@ from softless.cli import app
 from softless.study import plan as study_plan
 from softless.study import run as study_run
 from softless.study.plan import Plan, Preset
-from softless.train import recipe_file
+from softless.train import recipe
 from tests.commands.tiny import FOUR_UPDATES
 from tests.data.pictures import folder
 
@@ -47,7 +47,7 @@ def softless(tmp_path, monkeypatch):
     """`softless(*words)` as if typed in an empty folder, 80 columns wide; a study or a training takes a moment."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(recipe_file, "DEFAULT", RECIPE)
+    monkeypatch.setattr(recipe, "DEFAULT", RECIPE)
     small_studies(monkeypatch)
 
     def run(*words: str) -> Result:

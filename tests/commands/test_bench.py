@@ -1,4 +1,4 @@
-"""`softless bench`: one document, spoken and drawn truly, and no contestant dropped in silence."""
+"""`softless bench`: text and page say what the JSON says, and every contestant that was skipped is listed."""
 
 import copy
 import json
@@ -6,10 +6,9 @@ import random
 
 import pytest
 
-from softless.bench import contestants, stopwatch
-from softless.bench import measure as bench_measure
+from softless.bench import call_document, stopwatch
 from softless.bench import page as bench_page
-from softless.commands import arguments, bench, bench_show
+from softless.commands import arguments, bench
 from softless.commands.progress import progress
 from softless.errors import MissingExtraError
 from softless.report import page
@@ -76,7 +75,7 @@ def test_tokens_sweep_every_shape(softless):
     assert sizes == [(2, 1, 5, 8), (2, 1, 9, 8), (1, 2, 5, 4), (1, 2, 9, 4)]
 
 
-def test_words_reach_the_call(softless):
+def test_options_reach_the_call(softless):
     call = ("--causal", "--keys", "20", "--kv-heads", "1", "--dtype", "bfloat16", "--backend", "torch")
     document = benched(softless, "linear", "--option", "phi=relu", *call)
     (result,) = document["results"]
@@ -87,22 +86,22 @@ def test_words_reach_the_call(softless):
 
 
 def test_the_command_that_is_recorded_repeats_the_bench(softless):
-    words_given = ("taylor", "--tokens", "4,8", "--kv-heads", "1", "--causal", "--option", "normalize=true")
-    document = benched(softless, *words_given)
+    typed = ("taylor", "--tokens", "4,8", "--kv-heads", "1", "--causal", "--option", "normalize=true")
+    document = benched(softless, *typed)
     again = json.loads(softless(*document["command"].split()[1:], "--json").stdout)
     for name in ("command", "mechanisms", "causal", "dtype", "backend", "quick"):
         assert again[name] == document[name]
     assert [result["shape"] for result in again["results"]] == [result["shape"] for result in document["results"]]
 
 
-def test_what_ran_ours_is_said_with_the_reason(softless):
-    for words_given, backend, reason in (
+def test_the_backend_of_our_mechanisms_is_shown_with_the_reason(softless):
+    for typed, backend, reason in (
         ((), "torch", "the tensors are on the CPU"),
         (("--backend", "reference"), "reference", "asked for"),
     ):
-        (made,) = benched(softless, "inline", *words_given)["mechanisms"]
+        (made,) = benched(softless, "inline", *typed)["mechanisms"]
         assert (made["backend"], made["backend_reason"]) == (backend, reason)
-        assert f"inline ran on {backend}: {reason}" in softless("bench", "inline", *TINY, *words_given).stdout
+        assert f"inline ran on {backend}: {reason}" in softless("bench", "inline", *TINY, *typed).stdout
 
 
 def test_a_name_given_twice_runs_once(softless):
@@ -113,7 +112,7 @@ def test_a_name_given_twice_runs_once(softless):
 def test_what_is_printed_is_what_the_json_says(softless, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
     document = benched(softless, "linear", "hydra", "--backward")
-    monkeypatch.setattr(bench_measure, "measure", lambda *_, **__: copy.deepcopy(document))
+    monkeypatch.setattr(call_document, "measure_calls", lambda *_, **__: copy.deepcopy(document))
     result = softless("bench", *TINY)
     assert (result.exit_code, result.stderr) == (0, "")
     assert max(map(len, result.stdout.splitlines())) <= int(columns)
@@ -126,7 +125,7 @@ def test_what_is_printed_is_what_the_json_says(softless, monkeypatch, columns):
         else:
             assert f"{row['label']} {seconds(row['ms'] / 1e3)} {short(row['ratio'])}" in text
             assert size(row["extra_bytes"]) in text
-    assert bench_show.verdict(document) in text
+    assert bench.verdict(document) in text
 
 
 def test_an_eager_call_has_a_column_where_it_was_measured(softless, monkeypatch):
@@ -134,7 +133,7 @@ def test_an_eager_call_has_a_column_where_it_was_measured(softless, monkeypatch)
     for row in document["results"][0]["rows"]:
         if row["ms"] is not None:
             row |= {"eager_ms": 1234.0, "timing": "events" if row["label"] == "SDPA" else "graph"}
-    monkeypatch.setattr(bench_measure, "measure", lambda *_, **__: document)
+    monkeypatch.setattr(call_document, "measure_calls", lambda *_, **__: document)
     text = softless("bench", *TINY).stdout
     assert max(map(len, text.splitlines())) <= 80
     assert "x SDPA of copy eager extra of output" in " ".join(text.split())
@@ -151,16 +150,17 @@ def test_the_verdict_is_about_the_largest_call_and_the_fastest_of_ours():
     rows = [row("linear", "ours", 2.0, 10.0), row("inline", "ours", 1.0, 20.0), row("SDPA", "sdpa", 20.0, 1.0)]
     large = {"shape": shape, "pass": "forward", "floor_bytes": 2, "rows": rows}
     small = {"shape": shape | {"queries": 8}, "pass": "forward", "floor_bytes": 1, "rows": []}
-    says = bench_show.verdict({"results": [large, small]})
+    says = bench.verdict({"results": [large, small]})
     assert says == "forward [1, 8, 4096, 64]: inline takes 1 ms, 50% of the copy rate; SDPA takes 20 ms, 20x longer."
     large["rows"] = [rows[0], row("SDPA", "sdpa", None, None)]
-    assert bench_show.verdict({"results": [large]}).endswith("linear takes 2 ms, 50% of the copy rate.")
+    assert bench.verdict({"results": [large]}).endswith("linear takes 2 ms, 50% of the copy rate.")
     large["rows"] = [row("linear", "ours", None, None)]
-    assert bench_show.verdict({"results": [large]}).endswith("nothing of ours could be timed.")
+    assert bench.verdict({"results": [large]}).endswith("nothing of ours could be timed.")
 
 
-def test_what_does_not_fit_is_said_and_the_rest_is_timed(softless, monkeypatch):
-    monkeypatch.setattr(contestants, "free_bytes", lambda _: 1000)
+def test_a_mechanism_that_does_not_fit_in_memory_is_skipped_and_the_rest_is_timed(softless, monkeypatch):
+    monkeypatch.setattr(call_document.contest, "check_memory", lambda _: None)
+    monkeypatch.setattr(stopwatch, "free_bytes", lambda _: 1000)
     rows = {row["label"]: row for row in benched(softless, "threshold", "inline")["results"][0]["rows"]}
     assert "are free" in rows["threshold"]["skipped"]
     assert rows["inline"]["ms"] is not None
@@ -174,7 +174,7 @@ def test_the_page_draws_every_time_and_fetches_nothing(softless, tmp_path):
     assert document["command"] in text
     for label in ("fla chunk", "linear compiled"):
         assert f"not timed: {label}" in text
-    figure = bench_page.draw(document)
+    figure = bench_page.draw_calls(document)
     assert [note.text for note in figure.layout.annotations] == [
         "forward, [1, 2, N, 4]",
         "forward+backward, [1, 2, N, 4]",
@@ -192,7 +192,7 @@ def test_the_page_draws_every_time_and_fetches_nothing(softless, tmp_path):
 def test_the_page_escapes_what_it_is_told(softless):
     document = benched(softless, "inline")
     document["machine"]["processor"] = "<script>alert(1)</script>"
-    assert "<script>alert(1)" not in bench_page.page(document)
+    assert "<script>alert(1)" not in bench_page.calls_page(document)
 
 
 def test_a_page_without_plotly_is_refused_before_any_work(softless, monkeypatch):
@@ -200,7 +200,7 @@ def test_a_page_without_plotly_is_refused_before_any_work(softless, monkeypatch)
         raise MissingExtraError("--plot needs plotly")
 
     monkeypatch.setattr(page, "require_plotly", missing)
-    monkeypatch.setattr(bench_measure, "measure", lambda *_, **__: pytest.fail("it worked first"))
+    monkeypatch.setattr(call_document, "measure_calls", lambda *_, **__: pytest.fail("it worked first"))
     result = softless("bench", *TINY, "--plot", "page.html")
     assert (result.exit_code, result.stderr) == (3, "error: --plot needs plotly\n")
 
@@ -271,7 +271,7 @@ def test_progress_is_silent_where_there_is_no_terminal(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_words_stand_for_what_they_say():
+def test_arguments_are_read_from_text():
     assert arguments.four_numbers("1,2,3,4") == (1, 2, 3, 4)
     assert arguments.key_value("a=b=c") == ("a", "b=c")
     assert arguments.lengths("16,4,16") == (4, 16)
@@ -280,3 +280,16 @@ def test_words_stand_for_what_they_say():
 def test_a_quick_bench_is_shorter_than_a_full_one():
     assert bench.QUICK[2] < bench.FULL[2]
     assert bench.QUICK_REPEATS < bench.REPEATS
+
+
+def test_an_option_goes_to_every_mechanism(softless):
+    mechanisms = benched(softless, "linear", "inline", "--option", "phi=relu")["mechanisms"]
+    assert [mechanism["options"]["phi"] for mechanism in mechanisms] == ["relu", "relu"]
+
+
+def test_the_recorded_command_has_every_setting(softless):
+    typed = ("--option", "phi=relu", "--causal", "--backward", "--tokens", "8", "--kv-heads", "2", "--keys", "9")
+    assert benched(softless, "linear", *typed)["command"] == (
+        "softless bench linear --shape 1,2,16,4 --tokens 8 --keys 9 --kv-heads 2 --causal --backward "
+        "--option phi=relu --dtype float32 --device cpu --backend auto --repeats 1 --quick"
+    )

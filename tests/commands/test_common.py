@@ -1,4 +1,4 @@
-"""Manners of the command line (R24): exit codes, one-line errors, quick help, clean pipes, whole files."""
+"""What all verbs share (R24): exit codes, one-line errors, quick help, clean pipes, complete files."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import typer
 
-from softless.bench import measure as bench_measure
+from softless.bench import call_document
 from softless.cli import app
 from softless.commands import common
 from softless.errors import ArgumentError, FileError
@@ -87,7 +87,7 @@ MISSPELLED = [
     (["explain", "inline", "--option", "ph=relu"], 3, "'phi'"),
     (["explain", "inline_swin_tiny", "--option", "windo=7"], 3, "'window'"),
     (["bench", "softmx"], 3, "'softmax'"),
-    (["bench", "--model", "inline_swin_tny"], 3, "'inline_swin_tiny'"),
+    (["bench-model", "inline_swin_tny"], 3, "'inline_swin_tiny'"),
     (["train", "inline_deit_tny"], 3, "'inline_deit_tiny'"),
     (["train", "--recipe", "cifar"], 3, "'cifar10'"),
     (["train", "--set", "epoch=3"], 3, "'epochs'"),
@@ -352,7 +352,7 @@ def test_warnings_of_other_libraries_come_after_the_table_one_line_each(capsys):
 
 
 def test_one_of_a_thing_is_said_in_the_singular(softless, monkeypatch, flowers):
-    monkeypatch.setattr(bench_measure, "steady_threads", lambda: 1)
+    monkeypatch.setattr(call_document, "steady_threads", lambda: 1)
     bench = softless("bench", "inline", "--shape", "1,1,8,4", "--keys", "1", "--repeats", "1", "--quick")
     train = softless(*training("--out", "a", "--set", "epochs=1", "--set", "batch=10", "--set", "log_every=1"))
     for result in (bench, train):

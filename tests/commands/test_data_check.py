@@ -79,7 +79,7 @@ def test_every_damaged_file_is_named_with_the_reason_and_the_exit_is_1(softless,
     ]
 
 
-def test_damage_that_would_be_skipped_is_told_apart(softless, tmp_path):
+def test_damage_that_skip_would_leave_out_is_marked(softless, tmp_path):
     images = [b"x", *[encoded(0, "bmp")] * 999]
     path = parquet(tmp_path / "many.parquet", [0, 1] * 500, images=images)
     result = softless("data", "check", str(path))
@@ -132,7 +132,7 @@ def test_every_set_in_a_folder_of_parquet_files_is_checked(softless, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "parts", "says"), WRONG)
-def test_what_is_wrong_with_the_set_itself_is_bad_input(softless, tmp_path, name, parts, says):
+def test_a_problem_of_the_set_as_a_whole_exits_3(softless, tmp_path, name, parts, says):
     for each, classes in parts.items():
         (tmp_path / each).mkdir()
         folder(tmp_path, {each: classes})

@@ -5,17 +5,18 @@ import json
 import pytest
 
 from softless.io import checkpoint
-from softless.train import assemble
+from softless.train.tasks import classify
+from softless.train.tasks.classify import image_loader
 from tests.commands.tiny import words
 
 
-def test_what_is_evaluated_is_shown(softless, flowers):
+def test_evaluate_shows_the_scores(softless, flowers):
     assert softless(*words("--out", "a")).exit_code == 0
     result = softless("evaluate", "a")
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["4", "top-1", "top-5", "ECE", "speed", "worst"]
 
 
-def test_answers_that_are_no_numbers_are_no_accuracy(softless, flowers, tmp_path):
+def test_a_loss_that_is_not_finite_exits_1(softless, flowers, tmp_path):
     import torch
     from safetensors.torch import save_file
 
@@ -26,7 +27,7 @@ def test_answers_that_are_no_numbers_are_no_accuracy(softless, flowers, tmp_path
     for more in ([], ["--json"]):
         result = softless("evaluate", "inline_deit_tiny", "--weights", "w.safetensors", "--data", "flowers", *more)
         assert (result.exit_code, result.stdout) == (1, "")
-        says = "error: the loss of inline_deit_tiny on the images of flowers is nan: its answers are no numbers\n"
+        says = "error: the loss of inline_deit_tiny on the images of flowers is nan: its answers are not numbers\n"
         assert result.stderr.endswith(says)
 
 
@@ -62,12 +63,11 @@ def test_a_model_and_a_file_of_weights_are_evaluated_as_their_authors_do(
 
     import softless as library
 
-    def feed(images, recipe, *args, **options):
+    def checked(images, recipe, *args, **options):
         assert (recipe.augment.crop_share, recipe.augment.crop_mode) == prepared
-        return fed(images, recipe, *args, **options)
+        return image_loader(images, recipe, *args, **options)
 
-    fed = assemble.feed
-    monkeypatch.setattr(assemble, "feed", feed)
+    monkeypatch.setattr(classify, "image_loader", checked)
     save_file(library.create_model(name, num_classes=2).state_dict(), tmp_path / "w.safetensors")
     result = softless("evaluate", name, "--weights", "w.safetensors", "--data", "flowers", "--json")
     assert result.exit_code == 0, result.output

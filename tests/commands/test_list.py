@@ -13,11 +13,11 @@ import torch
 
 import softless as library
 from softless.bench.cost import Shape, flops
-from softless.commands.mechanism import make, word
+from softless.commands.arguments import make_mechanism, option_text
 from softless.errors import SoftlessError, UnsupportedError
 from softless.mechanisms import MECHANISMS
 from softless.report import units
-from softless.train.recipe_file import shipped
+from softless.train.recipe import shipped
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,7 +40,7 @@ def test_every_mechanism_is_listed_with_its_options(softless):
     rows = listed(softless)["mechanisms"]
     assert [row["name"] for row in rows] == library.list_mechanisms()
     for row in rows:
-        assert row["options"] == {field.name: word(field.default) for field in fields(MECHANISMS[row["name"]])}
+        assert row["options"] == {field.name: option_text(field.default) for field in fields(MECHANISMS[row["name"]])}
         assert row["formula"] == MECHANISMS[row["name"]].formula
         assert row["cost"] == MECHANISMS[row["name"]].cost
         where = "" if row["name"] == "threshold" else r", (arXiv \d{4}\.\d{5}|spaces\.ac\.cn/archives/\d+)"
@@ -50,7 +50,7 @@ def test_every_mechanism_is_listed_with_its_options(softless):
 def test_abilities_are_those_the_mechanisms_show(softless):
     q, k, v = torch.randn(3, 1, 2, 4, 4).unbind()
     for row in listed(softless)["mechanisms"]:
-        made = make(row["name"], {})
+        made = make_mechanism(row["name"], {})
 
         def can(call, made=made):
             inputs = {name: torch.rand(shape) for name, shape in made.needed(q, k).items()}
@@ -82,7 +82,7 @@ SMALL = {
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_the_cost_is_what_is_counted(name):
     """Twice the tokens: four times the products where the cost says N^2, and twice where it says N."""
-    made = make(name, {}) if name == "general" else library.mechanism(name, **SMALL.get(name, {}))
+    made = make_mechanism(name, {}) if name == "general" else library.mechanism(name, **SMALL.get(name, {}))
     tokens = 512 if made.family == "recurrent" else 4096
     causal = made.lacks(False) is not None
     once, twice = (flops(made, Shape(1, 2, n, 8, n, 2), is_causal=causal) for n in (tokens, 2 * tokens))
@@ -206,18 +206,24 @@ def test_models_are_listed_without_timm():
 
 
 def test_options_are_read_by_their_kind():
-    assert make("threshold", {"tau": "2", "tail": "mean"}) == library.mechanism("threshold", tau=2, tail="mean")
-    assert make("angular", {"exact": "True"}) == library.mechanism("angular", exact=True)
-    assert make("linear", {"phi": "exp", "phi_k": "none", "t": "0.5"}) == library.mechanism("linear", phi="exp", t=0.5)
-    assert make("asymmetric_nonlocal", {"pyramid": "1,4"}) == library.mechanism("asymmetric_nonlocal", pyramid=(1, 4))
-    assert word((1, 4)) == "1,4"
-    assert make("linear", {"normalize": "none"}) == library.mechanism("linear", normalize="none")
+    assert make_mechanism("threshold", {"tau": "2", "tail": "mean"}) == library.mechanism(
+        "threshold", tau=2, tail="mean"
+    )
+    assert make_mechanism("angular", {"exact": "True"}) == library.mechanism("angular", exact=True)
+    assert make_mechanism("linear", {"phi": "exp", "phi_k": "none", "t": "0.5"}) == library.mechanism(
+        "linear", phi="exp", t=0.5
+    )
+    assert make_mechanism("asymmetric_nonlocal", {"pyramid": "1,4"}) == library.mechanism(
+        "asymmetric_nonlocal", pyramid=(1, 4)
+    )
+    assert option_text((1, 4)) == "1,4"
+    assert make_mechanism("linear", {"normalize": "none"}) == library.mechanism("linear", normalize="none")
 
 
 def test_general_is_softmax_on_the_command_line():
     q, k, v = torch.randn(3, 1, 2, 5, 4, dtype=torch.float64).unbind()
     expected = library.attention(q, k, v, "softmax")
-    torch.testing.assert_close(library.attention(q, k, v, make("general", {})), expected)
+    torch.testing.assert_close(library.attention(q, k, v, make_mechanism("general", {})), expected)
 
 
 def test_an_option_without_a_value_of_its_kind_is_refused():
@@ -228,4 +234,4 @@ def test_an_option_without_a_value_of_its_kind_is_refused():
         ("general", {"x": "1"}),
     ):
         with pytest.raises(SoftlessError):
-            make(name, options)
+            make_mechanism(name, options)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from softless.bench import measure as bench_measure
-from softless.commands import probe, train_show
+from softless.commands import bench, probe, train
 from softless.commands import progress as module
 from softless.commands.progress import Bar
 from softless.study import run as study_run
@@ -35,7 +34,7 @@ def bars(monkeypatch):
         opened.append(Recorder(total))
         return Entered(opened[-1])
 
-    for user in (train_show, study_run, bench_measure, module):
+    for user in (train, study_run, bench, module):
         monkeypatch.setattr(user, "progress", recording)
     assert not hasattr(probe, "progress"), "it imports it when it runs"
     return opened
@@ -61,7 +60,7 @@ def test_the_time_left_follows_from_the_pace_so_far():
     assert bar.left(50.0) == "1 s left"
 
 
-def test_what_was_done_before_says_nothing_about_the_pace():
+def test_skipped_progress_does_not_count_for_the_pace():
     bar = Bar(None, 100)
     bar.skip(50)
     assert bar.left(1.0) == ""
@@ -90,7 +89,7 @@ def test_a_training_shows_decoding_and_updates_to_the_end(softless, bars):
         assert (bar.done, bar.skipped) == (bar.total, 0)
 
 
-def test_a_training_that_goes_on_does_not_count_the_updates_before(softless, flowers, bars, tmp_path):
+def test_a_resumed_training_does_not_count_earlier_updates_for_the_pace(softless, flowers, bars, tmp_path):
     assert softless(*words("--out", "a")).exit_code == 0
     for path in (tmp_path / "a/last").glob("step-00000004/*"):
         path.unlink()

@@ -27,7 +27,7 @@ from softless.study import writing as study_report
 from softless.study.decision import FAIR
 from softless.study.plan import Asked
 from softless.study.twins import side_of
-from softless.train.recipe_file import read_recipe
+from softless.train.recipe import read_recipe
 from tests.commands.conftest import MECHANISMS, RECIPE, TINY, small_studies
 from tests.data.pictures import folder
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from softless.bench.cases import cases_named, study_cases
+from softless.bench.scaling import cases_named, study_cases
 from softless.data.augment import PLAIN
 from softless.data.reading import Batch
 from softless.errors import ArgumentError

@@ -17,9 +17,9 @@ from softless.data import open_splits
 from softless.errors import FileError, NonFiniteError
 from softless.train import assemble
 from softless.train.assemble import Runtime
-from softless.train.choose import Usual, fitting, usual_size
+from softless.train.choose import TypicalSize, fitting, typical_size
 from softless.train.devices import leave
-from softless.train.stop import Interrupted
+from softless.train.loop import Interrupted
 from tests.commands.conftest import HEEDS_CTRL_C
 from tests.commands.tiny import words
 from tests.data.pictures import class_names, encoded, folder, parquet
@@ -81,7 +81,7 @@ def test_of_several_ranks_the_first_prints_the_json(softless, flowers, monkeypat
     assert (result.exit_code, result.output) == (0, "")
 
 
-def test_without_a_word_it_trains_on_the_digits(softless):
+def test_train_without_arguments_trains_on_the_digits(softless):
     """With the conftest's recipe in place of the real one, which test_bars.py runs."""
     result = softless("train")
     assert result.exit_code == 0, result.output
@@ -127,7 +127,7 @@ def test_a_recipe_for_much_smaller_images_is_used_with_a_warning(softless, flowe
     ],
 )
 def test_the_recipe_follows_from_size_number_and_machine(side, count, cuda, name):
-    choice = fitting("photos", range(count), Usual(side, side + 10, True), cuda)
+    choice = fitting("photos", range(count), TypicalSize(side, side + 10, True), cuda)
     assert (choice.name, choice.changes) == (name, ())
     assert f"{side} x {side + 10} pixels" in choice.because
 
@@ -135,7 +135,7 @@ def test_the_recipe_follows_from_size_number_and_machine(side, count, cuda, name
 def test_only_the_digits_get_the_recipe_of_the_digits():
     assert {fitting(data, range(9), None, cuda).name for data in (None, "digits") for cuda in (0, 1)} == {"digits"}
     for cuda in (False, True):
-        choice = fitting("photos", range(9), Usual(8, 8, True), cuda)
+        choice = fitting("photos", range(9), TypicalSize(8, 8, True), cuda)
         assert choice.name != "digits"
         assert choice.changes == (("batch", "8"),)
 
@@ -143,10 +143,10 @@ def test_only_the_digits_get_the_recipe_of_the_digits():
 def test_a_picture_that_is_damaged_does_not_hide_the_size_of_the_others(tmp_path):
     root = folder(tmp_path / "set", {"train": {"a": 3, "b": 3}, "val": {"a": 1, "b": 1}})
     (root / "train/a/0.png").write_bytes(b"")
-    assert usual_size(open_splits(root)[0]) == Usual(24, 20, True)
+    assert typical_size(open_splits(root)[0]) == TypicalSize(24, 20, True)
 
 
-def test_a_run_goes_on_by_its_folder_alone(softless, flowers, tmp_path):
+def test_a_run_resumes_from_its_folder_alone(softless, flowers, tmp_path):
     for name, epochs in (("whole", "2"), ("cut", "2")):
         assert softless(*words("--out", name, "--set", f"epochs={epochs}")).exit_code == 0
     for path in (tmp_path / "cut/last").glob("step-00000004/*"):
@@ -158,7 +158,7 @@ def test_a_run_goes_on_by_its_folder_alone(softless, flowers, tmp_path):
     assert (tmp_path / "cut/log.jsonl").read_bytes() == (tmp_path / "whole/log.jsonl").read_bytes()
 
 
-def test_a_teacher_and_a_beginning_come_from_other_runs(softless, flowers):
+def test_teacher_and_init_may_be_other_runs(softless, flowers):
     assert softless(*words("--out", "a")).exit_code == 0
     result = softless(*words("--out", "b", "--teacher", "a", "--init", "a", "--seed", "1"))
     assert result.exit_code == 0, result.output
@@ -166,7 +166,7 @@ def test_a_teacher_and_a_beginning_come_from_other_runs(softless, flowers):
     assert result.exit_code == 0, result.output
 
 
-def test_a_teacher_may_move_and_not_change(softless, flowers, tmp_path):
+def test_a_teacher_may_move_but_not_change(softless, flowers, tmp_path):
     assert softless(*words("--out", "a")).exit_code == 0
     assert softless(*words("--out", "b", "--teacher", "a")).exit_code == 0
     (tmp_path / "a").rename(tmp_path / "moved")
@@ -189,13 +189,13 @@ def test_a_teacher_may_move_and_not_change(softless, flowers, tmp_path):
         ),
     ],
 )
-def test_the_command_to_go_on_with_is_that_of_the_run(monkeypatch, ranks, runtime, says):
+def test_the_resume_command_repeats_the_options_of_the_run(monkeypatch, ranks, runtime, says):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    assert verb.how_to_go_on(Path("a b"), Runtime(**runtime)) == says
+    assert verb.resume_command(Path("a b"), Runtime(**runtime)) == says
 
 
 @pytest.mark.parametrize("change", ["image_size=16", "augment.std=[1.0, 1.0, 1.0]"])
-def test_a_teacher_of_other_pixels_is_refused(softless, flowers, change):
+def test_a_teacher_with_another_preparation_of_images_is_refused(softless, flowers, change):
     assert softless(*words("--out", "a")).exit_code == 0
     result = softless(*words("--out", "b", "--teacher", "a", "--set", change))
     assert result.exit_code == 3
@@ -203,7 +203,7 @@ def test_a_teacher_of_other_pixels_is_refused(softless, flowers, change):
     assert f"the teacher in a was trained with {key} " in result.stderr
 
 
-def test_a_rank_with_an_odd_part_has_no_pairs_to_mix(softless, flowers, monkeypatch):
+def test_mixup_refuses_a_rank_with_an_odd_number_of_images(softless, flowers, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     result = softless(*words("--out", "a", "--set", "batch=6", "--set", "mixup=0.5"))
     assert result.exit_code == 3
@@ -256,7 +256,7 @@ WRONG = [
     (["--set", "model.dims=7"], "dims [7] are not multiples of heads [2]"),
     (["--set", "batch=11"], "needs 11 images, and an epoch has 10"),
     (["--set", "precision=fp16", "--device", "cpu"], "precision 'fp16' needs a CUDA device"),
-    (["--graph", "--device", "cpu"], "a CUDA graph is of one CUDA device, and this training has a CPU"),
+    (["--graph", "--device", "cpu"], "a CUDA graph needs one CUDA device, and this training has a CPU"),
     (["nonsense"], "model 'nonsense' is not one of inline_deit_tiny"),
     (["--out", "/dev/null/run"], "cannot write in the folder '/dev/null/run'"),
     (["--out", "nothing", "--resume"], "nothing holds no run: there is no run.json in it"),
@@ -320,7 +320,7 @@ def test_a_number_that_is_not_finite_exits_1(softless, flowers):
 @pytest.mark.parametrize(
     ("ending", "left"), [(None, True), (Interrupted(1, 4), True), (NonFiniteError(), True), (FileError(), False)]
 )
-def test_the_group_is_left_where_all_ranks_come_to_the_end(softless, flowers, monkeypatch, ending, left):
+def test_the_process_group_is_left_when_all_ranks_end(softless, flowers, monkeypatch, ending, left):
     """A disk may be full for one rank alone, which must not wait for the others."""
 
     def train(*_, watch, **__):
@@ -336,7 +336,7 @@ def test_the_group_is_left_where_all_ranks_come_to_the_end(softless, flowers, mo
     assert still != left
 
 
-def test_a_loss_is_shown_once(softless, flowers):
+def test_a_logged_loss_is_shown_once(softless, flowers):
     """Losses are read back after updates 3 and 6, and an epoch has two."""
     result = softless(*words("--out", "a", "--set", "log_every=3", "--set", "epochs=4"))
     shown = [line.split()[3] for line in result.stdout.splitlines() if line.startswith("epoch")]
@@ -372,17 +372,17 @@ def test_a_signal_to_stop_exits_130_saves_and_says_how_to_resume(flowers, tmp_pa
     assert (tmp_path / f"a/last/step-{step:08d}/manifest.json").exists()
 
 
-def test_what_is_not_given_is_that_of_the_run(tmp_path):
-    from softless.train.recipe_file import read_recipe, to_document
+def test_missing_options_are_taken_from_the_resumed_run(tmp_path):
+    from softless.train.recipe import read_recipe, to_document
     from softless.train.run import Run
 
     asked = {"data": None, "seed": None, "teacher": None, "init": None}
-    start, found = verb.settle(tmp_path, None, "deit_tiny", [("epochs", "4")], asked, resume=False, device="cpu")
+    start = verb.choose_start(tmp_path, None, "deit_tiny", [("epochs", "4")], asked, resume=False, device="cpu")
     assert (start.name, start.recipe.image_size) == ("digits", 8)
-    assert (start.recipe.model.name, start.recipe.epochs, found) == ("deit_tiny", 4, {**asked, "seed": 0})
+    assert (start.recipe.model.name, start.recipe.epochs, start.options) == ("deit_tiny", 4, {**asked, "seed": 0})
     data = str(folder(tmp_path / "x", {"train": {"a": 2, "b": 2}, "val": {"a": 1, "b": 1}}))
     about = {"recipe": to_document(read_recipe("cifar10")), "data": data, "seed": 5, "teacher": "t", "init": "i"}
     Run(tmp_path).begin(about)
-    start, found = verb.settle(tmp_path, None, None, [], asked, resume=True, device="cpu")
+    start = verb.choose_start(tmp_path, None, None, [], asked, resume=True, device="cpu")
     assert start.recipe == read_recipe("cifar10")
-    assert found == {"data": data, "seed": 5, "teacher": Path("t"), "init": Path("i")}
+    assert start.options == {"data": data, "seed": 5, "teacher": Path("t"), "init": Path("i")}

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from softless.bench.remix import by_plain_formulas
+from softless.bench.model_contest import by_plain_formulas
 from softless.models.blocks import Stage
 from tests.models.cases import FAMILIES, SMALL, loud, small
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from timm.data import auto_augment
 
-from softless.data import device_augment as augment_
-from softless.data import device_shape as shape
+from softless.data import device_augment as shape
 from softless.data.augment import IMAGENET_MEAN, IMAGENET_STD, PAPER, PLAIN, Augment
 from softless.data.device_augment import COLORS, SHAPES, change, finish, operate, rand_augment
 from tests.data.pictures import pixels
@@ -46,7 +45,7 @@ def bilinear(image: np.ndarray, x: float, y: float, fill: np.ndarray) -> np.ndar
 
 
 @given(data=st.data())
-def test_a_warp_is_bilinear_interpolation_at_the_mapped_place(data):
+def test_warp_interpolates_bilinearly_at_the_mapped_place(data):
     x = pictures(2, 7, 6)
     numbers = data.draw(st.lists(st.floats(-1.5, 1.5, width=32), min_size=12, max_size=12))
     maps = torch.tensor(numbers).view(2, 2, 3) * torch.tensor([1.0, 1.0, 4.0])
@@ -76,7 +75,7 @@ def timms(name: str, image: Image.Image, level: float, sign: float) -> np.ndarra
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 @pytest.mark.parametrize("level", [0.0, 0.3, 0.9])
-def test_each_operation_is_timms_on_each_image(level, sign):
+def test_each_operation_matches_timm_on_each_image(level, sign):
     """Colors to a level; shapes away from the border, where Pillow interpolates with nothing and we with the fill."""
     x = pictures(2 * len(NAMES), 20, 24)
     found = operate(x, torch.full((len(x),), level), torch.full((len(x),), sign), FILL)
@@ -138,7 +137,7 @@ def test_a_rectangle_has_its_share_and_lies_anywhere_it_fits(data):
     assert len(columns) == min(40, round(wide.item()))
 
 
-def test_finishing_normalizes():
+def test_finish_normalizes_pixels():
     x = pictures(3)
     found = finish(x, PAPER)
     mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
@@ -148,7 +147,7 @@ def test_finishing_normalizes():
     assert found.dtype == torch.float32
 
 
-def test_erasing_replaces_rectangles_by_noise_as_often_as_it_says():
+def test_erasing_fills_rectangles_with_noise_at_the_given_rate():
     x = torch.full((2000, 3, 10, 10), 7, dtype=torch.uint8)
     plain, found = finish(x, PAPER), finish(x, Augment(erase=0.25), generator())
     changed = (found != plain).any(1)  # [B, H, W]
@@ -180,9 +179,9 @@ def test_every_image_has_every_operation_equally_often(monkeypatch):
     assert abs(share[:, 1:] - 1 / 30).max() < 4.5 * math.sqrt(1 / 30 / 1000)
 
 
-def test_levels_are_those_that_were_asked_for(monkeypatch):
+def test_levels_follow_magnitude_and_its_standard_deviation(monkeypatch):
     seen = []
-    monkeypatch.setattr(augment_, "operate", lambda x, level, sign, fill: seen.append((level, sign, fill)) or x)
+    monkeypatch.setattr(shape, "operate", lambda x, level, sign, fill: seen.append((level, sign, fill)) or x)
     rand_augment(torch.zeros(6000, 3, 1, 1, dtype=torch.uint8), Augment(magnitude=5.0, magnitude_std=1.0), generator())
     ((level, sign, fill),) = seen
     assert abs(level.mean() - 0.5) < 0.01
@@ -206,7 +205,7 @@ def test_everything_is_drawn_from_the_generator(crop, count):
     assert not torch.equal(first, other)
 
 
-def test_plain_changes_nothing():
+def test_the_plain_augmentation_changes_no_pixel():
     x = pictures(5)
     assert torch.equal(change(x, PLAIN, generator()), x)
 

@@ -1,5 +1,7 @@
 """Each color operation on a batch is what Pillow does to each image, level for level."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
-from softless.data import device_color as color
+from softless.data import device_augment as color
+from softless.data.device_augment import COLORS
 from tests.data.pictures import pixels
 
 
@@ -22,6 +25,7 @@ def batch(kind: str) -> torch.Tensor:
     return torch.randint(0, top, shape, dtype=torch.uint8) * (255 if top == 2 else 1)
 
 
+invert = partial(COLORS["Invert"], _level=None, _sign=None)
 KINDS = ("pictures", "noise", "flat", "two levels")
 AMOUNTS = torch.tensor([0.1, 0.55, 1.0, 1.45, 1.9])
 
@@ -50,7 +54,7 @@ ENHANCE = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ENHANCE)
-def test_enhancements_are_pillows(name, kind):
+def test_enhancements_match_pillow(name, kind):
     """Both truncate one float32 product; a compiler may contract it, which is one level where it lies on an integer."""
     x = batch(kind)
     found = getattr(color, name)(x, AMOUNTS)
@@ -60,13 +64,13 @@ def test_enhancements_are_pillows(name, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tables_are_pillows(kind):
+def test_lookup_tables_match_pillow(kind):
     x = batch(kind)
     amounts = torch.tensor([1, 2, 4, 7, 8])
     pairs = {
         "posterize": (color.posterize(x, amounts), lambda image, i: ImageOps.posterize(image, int(amounts[i]))),
         "solarize": (color.solarize(x, 32 * amounts), lambda image, i: ImageOps.solarize(image, 32 * int(amounts[i]))),
-        "invert": (color.invert(x), lambda image, _: ImageOps.invert(image)),
+        "invert": (invert(x), lambda image, _: ImageOps.invert(image)),
         "equalize": (color.equalize(x), lambda image, _: ImageOps.equalize(image)),
     }
     for name, (found, operation) in pairs.items():
@@ -97,25 +101,25 @@ def test_solarize_add_lightens_what_is_dark():
         assert found[i, 0].flatten().tolist() == expected
 
 
-def test_no_bit_is_black_and_every_bit_the_image():
+def test_posterize_to_no_bits_is_black_and_to_all_bits_is_the_image():
     x = batch("noise")
     assert color.posterize(x, torch.zeros(5, dtype=torch.int64)).sum() == 0
     assert torch.equal(color.posterize(x, torch.full((5,), 8)), x)
     assert torch.equal(color.solarize(x, torch.full((5,), 256)), x)
 
 
-def test_an_image_too_small_to_smooth_stays():
+def test_sharpness_leaves_an_image_too_small_to_smooth():
     x = torch.randint(0, 256, (2, 3, 2, 9), dtype=torch.uint8)
     assert torch.equal(color.sharpness(x, torch.tensor([0.1, 1.9])), x)
 
 
 @given(data=st.data())
-def test_an_image_does_not_know_its_batch(data):
+def test_an_operation_on_an_image_does_not_depend_on_its_batch(data):
     x = torch.randint(0, 256, (4, 3, 5, 6), dtype=torch.uint8)
     amount = torch.tensor(data.draw(st.lists(st.floats(0.125, 1.875, width=32), min_size=4, max_size=4)))
     one = slice(data.draw(st.integers(0, 3)), None)
     for name in ENHANCE:
         whole = getattr(color, name)(x, amount)
         assert torch.equal(whole[one], getattr(color, name)(x[one], amount[one]))
-    for operation in (color.equalize, color.autocontrast, color.invert):
+    for operation in (color.equalize, color.autocontrast, invert):
         assert torch.equal(operation(x)[one], operation(x[one]))

@@ -5,7 +5,7 @@ import torch
 
 from softless.data.augment import PLAIN, Augment
 from softless.data.device_augment import finish
-from softless.data.device_loading import AHEAD, DeviceLoader
+from softless.data.loading import AHEAD, DeviceLoader
 from softless.data.reading import Batch
 from softless.data.sampler import ResumableSampler
 from softless.errors import ArgumentError
@@ -32,7 +32,7 @@ def same(a, b) -> bool:
     )
 
 
-def test_an_epoch_is_the_samplers_order(data):
+def test_an_epoch_follows_the_order_of_the_sampler(data):
     loader = batches(data)
     order = list(loader.sampler)
     found = list(loader)
@@ -53,7 +53,7 @@ def test_resuming_after_any_batch_gives_the_other_batches_bit_for_bit(data, rank
         assert same(kept + rest, whole)
 
 
-def test_two_ranks_pass_what_three_go_on_from(data):
+def test_three_ranks_resume_the_position_of_two(data):
     before = [batches(data, rank=rank, ranks=2) for rank in range(2)]
     passed = [batch.ids for loader in before for _, batch in zip(range(3), loader, strict=False)]
     (position,) = {loader.sampler.position for loader in before}
@@ -74,7 +74,7 @@ def test_epochs_and_ranks_are_augmented_differently(data):
     assert sum(alike) < len(alike) / 2
 
 
-def test_testing_sees_every_image_once_and_normalized(data):
+def test_a_test_epoch_has_every_image_once_and_normalized(data):
     found = list(batches(data, train=False))
     assert torch.cat([batch.ids for batch in found]).tolist() == data.ids.tolist()
     assert torch.equal(torch.cat([batch.pixels for batch in found]), finish(data.pixels, HEAVY))
@@ -87,7 +87,7 @@ def test_repeats_of_an_image_differ(data):
     assert (pixels[:, 0] != pixels[:, 1]).flatten(1).any(1).float().mean() > 0.9
 
 
-def test_what_cannot_be_is_refused(data):
+def test_a_batch_or_sampler_that_does_not_fit_is_refused(data):
     with pytest.raises(ArgumentError, match="a batch of 102 on each of 2 ranks needs 204 images, and an epoch has 203"):
         batches(data, ranks=2, batch=102)
     with pytest.raises(ArgumentError, match="made for 7 images, and the set has 203"):

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from softless.data import open_images, open_splits
-from softless.data.changes import summary, what_changed
-from softless.data.digits import DigitImages
+from softless.data.images import summary, what_changed
+from softless.data.sources import DigitImages
 from softless.errors import ArgumentError, FileError
 from softless.io.pictures import BadImage
 from tests.data.pictures import class_names, encoded, folder, parquet, pixels
@@ -87,7 +87,7 @@ def test_links_are_followed_and_one_that_is_broken_is_an_image_that_cannot_be_re
         images[1]
 
 
-def test_a_fingerprint_knows_names_sizes_and_labels(tmp_path):
+def test_a_fingerprint_depends_on_names_sizes_and_labels(tmp_path):
     def of(name: str, change) -> str:
         root = folder(tmp_path / name, {"": {"a": 2, "b": 2}})
         change(root)
@@ -129,7 +129,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_changed_in_a_set_is_said_in_words(tmp_path, change):
+def test_the_change_of_a_set_is_described(tmp_path, change):
     root = folder(tmp_path / "set", {"train": {"a": 2, "b": 2}, "val": {"a": 1, "b": 1}})
 
     def kept():
@@ -142,7 +142,7 @@ def test_what_changed_in_a_set_is_said_in_words(tmp_path, change):
     assert what_changed(before, kept()) == says.format(root)
 
 
-def test_another_set_is_named_with_its_size(tmp_path):
+def test_a_different_set_is_described_by_its_size(tmp_path):
     one = folder(tmp_path / "one", {"train": {"a": 2, "b": 2}, "val": {"a": 1, "b": 1}})
     two = parquet(tmp_path / "two-train.parquet", [0, 1, 2])
     parquet(tmp_path / "two-val.parquet", [0, 1, 2])
@@ -160,7 +160,7 @@ def refusal(source: object, split: str = "train") -> str:
     return str(caught.value)
 
 
-def test_what_is_wrong_with_a_folder_is_one_sentence(tmp_path):
+def test_a_bad_folder_is_described_in_one_sentence(tmp_path):
     root = folder(tmp_path, {"empty/a": {}, "one": {"cat": 2}, "two": {"a": 0, "b": 2, "c": 0}, "half/train": {"a": 1}})
     folder(tmp_path / "strange", {"train": {"a": 1, "b": 1}, "val": {"z": 1}})
     folder(tmp_path / "blank", {"train": {"a": 1, "b": 1}, "val": {"a": 0, "b": 1}})
@@ -183,7 +183,7 @@ def test_a_loop_of_links_is_named_and_ends(tmp_path):
     assert refusal(root).endswith("a/self: the link leads nowhere (Too many levels of symbolic links)")
 
 
-def test_a_link_that_leads_nowhere_is_no_class_left_out(tmp_path):
+def test_a_broken_link_to_a_class_is_refused(tmp_path):
     root = folder(tmp_path, {"train": {"a": 1, "b": 1}, "val": {"a": 1, "b": 1}})
     (root / "val/c").symlink_to(tmp_path / "unmounted")
     assert refusal(root, "test").endswith("val/c: the link leads nowhere (No such file or directory)")
@@ -191,7 +191,7 @@ def test_a_link_that_leads_nowhere_is_no_class_left_out(tmp_path):
     assert len(open_images(root, "test")) == 3
 
 
-def test_two_folders_may_look_alike(tmp_path):
+def test_two_folders_with_equal_fingerprints_are_two_parts(tmp_path):
     """The same names, sizes and labels in both: two parts still."""
     root = folder(tmp_path, {"train": {"a": 1, "b": 1}, "valid": {"a": 1, "b": 1}}, form="bmp")
     train, test = open_splits(root)
@@ -199,14 +199,14 @@ def test_two_folders_may_look_alike(tmp_path):
     assert test.names(0) == str(root / "valid/a/0.bmp")
 
 
-def test_a_set_called_digits_is_told_from_the_embedded_one(tmp_path, monkeypatch):
+def test_a_folder_named_digits_is_not_confused_with_the_embedded_set(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder(tmp_path / "digits", {"": {"a": 1, "b": 1}})
     assert refusal("digits") == "'digits' is the embedded set, and there is one of that name here: say ./digits for it"
     assert open_images("./digits", "train").classes == ("a", "b")
 
 
-def test_numbers_that_name_classes_are_their_labels(tmp_path):
+def test_numeric_keys_of_class_names_are_labels(tmp_path):
     parquet(tmp_path / "x.parquet", list(range(12)))
     names = {str(label): f"class {label}" for label in range(12)}
     class_names(tmp_path / "x-classes.json", dict(sorted(names.items())))  # 0, 1, 10, 11, 2, ...
@@ -215,7 +215,7 @@ def test_numbers_that_name_classes_are_their_labels(tmp_path):
     assert refusal(tmp_path / "x.parquet").endswith("its 2 keys are labels, and they are not 0 to 1")
 
 
-def test_classes_of_one_name_are_told_apart(tmp_path):
+def test_classes_with_equal_names_get_their_label(tmp_path):
     parquet(tmp_path / "x.parquet", [0, 1, 2])
     class_names(tmp_path / "x-classes.json", ["crane", "dog", "crane"])
     assert open_images(tmp_path / "x.parquet", "train").classes == ("crane (0)", "dog", "crane (2)")
@@ -286,7 +286,7 @@ def test_the_pairs_and_names_of_hugging_face_are_understood(tmp_path):
     assert np.array_equal(np.asarray(images[1].image), pixels(1))
 
 
-def test_what_is_wrong_with_a_parquet_file_is_one_sentence(tmp_path):
+def test_a_bad_parquet_file_is_described_in_one_sentence(tmp_path):
     def file(labels, **columns) -> Path:
         return parquet(tmp_path / "x.parquet", labels, **columns)
 
@@ -312,7 +312,7 @@ def test_what_is_wrong_with_a_parquet_file_is_one_sentence(tmp_path):
     )
 
 
-def test_what_is_wrong_with_the_names_of_classes_is_one_sentence(tmp_path):
+def test_bad_class_names_are_described_in_one_sentence(tmp_path):
     path = parquet(tmp_path / "x.parquet", [0, 1, 2])
     names = tmp_path / "x-classes.json"
     class_names(names, ["a", "b"])
@@ -348,6 +348,6 @@ def test_a_truncated_parquet_file_is_found_when_it_is_opened(tmp_path):
     assert truncations(50, 0, tmp_path) == 50
 
 
-def test_arguments_are_checked():
+def test_open_images_checks_its_arguments():
     with pytest.raises(ArgumentError, match="split is 'val' and must be 'train' or 'test'"):
         open_images(None, "val")

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import random
 import signal
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,10 +14,10 @@ from PIL import Image
 
 from softless.data import Sample, open_images
 from softless.data.augment import PAPER, PLAIN, Augment, squeeze, transform
-from softless.data.damage import Damage
+from softless.data.device_augment import finish
 from softless.data.loading import cached, loader
-from softless.data.reading import Bad, Draw, Reader, read_all, seeded
-from softless.data.sampler import ResumableSampler
+from softless.data.reading import Bad, Damage, Draw, Reader, read_all, seeded
+from softless.data.sampler import ResumableSampler, update_key
 from softless.errors import ArgumentError, FileError
 from softless.io.pictures import BadImage
 from tests.data.pictures import encoded, folder, parquet, pixels
@@ -44,11 +45,11 @@ def same(a, b) -> bool:
     )
 
 
-def test_a_batch_holds_pixels_labels_and_ids(images):
+def test_a_batch_holds_normalized_pixels_labels_and_ids(images):
     found = list(batches(images))
     assert len(found) == 23 // 4
     for batch in found:
-        assert (batch.pixels.dtype, batch.pixels.shape) == (torch.uint8, (4, 3, 16, 16))
+        assert (batch.pixels.dtype, batch.pixels.shape) == (torch.float32, (4, 3, 16, 16))
         assert batch.labels.tolist() == [images.labels[i] for i in batch.ids]
     assert len({i for batch in found for i in batch.ids.tolist()}) == 20
 
@@ -92,12 +93,31 @@ def test_repeats_of_an_image_are_augmented_differently(images):
     assert different > len(found) / 2
 
 
-def test_every_rank_has_as_many_batches(images):
+def test_erased_rectangles_follow_from_the_update_also_after_resuming(images):
+    erasing = Augment(crop="none", flip=0.0, operations=0, erase=1.0)
+    complete = list(batches(images, augment=erasing))
+    plain = list(batches(images, augment=replace(erasing, erase=0.0)))
+    assert all((a.pixels != b.pixels).flatten(1).any(1).all() for a, b in zip(complete, plain, strict=True))
+    first = batches(images, augment=erasing)
+    before = [batch for _, batch in zip(range(2), first, strict=False)]
+    assert same(before + list(batches(images, augment=erasing, state=first.sampler.state_dict())), complete)
+    update = 2 * len(complete) + 1  # epoch 2, its second batch
+    generator = torch.Generator().manual_seed(update_key(5, update, 0))
+    raw = torch.stack([torch.from_numpy(squeeze(images[i].image, 16)) for i in complete[1].ids.tolist()])
+    assert torch.equal(complete[1].pixels, finish(raw, erasing, generator))
+
+
+def test_a_blank_batch_has_the_shape_of_one_image(images):
+    blank = batches(images).blank()
+    assert [tuple(part.shape) for part in blank] == [(1, 3, 16, 16), (1,), (1,)]
+
+
+def test_every_rank_has_the_same_number_of_training_batches(images):
     counts = {len(list(batches(images, rank=rank, ranks=2, batch=3))) for rank in range(2)}
     assert counts == {23 // 2 // 3}
 
 
-def test_testing_sees_every_image_once_as_the_paper_resizes(images):
+def test_a_test_epoch_has_every_image_once_resized_as_in_the_paper(images):
     found = list(batches(images, train=False, augment=PAPER))
     assert [i for batch in found for i in batch.ids.tolist()] == list(range(23))
     assert len(batches(images, train=False)) == len(found) == 6
@@ -105,7 +125,7 @@ def test_testing_sees_every_image_once_as_the_paper_resizes(images):
     square = images[7].image.resize((side, side), Image.Resampling.BICUBIC)
     edge = (side - 16) // 2
     expected = np.asarray(square.crop((edge, edge, edge + 16, edge + 16))).transpose(2, 0, 1)
-    assert np.array_equal(found[1].pixels[3].numpy(), expected)
+    assert torch.equal(found[1].pixels[3], finish(torch.from_numpy(expected.copy())[None], PAPER)[0])
 
 
 def test_crops_that_are_padded_are_crops_of_the_padded_image():
@@ -121,7 +141,7 @@ def test_crops_that_are_padded_are_crops_of_the_padded_image():
     assert len(seen) > 15
 
 
-def test_plain_is_the_image_itself():
+def test_the_plain_transform_only_resizes():
     image = Image.fromarray(pixels(3))
     expected = np.asarray(image.resize((16, 16), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
     for change in (transform(PLAIN, 16, train=True), transform(PLAIN, 16, train=False), lambda x: squeeze(x, 16)):
@@ -141,7 +161,7 @@ def test_one_pixel_and_long_images_can_be_cropped():
         assert change(Image.new("RGB", size)).shape == (3, 16, 16)
 
 
-def test_cached_is_the_whole_set_squeezed(images):
+def test_cached_decodes_and_squeezes_the_complete_set(images):
     told = []
     found = cached(images, size=16, tick=told.append)
     assert found.pixels.shape == (23, 3, 16, 16)
@@ -168,7 +188,7 @@ class Damaged:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_first_bad_image_stops_and_is_named(tmp_path, workers):
+def test_the_first_bad_image_raises_an_error_that_names_it(tmp_path, workers):
     images = open_images(parquet(tmp_path / "d.parquet", [0, 1] * 2, images=[b"x", *[encoded()] * 3]), "train")
     with pytest.raises(BadImage, match=r"d\.parquet\[row 0\]: it is"):
         list(batches(images, workers=workers))
@@ -184,7 +204,7 @@ def skipping(images, *, train, batch=50):
     )  # fmt: skip
 
 
-def test_skipped_images_are_counted_and_named_once_and_batches_stay_whole():
+def test_skipped_images_are_recorded_once_and_batches_stay_complete():
     images = Damaged(2, 2000)
     found = skipping(images, train=True)
     for epoch in range(2):
@@ -192,7 +212,7 @@ def test_skipped_images_are_counted_and_named_once_and_batches_stay_whole():
         seen = [i for batch in found for i in batch.ids.tolist()]
         assert len(seen) == 2000
         assert set(seen) == set(range(2, 2000))
-    assert found.damage.skipped == dict.fromkeys(["0.jpg", "1.jpg"], "it is damaged")
+    assert found.skipped == dict.fromkeys(["0.jpg", "1.jpg"], "it is damaged")
     assert found.sampler.position == 2000
 
 
@@ -201,13 +221,13 @@ def test_a_test_leaves_skipped_images_out():
     found = skipping(images, train=False)
     assert sorted(i for batch in found for i in batch.ids.tolist()) == list(range(2, 2000))
     whole = cached(images, size=8, damage=(damage := Damage("skip", 2000)))
-    assert damage.skipped == found.damage.skipped == dict.fromkeys(["0.jpg", "1.jpg"], "it is damaged")
+    assert damage.skipped == found.skipped == dict.fromkeys(["0.jpg", "1.jpg"], "it is damaged")
     assert whole.ids.tolist() == list(range(2, 2000))
     assert whole.labels.tolist() == images.labels[2:].tolist()
     assert len(whole.pixels) == 1998
 
 
-def test_more_than_one_in_a_thousand_stop():
+def test_more_than_one_bad_image_in_a_thousand_raises_an_error():
     images = Damaged(3, 2000)
     with pytest.raises(
         FileError, match=r"3 of 2000 images are damaged by now, and skip leaves out at most 0\.1% of them: 2"
@@ -217,12 +237,12 @@ def test_more_than_one_in_a_thousand_stop():
         cached(images, size=8, damage=Damage("skip", 2000))
 
 
-def test_a_batch_of_nothing_but_bad_images_is_passed_over_in_a_test():
+def test_a_test_leaves_out_a_batch_of_only_bad_images():
     images = Damaged(1, 1000)
     assert sum(len(batch.ids) for batch in skipping(images, train=False, batch=1)) == 999
 
 
-def test_in_training_the_next_sound_image_stands_for_a_batch_of_bad_ones():
+def test_training_replaces_a_batch_of_bad_images_by_the_next_sound_one():
     """Every update has its batch, also of a run that goes on from there."""
     images = Damaged(2, 2000)
     whole = skipping(images, train=True, batch=1)
@@ -236,7 +256,7 @@ def test_in_training_the_next_sound_image_stands_for_a_batch_of_bad_ones():
     assert [batch.ids.item() for batch in later] == expected[order.index(0) :]
 
 
-def test_where_bad_images_are_last_and_many_in_a_row_the_order_is_searched_from_its_beginning():
+def test_the_search_for_a_sound_image_wraps_around_the_order():
     images = Damaged(2, 2000)
     sampler = ResumableSampler(2000, seed=0, rank=1, ranks=2)
     found = loader(
@@ -245,7 +265,7 @@ def test_where_bad_images_are_last_and_many_in_a_row_the_order_is_searched_from_
     order = np.array([*range(2, 1999), 0, 1999, 1])  # rank 1 has the places 1, 3, ..., and last 0 and 1
     sampler.order = lambda: order
     assert [batch.ids.tolist() for batch in found][-1] == [3, 3]
-    assert found.damage.skipped.keys() == {"0.jpg", "1.jpg"}
+    assert found.skipped.keys() == {"0.jpg", "1.jpg"}
 
 
 class Deadly:
@@ -255,13 +275,13 @@ class Deadly:
         os._exit(9)
 
 
-def test_a_worker_that_dies_is_one_sentence():
+def test_a_worker_that_dies_raises_a_file_error():
     reader = Reader(Deadly(), lambda image: image)
     with pytest.raises(FileError, match="a process that reads images died"):
         list(read_all(reader, [[Draw(0)]], workers=1))
 
 
-def test_workers_do_not_hear_a_signal_to_stop(images):
+def test_workers_survive_signals_to_stop(images):
     reader, draws = Reader(images, partial(squeeze, size=8)), [[Draw(i % len(images))] for i in range(200)]
     reading = read_all(reader, draws, workers=2)
     next(reading)
@@ -271,7 +291,7 @@ def test_workers_do_not_hear_a_signal_to_stop(images):
     assert len(list(reading)) == 199
 
 
-def test_a_reader_answers_for_every_image(tmp_path):
+def test_a_reader_returns_pixels_or_a_reason_for_every_image(tmp_path):
     root = folder(tmp_path, {"": {"a": 1, "b": 1}})
     (root / "b" / "0.png").write_bytes(b"")
     reader = Reader(open_images(root, "train"), lambda image: squeeze(image, 8))
@@ -280,7 +300,7 @@ def test_a_reader_answers_for_every_image(tmp_path):
     assert bad == (Bad(str(root / "b" / "0.png"), "it is empty"),)
 
 
-def test_what_cannot_be_is_refused(images):
+def test_invalid_loader_arguments_are_refused(images):
     sampler = ResumableSampler(len(images), seed=0)
     usual = {"size": 8, "batch": 4, "sampler": sampler, "train_transform": True, "augment": PLAIN, "workers": 0}
     for change, says in (
@@ -302,13 +322,13 @@ def test_what_cannot_be_is_refused(images):
         ({"crop": "center"}, "crop is 'center' and must be one of resized, padded, none"),
         ({"crop_mode": "round"}, "crop_mode is 'round' and must be one of squash, center, border"),
         ({"area": (0.5, 0.1)}, "area is"),
-        ({"flip": 2.0}, "flip is 2.0 and must be a probability"),
+        ({"flip": 2.0}, "flip is 2.0 and must be from 0 to 1"),
         ({"erase": -0.1}, "erase is -0.1"),
         ({"crop_share": 0.0}, "crop_share is 0.0"),
         ({"magnitude": 11.0}, "magnitude is 11.0 and must be from 0 to 10"),
         ({"std": (1.0, 0.0, 1.0)}, "must be positive"),
     ],
 )
-def test_an_augmentation_that_means_nothing_is_refused(options, says):
+def test_an_invalid_augmentation_is_refused(options, says):
     with pytest.raises(ArgumentError, match=says):
         Augment(**options)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from softless.data.damage import Damage
+from softless.data.reading import Damage
 from softless.io.pictures import BadImage, decode
 from tests.data.pictures import mutants
 

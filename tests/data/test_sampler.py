@@ -70,7 +70,7 @@ def test_the_order_is_a_function_of_seed_and_epoch_alone(length, seed):
     assert list(ResumableSampler(length, seed=seed + 1)) != orders[0]
 
 
-def test_iterating_and_reading_ahead_move_nothing():
+def test_iterating_does_not_move_the_position():
     sampler = ResumableSampler(10, seed=0)
     ahead = iter(sampler)
     next(ahead)

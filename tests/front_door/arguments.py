@@ -23,7 +23,7 @@ from softless.nn.maps import attention_maps
 from softless.probes.capture import capture
 from softless.probes.examination import examine
 from softless.study.twins import twins_named
-from softless.train.recipe_file import read_recipe
+from softless.train.recipe import read_recipe
 
 
 class With(NamedTuple):
@@ -315,6 +315,7 @@ FUNCTIONS: dict[str, Case] = {
             "augment": PAPER,
             "workers": -1,
             "on_bad_image": "ignore",
+            "device": "nowhere",
         },
     ),
     "data.cached": Case(

@@ -47,8 +47,8 @@ PARTIAL = {"nn.Attention alone", "create_model in windows"}  # more cases of a c
 UNUSED: dict[tuple[str, str], tuple[object, str]] = {
     ("attention_with_residual", "backend"): (softless.attention, 'backend: "auto", "reference"'),
     ("attention_qkv", "backend"): (softless.attention, 'backend: "auto", "reference"'),
-    ("probes.examine", "advance"): (FUNCTIONS["probes.examine"].of, "`advance`(images) is called after each batch"),
-    ("data.cached", "workers"): (inspect.getmodule(FUNCTIONS["data.cached"].of), "neither the number of\nworkers nor"),
+    ("probes.examine", "advance"): (FUNCTIONS["probes.examine"].of, "`advance(images)` is called after each batch"),
+    ("data.cached", "workers"): (inspect.getmodule(FUNCTIONS["data.cached"].of), "neither the number of workers nor"),
     ("data.cached", "damage"): (FUNCTIONS["data.cached"].of, "None stops at the first"),
     ("nn.Attention.forward", "grid"): (nn.Attention, "Elsewhere it is unused, but must fit the tokens"),
 }

@@ -5,7 +5,7 @@ import torch
 
 from softless.data.augment import Augment
 from softless.data.device_augment import COLORS, SHAPES, change, finish, operate
-from softless.data.device_loading import DeviceLoader
+from softless.data.loading import DeviceLoader
 from softless.data.reading import Batch
 from softless.data.sampler import ResumableSampler
 

@@ -82,7 +82,7 @@ def hold(rule: str, given: list[Tensor]) -> list[str]:
 
 @every_half
 @every_rule
-def test_two_hundred_and_fifty_cases_are_within_budget(rule: str, dtype: torch.dtype) -> None:
+def test_250_random_delta_calls_are_within_budget(rule: str, dtype: torch.dtype) -> None:
     wrong = {}
     for seed, (tokens, dim) in enumerate(SHAPES):
         if found := hold(rule, cases(tokens, dim, dtype, seed)):
@@ -92,7 +92,7 @@ def test_two_hundred_and_fifty_cases_are_within_budget(rule: str, dtype: torch.d
 
 @every_rule
 @pytest.mark.parametrize("dim", [16, 48, 128])
-def test_float32_is_good_to_five_digits(rule: str, dim: int) -> None:
+def test_float32_delta_calls_are_good_to_five_digits(rule: str, dim: int) -> None:
     shapes = (4, 300, dim), (2, 300, dim), (2, 300, dim), (2, 300)
     given = [torch.randn(2, *shape, device="cuda") for shape in shapes[:3]]
     given.append(torch.rand(2, *shapes[3], device="cuda"))
@@ -108,7 +108,7 @@ def test_float32_is_good_to_five_digits(rule: str, dim: int) -> None:
 
 @every_rule
 @pytest.mark.parametrize("kind", HALF)
-def test_sixty_five_thousand_tokens_stay_within_budget(rule: str, kind: str) -> None:
+def test_65536_tokens_of_the_delta_rule_stay_within_budget(rule: str, kind: str) -> None:
     given = [torch.randn(1, 2, 65_536, 64, device="cuda") for _ in range(3)]
     given = [x.to(HALF[kind]) for x in (*given, torch.rand(1, 2, 65_536, device="cuda"))]
     exact = run(rule, [x.double() for x in given], "torch")
@@ -117,7 +117,7 @@ def test_sixty_five_thousand_tokens_stay_within_budget(rule: str, kind: str) -> 
 
 @every_rule
 @pytest.mark.parametrize("kind", HALF)
-def test_a_hundred_repeats_are_bitwise_equal(rule: str, kind: str) -> None:
+def test_100_repeats_of_a_delta_call_are_bitwise_equal(rule: str, kind: str) -> None:
     shape = 8, 4, 1000, 64
     given = [torch.randn(shape, device="cuda") for _ in range(3)]
     leaves = [x.to(HALF[kind]).requires_grad_() for x in (*given, torch.rand(shape[:3], device="cuda"))]
@@ -132,7 +132,7 @@ def test_a_hundred_repeats_are_bitwise_equal(rule: str, kind: str) -> None:
 
 
 @every_rule
-def test_a_state_goes_on_anywhere_and_carries_gradients(rule: str) -> None:
+def test_a_delta_state_continues_anywhere_and_carries_gradients(rule: str) -> None:
     """Cut at 90 and then token by token, against the whole in float64."""
     given = [torch.randn(3, heads, 96, 32, device="cuda").bfloat16() for heads in (4, 2, 2)]
     given.append(torch.rand(3, 2, 96, device="cuda").bfloat16())
@@ -153,7 +153,7 @@ def test_a_state_goes_on_anywhere_and_carries_gradients(rule: str) -> None:
         assert (ours - exact).abs().max() <= 9 * torch.finfo(torch.bfloat16).eps * exact.abs().max()
 
 
-def test_more_than_two_to_the_31_numbers_are_two_halves() -> None:
+def test_a_delta_call_beyond_two_to_the_31_numbers_matches_its_halves() -> None:
     """R6: 528 x 16 heads x 4096 tokens x 64 is 2.2e9 numbers a tensor."""
     q, k, v = (torch.randn(528, 16, 4096, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     beta = torch.rand(528, 16, 4096, device="cuda", dtype=torch.bfloat16)
@@ -164,7 +164,7 @@ def test_more_than_two_to_the_31_numbers_are_two_halves() -> None:
 
 
 @every_rule
-def test_the_compiled_call_equals_the_eager_one(rule: str) -> None:
+def test_a_compiled_delta_call_equals_the_eager_one(rule: str) -> None:
     leaves = [torch.randn(2, 4, 300, 32, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
     leaves.append(torch.rand(2, 4, 300, device="cuda").requires_grad_())
     outs = [f(rule, leaves, "triton") for f in (run, torch.compile(run, fullgraph=True))]
@@ -173,7 +173,7 @@ def test_the_compiled_call_equals_the_eager_one(rule: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
-def test_auto_runs_the_kernels_and_an_explicit_kernel_says_what_it_cannot() -> None:
+def test_auto_runs_the_delta_kernels_and_backend_triton_says_why_it_cannot() -> None:
     q, k, v = (torch.randn(1, 2, 70, 32, device="cuda").bfloat16() for _ in range(3))
     beta = torch.rand(1, 2, 70, device="cuda")
     assert torch.equal(run("efla", [q, k, v, beta], "auto"), run("efla", [q, k, v, beta], "triton"))

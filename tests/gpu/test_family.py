@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 @every_form
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-def test_every_mechanism_is_its_formula(case: Case, is_causal: bool, dtype: torch.dtype) -> None:
+def test_every_mechanism_matches_its_formula_on_cuda(case: Case, is_causal: bool, dtype: torch.dtype) -> None:
     mask = torch.arange(130) < torch.tensor([[130], [90]])
     at = ask(case, 130, dtype=dtype)._replace(key_mask=mask)
     extra = at.extra | {"inputs": {name: x.cuda() for name, x in at.inputs.items()}}

@@ -66,7 +66,7 @@ def resolved(float32: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
 
 def hold(case: str, qkv: list[Tensor], is_causal: bool) -> list[str]:
     """What is out of budget, sample by sample."""
-    made, plain = CASES[case].made, CASES[case].plain
+    made, plain = CASES[case].mechanism, CASES[case].plain
     upstream = torch.randn_like(qkv[2])
     found = []
     for dtype, backend in ((torch.float64, "reference"), (None, "triton"), (None, "plain"), (torch.float32, "torch")):
@@ -96,7 +96,7 @@ def hold(case: str, qkv: list[Tensor], is_causal: bool) -> list[str]:
 
 @every_half
 @pytest.mark.parametrize("case", STABLE)
-def test_five_hundred_cases_are_within_budget(case: str, dtype: torch.dtype) -> None:
+def test_500_random_calls_are_within_budget(case: str, dtype: torch.dtype) -> None:
     wrong = {}
     for seed, (tokens, dim) in enumerate(SHAPES):
         if found := hold(case, cases(min(tokens, 130) if case == "efficient" else tokens, dim, dtype, seed), False):
@@ -106,7 +106,7 @@ def test_five_hundred_cases_are_within_budget(case: str, dtype: torch.dtype) -> 
 
 @every_half
 @pytest.mark.parametrize("case", CAUSAL)
-def test_five_hundred_causal_cases_are_within_budget(case: str, dtype: torch.dtype) -> None:
+def test_500_random_causal_calls_are_within_budget(case: str, dtype: torch.dtype) -> None:
     wrong = {}
     for seed, (tokens, dim) in enumerate(SHAPES):
         if found := hold(case, cases(tokens, dim, dtype, seed), True):
@@ -133,7 +133,7 @@ def cancelling(tokens: int, dim: int, dtype: torch.dtype, seed: int) -> list[Ten
 @pytest.mark.parametrize(
     "case", ["taylor", "linear-elu", "linear-softmax", "inline-identity", "inline-elu", "none-elu"]
 )
-def test_a_thousand_cases_that_cancel_are_within_budget(case: str, is_causal: bool, dtype: torch.dtype) -> None:
+def test_1000_calls_whose_mass_cancels_are_within_budget(case: str, is_causal: bool, dtype: torch.dtype) -> None:
     """R32, two seeds of every shape."""
     wrong = {}
     for seed, (tokens, dim) in enumerate(2 * SHAPES):
@@ -172,7 +172,7 @@ def test_layouts_give_what_contiguous_copies_give(family: str, turn: int) -> Non
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # as torch 2.11 says it
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_auto_finds_a_way_to_differentiate_and_map(family: str, transform: str) -> None:
+def test_auto_gives_the_right_derivative_under_every_transform(family: str, transform: str) -> None:
     """R30: reverse mode on the kernels, all else on torch."""
     tensors, along = ([x.cuda() for x in FAMILIES[family].draw()] for _ in range(2))
     wide = [[x.double() for x in each] for each in (tensors, along)]
@@ -192,7 +192,7 @@ def test_float32_is_good_to_five_digits(name: str, is_causal: bool) -> None:
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("name", ["linear", "inline"])
-def test_sixty_five_thousand_tokens_stay_within_budget(name: str, is_causal: bool) -> None:
+def test_65536_tokens_stay_within_budget(name: str, is_causal: bool) -> None:
     """Against torch in float64, which is linear too; values and keys have a mean."""
     qkv = [(torch.randn(1, 2, 65_536, 64, device="cuda") + offset).bfloat16() for offset in (0, 1, 20)]
     exact = softless.attention(*(x.double() for x in qkv), name, is_causal=is_causal, backend="torch")
@@ -216,7 +216,7 @@ def test_repeats_are_bitwise_equal(name: str, is_causal: bool, batch: int, token
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_more_than_two_to_the_31_numbers_are_two_halves(is_causal: bool) -> None:
+def test_a_call_beyond_two_to_the_31_numbers_matches_its_halves(is_causal: bool) -> None:
     """R6: 528 x 16 heads x 4096 tokens x 64 is 2.2e9 numbers a tensor."""
     q, k, v = (torch.randn(528, 16, 4096, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     assert q.numel() > 2**31
@@ -248,7 +248,7 @@ def test_the_compiled_call_equals_the_eager_one(name: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
-def test_a_decode_step_goes_on_from_a_prompt() -> None:
+def test_a_decode_step_continues_from_a_prompt() -> None:
     q, k, v = (torch.randn(3, 4, 100, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     whole = softless.attention(q.double(), k.double(), v.double(), "linear", is_causal=True, backend="reference")
     state, found = None, []

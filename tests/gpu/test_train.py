@@ -34,7 +34,7 @@ def test_a_replayed_update_is_the_update(tmp_path, compiled, accumulate):
     losses = []
     for graph in (False, True):
         made = training(tmp_path / str(graph), graph=graph, compile=compiled and graph, accumulate=accumulate)
-        for module in made.model.modules():
+        for module in made.task.model.modules():
             if hasattr(module, "drop_prob"):
                 module.drop_prob = 0.0
         losses.append(fit(made).last["test_loss"])

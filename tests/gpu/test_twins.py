@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softless.study.twins import QUESTIONS, Twin, twins_of
-from softless.train.assemble import build
 from softless.train.engine import compile_blocks
-from softless.train.recipe_file import read_recipe
+from softless.train.recipe import read_recipe
+from softless.train.tasks.classify import build
 
 pytestmark = [
     pytest.mark.gpu,

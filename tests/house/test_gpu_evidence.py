@@ -65,7 +65,7 @@ def test_a_case_holds_on_the_right_side_of_its_limit(sign, value, holds):
     assert bars.Case(1, "a", "b", "x", sign, 1.0, lambda: (value, {"ms": 3})).row()["holds"] is holds
 
 
-LOAD = bars.rivals.load
+LOAD = bars.load
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def small(monkeypatch):
     monkeypatch.setattr(bars, "REPEATS", 1)
     monkeypatch.setattr(bars, "LARGE", ((1, 2, 32, 8),))
     monkeypatch.setattr(bars, "CAUSAL", ((1, 2, 32, 8),))
-    monkeypatch.setattr(bars.rivals, "load", lambda *_: lambda q, k, v: q * k * v)  # none is installed here
+    monkeypatch.setattr(bars, "load", lambda *_: lambda q, k, v: q * k * v)  # none is installed here
     monkeypatch.setattr(bars, "rate", lambda: 1e9)
     bars.result.cache_clear()
     yield
@@ -94,7 +94,7 @@ def test_what_is_measured_on_a_gpu_can_be_measured_here(small):
 
 
 def test_a_rival_that_is_not_installed_has_no_number(small, monkeypatch):
-    monkeypatch.setattr(bars.rivals, "load", LOAD)
+    monkeypatch.setattr(bars, "load", LOAD)
     monkeypatch.setitem(sys.modules, "fla.ops.linear_attn", None)
     for case in bars.causal():
         found = case.row()
@@ -157,8 +157,8 @@ def test_bars_of_models_run_compiled_kernels_but_for_memory(monkeypatch):
 
     def record(way, name, side, batch, train, compiled=True):
         asked.append((way, train, compiled))
-        timing = bars.Timing(1.0, 1.0, 1, "graph", 1.0)
-        return models.ModelResult(way, way, compiled, 1, timing, 1.0, None, 1)
+        rates = {"images_per_second": 1.0, "eager_images_per_second": 1.0, "memory_bytes": 1}
+        return {"label": way, "ms": 1.0, "timing": "graph", **rates}
 
     monkeypatch.setattr(models, "result", record)
     assert all(case.row()["value"] == 1.0 for cases in models.BARS for case in cases())

@@ -11,7 +11,7 @@ import pytest
 
 from softless.errors import ArgumentError, FileError
 from softless.study.twins import QUESTIONS, twins_of
-from softless.train.recipe_file import read_recipe, to_document
+from softless.train.recipe import read_recipe, to_document
 
 ROOT = Path(__file__).parents[2]
 

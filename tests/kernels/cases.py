@@ -17,6 +17,7 @@ from softless.functional import attention_qkv, attention_with_residual
 from tests.numerics import eager
 from tests.numerics.budget import worst
 from tests.numerics.eager import Formula
+from tests.variants import Variant
 
 MAPS: dict[str, dict[str, Any]] = {
     "identity": {"phi": "identity"},
@@ -35,7 +36,7 @@ MAPS: dict[str, dict[str, Any]] = {
 class Case(NamedTuple):
     """A mechanism; its name and options; its published formula as anyone would type it."""
 
-    made: Mechanism
+    mechanism: Mechanism
     options: dict[str, Any]
     plain: Formula
 
@@ -53,6 +54,9 @@ CASES: dict[str, Case] = {
     "taylor": case("taylor", eager.taylor),
     "efficient": case("efficient", eager.efficient),
 }
+LINEAR_SOFTMAX, INLINE_ELU = Variant("linear-softmax"), Variant("inline-elu")
+NAMES = dict.fromkeys(CASES) | {name: name for name in (LINEAR_SOFTMAX, INLINE_ELU)}
+CASES = {variant or name: CASES[name] for name, variant in NAMES.items()}
 # Their denominators may change sign; they are held to a bar only where |mass| >= 0.1 sum |s|.
 SIGN_CHANGING = ("linear-identity", "linear-leaky_relu", "linear-elu-identity")
 # One of each reader, with and without a logarithm on either side.
@@ -109,7 +113,7 @@ def judged(case: str, q: Tensor, k: Tensor, key_mask: Tensor | None = None) -> T
     """Rows [B, H, N] whose denominator keeps away from zero: sum |w| = sum |s| / |mass| is at most 10."""
     if case not in SIGN_CHANGING:
         return torch.ones(q.shape[:3], dtype=torch.bool)
-    return attention_weights(q.double(), k.double(), CASES[case].made, key_mask=key_mask).abs().sum(-1) <= 10
+    return attention_weights(q.double(), k.double(), CASES[case].mechanism, key_mask=key_mask).abs().sum(-1) <= 10
 
 
 class Outcome(NamedTuple):
@@ -123,7 +127,7 @@ class Outcome(NamedTuple):
 
 def run(case: str, qkv: Any, upstream: Tensor, backend: str = "triton", **call: Any) -> Outcome:
     leaves = [x.detach().requires_grad_() for x in qkv]
-    out = attention(*leaves, CASES[case].made, backend=backend, **call)
+    out = attention(*leaves, CASES[case].mechanism, backend=backend, **call)
     return Outcome(out.detach(), *torch.autograd.grad(out, leaves, upstream.to(out.dtype)))
 
 

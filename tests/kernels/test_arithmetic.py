@@ -89,13 +89,13 @@ def test_ties_round_to_even(count):
 
 
 @pytest.mark.parametrize("count", [13, 16])
-def test_what_is_not_a_tie_goes_to_the_nearer(count):
+def test_rounding_goes_to_the_nearer_neighbor(count):
     step, hair = 2.0 ** (count - 23), 2.0**-23
     x = floats(1 + step / 2 + hair, 1 + step / 2 - hair, 2 - hair, -1 - step / 2 - hair)
     assert torch.equal(apply_nearest(x, count), floats(1 + step, 1, 2, -1 - step))
 
 
-def test_nan_and_infinity_stay_what_they_are():
+def test_rounding_keeps_nan_and_infinity():
     strange = torch.tensor([0x7FFFFFFF, -1, 0x7F800001, 0x7FC00000, 0x7F800000], dtype=torch.int32)  # -1 is a NaN too
     x = torch.cat([strange.view(torch.float32), torch.tensor([-torch.inf]), torch.zeros(10)])
     for count in (13, 16):
@@ -111,7 +111,7 @@ def test_the_largest_float_rounds_to_infinity_and_zeros_keep_their_sign():
     assert bits(out[2:6]).tolist() == bits(torch.tensor([0.0, -0.0, 0.0, -0.0])).tolist()
 
 
-def test_sixteen_bits_fewer_is_bfloat16():
+def test_rounding_off_sixteen_bits_gives_bfloat16():
     """Torch rounds to bfloat16 by itself: any number, subnormal ones too."""
     x = torch.randint(-(2**31), 2**31 - 1, (1024,), dtype=torch.int32).view(torch.float32)
     x = torch.where(x.isnan(), 1.0, x)
@@ -120,7 +120,7 @@ def test_sixteen_bits_fewer_is_bfloat16():
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
-def test_what_is_stored_is_rounded_as_torch_rounds(dtype):
+def test_stores_round_as_torch_does(dtype):
     x = torch.cat(
         [torch.randn(1000) * 10.0 ** torch.randint(-6, 5, (1000,)), floats(1e6, torch.nan, torch.inf, 65_520)]
     )
@@ -148,7 +148,7 @@ def in_two_parts(x: Tensor, dtype: str) -> Tensor:
 
 
 @every_dtype
-def test_products_are_of_rounded_factors_and_sums_are_float32(dtype):
+def test_products_round_their_factors_and_sum_in_float32(dtype):
     a, b, c = torch.randn(3, 32, 32).unbind()
     out = torch.full((32, 32), torch.nan)
     product_kernel[(1,)](a, b, c, out, DTYPE=DTYPES[dtype][1], T=32)
@@ -166,7 +166,7 @@ def test_products_do_not_overflow_where_float16_would(dtype):
 
 
 @every_dtype
-def test_sums_of_rows_are_sums_of_rows(dtype):
+def test_column_sums_and_weighted_sums_match_torch(dtype):
     """Twice over, to see that they add up; weights are factors too."""
     x, weights, plain, weighted = torch.randn(32, 32), torch.randn(32), torch.zeros(32), torch.zeros(32)
     sums_kernel[(1,)](x, weights, plain, weighted, DTYPE=DTYPES[dtype][1], T=32)
@@ -177,7 +177,7 @@ def test_sums_of_rows_are_sums_of_rows(dtype):
 
 
 @every_dtype
-def test_dots_are_of_a_vector_that_is_not_rounded(dtype):
+def test_dots_do_not_round_their_vector(dtype):
     x, vector, found = torch.randn(32, 32), 100 * torch.randn(32), torch.zeros(32)
     dots_kernel[(1,)](x, vector, found, DTYPE=DTYPES[dtype][1], T=32)
     x, vector = as_factor(x, dtype), in_two_parts(vector, dtype)

@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from softless import attention
-from tests.kernels.cases import CASES, CHOSEN, REGIMES, assert_near, assert_same, assert_true, draw, regime, run, truth
+from tests.kernels.cases import (
+    CASES,
+    CHOSEN,
+    LINEAR_SOFTMAX,
+    REGIMES,
+    assert_near,
+    assert_same,
+    assert_true,
+    draw,
+    regime,
+    run,
+    truth,
+)
 from tests.laws import cases as laws
 from tests.numerics.budget import worst
 
@@ -23,25 +35,25 @@ every_regime = pytest.mark.parametrize("cut", REGIMES)
 
 
 @every_case
-def test_whole_heads_are_the_explicit_weights(case):
+def test_short_sequences_match_the_explicit_weights(case):
     """Two tiles of keys, fewer queries than keys, values narrower than keys."""
     assert_true(case, draw(20, 35))
 
 
 @every_case
-def test_spans_are_the_explicit_weights(case):
+def test_spans_match_the_explicit_weights(case):
     with regime("spans"):
         assert_true(case, draw(30, 35))
 
 
 @pytest.mark.parametrize("case", ["linear-elu", "inline-exp", "none-elu", "efficient"])
-def test_spans_of_several_tiles_are_the_explicit_weights(case):
+def test_spans_of_several_tiles_match_the_explicit_weights(case):
     with regime("one span"):
         assert_true(case, draw(35, 67, heads=2, groups=1))
 
 
 @chosen_cases
-def test_full_tiles_are_the_explicit_weights(case):
+def test_full_tiles_match_the_explicit_weights(case):
     """32 tokens and 32 channels fill a tile: nothing is compared with an end."""
     with regime("spans"):
         assert_true(case, draw(32, 64, dims=(32, 32)))
@@ -51,12 +63,12 @@ def test_full_tiles_are_the_explicit_weights(case):
     ("queries", "keys", "dims"), [(64, 31, (32, 5)), (33, 32, (5, 32)), (32, 32, (31, 33))], ids=str
 )
 @pytest.mark.parametrize("cut", ["whole", "one span"])
-def test_tiles_full_in_one_direction_are_the_explicit_weights(queries, keys, dims, cut):
+def test_tiles_full_in_one_direction_match_the_explicit_weights(queries, keys, dims, cut):
     with regime(cut):
         assert_true("linear-elu", draw(queries, keys, dims=dims))
 
 
-def test_full_tiles_heed_the_mask():
+def test_full_tiles_respect_the_mask():
     with regime("spans"):
         assert_true("linear-elu", draw(32, 32, batch=2, dims=(32, 32)), key_mask=torch.arange(64).view(2, 32) % 37 < 9)
 
@@ -65,20 +77,20 @@ def test_full_tiles_heed_the_mask():
     ("cut", "tokens"),
     [*product(["whole", "one span"], [1, 31, 32, 33, 64, 65]), ("spans", 1), ("spans", 33), ("spans", 64)],
 )
-def test_no_length_around_the_edge_of_a_tile_is_wrong(cut, tokens):
+def test_lengths_around_the_edge_of_a_tile_match_the_weights(cut, tokens):
     with regime(cut):
         assert_true("linear-elu", draw(tokens))
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(255, 7), (7, 256), (257, 7), (7, 257), (300, 300)])
-def test_no_length_around_the_edge_of_the_regimes_is_wrong(queries, keys):
+def test_lengths_around_the_edge_of_the_regimes_match_the_weights(queries, keys):
     assert_true("inline-elu", draw(queries, keys))
 
 
 @pytest.mark.slow
 @every_case
 @pytest.mark.parametrize("tokens", [31, 33, 64, 65, 255, 256, 257, 300, 513])
-def test_no_length_is_wrong_for_any_mechanism(case, tokens):
+def test_every_mechanism_matches_the_weights_at_every_length(case, tokens):
     assert_true(case, draw(tokens, heads=2, groups=1))
 
 
@@ -86,14 +98,14 @@ DIMS = [(1, 1), (1, 33), (8, 200), (20, 64), (33, 1), (64, 100), (100, 20), (130
 
 
 @pytest.mark.parametrize("dims", DIMS, ids=str)
-def test_no_head_dimension_is_wrong(dims):
+def test_every_head_dimension_matches_the_weights(dims):
     """Beyond 128 x 128 values are cut into slices, whose shares of dq and dk add up."""
     assert_true("inline-elu", draw(19, 17, dims=dims))
 
 
-@pytest.mark.parametrize("case", ["linear-softmax", "linear-exp", "taylor", "efficient"])
+@pytest.mark.parametrize("case", [LINEAR_SOFTMAX, "linear-exp", "taylor", "efficient"])
 @pytest.mark.parametrize("dims", [(33, 20), (130, 66)], ids=str)
-def test_columns_that_only_fill_a_block_do_not_count(case, dims):
+def test_padding_columns_of_a_block_have_no_effect(case, dims):
     """A softmax, a norm or a maximum over channels must not see the zeros beyond the last one."""
     q, k, v = draw(19, 17, dims=dims)
     assert_true(case, (q - 3, k - 3, v))
@@ -103,12 +115,12 @@ def test_columns_that_only_fill_a_block_do_not_count(case, dims):
 @every_case
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 @every_regime
-def test_no_head_dimension_is_wrong_for_any_mechanism(case, dims, cut):
+def test_every_mechanism_matches_the_weights_at_every_head_dimension(case, dims, cut):
     with regime(cut):
         assert_true(case, draw(35, 33, dims=dims))
 
 
-def test_slices_of_values_work_in_spans_too():
+def test_sliced_values_in_spans_match_the_weights():
     with regime("spans"):
         assert_true("linear-elu", draw(35, 33, dims=(130, 70)), key_mask=torch.arange(33)[None] < 20)
 
@@ -144,7 +156,7 @@ def test_masked_keys_have_no_weight_in_spans(case, cut):
 @pytest.mark.parametrize(
     ("case", "cut"), [*((case, "whole") for case in CHOSEN), ("linear-exp", "spans"), ("efficient", "spans")]
 )
-def test_queries_that_see_nothing_read_zero(case, cut):
+def test_queries_without_visible_keys_read_zero(case, cut):
     q, k, v = draw(3, 9)
     with regime(cut):
         ours = run(case, (q, k, v), torch.randn(1, 1, 3, 5), key_mask=torch.zeros(1, 9, dtype=torch.bool))
@@ -155,7 +167,7 @@ def test_queries_that_see_nothing_read_zero(case, cut):
 @pytest.mark.parametrize(
     ("case", "cut"), [*((case, "whole") for case in CHOSEN), ("linear-elu", "spans"), ("efficient", "spans")]
 )
-def test_what_padding_holds_changes_nothing(case, cut):
+def test_the_contents_of_padding_change_nothing(case, cut):
     """Outputs and gradients are bitwise those of zeros, and padding gets a gradient of zero."""
     q, k, v = draw(5, 16, dims=(3, 2))
     mask, upstream = torch.arange(16)[None] % 5 == 2, torch.randn(1, 1, 5, 2)
@@ -174,11 +186,11 @@ def test_what_padding_holds_changes_nothing(case, cut):
 @chosen_cases
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_a_nan_in_a_real_token_is_seen(case, where):
+def test_a_nan_in_a_visible_token_reaches_the_output(case, where):
     """In its own row for a query, in every row for a key, in its channel for a value: never silently dropped."""
     tensors = dict(zip("qkv", draw(4, 6, dims=(3, 2)), strict=True))
     tensors[where][0, 0, 2, 1] = torch.nan
-    bad = attention(*tensors.values(), CASES[case].made, backend="triton").isnan()
+    bad = attention(*tensors.values(), CASES[case].mechanism, backend="triton").isnan()
     expected = torch.zeros_like(bad)
     expected[{"q": (0, 0, 2), "k": ..., "v": (..., 1)}[where]] = True
     assert torch.equal(bad, expected)
@@ -208,10 +220,10 @@ def test_a_query_without_features_reads_the_mean(case, q, k):
         assert_near(mine, right, name)
 
 
-@pytest.mark.parametrize("case", [case for case, each in CASES.items() if each.made.rows_sum_to_one])
-def test_one_key_is_read_as_it_is(case):
+@pytest.mark.parametrize("case", [case for case, each in CASES.items() if each.mechanism.rows_sum_to_one])
+def test_a_single_key_returns_its_value(case):
     q, k, v = draw(3, 1)
-    out = attention(q.abs(), k.abs(), v, CASES[case].made, backend="triton")
+    out = attention(q.abs(), k.abs(), v, CASES[case].mechanism, backend="triton")
     assert worst(out, v.double().expand(out.shape)) <= torch.finfo(torch.float32).eps * v.abs().max().item()
 
 
@@ -236,8 +248,8 @@ def test_exponential_queries_read_keys_whose_mean_is_zero():
 @pytest.mark.parametrize(
     ("case", "side", "far"),
     [
-        *((case, side, -80.0) for case in ("linear-elu", "linear-exp", "linear-softmax", "efficient") for side in "qk"),
-        *((case, side, 80.0) for case in ("linear-exp", "linear-softmax", "efficient") for side in "qk"),
+        *((case, side, -80.0) for case in ("linear-elu", "linear-exp", LINEAR_SOFTMAX, "efficient") for side in "qk"),
+        *((case, side, 80.0) for case in ("linear-exp", LINEAR_SOFTMAX, "efficient") for side in "qk"),
         ("linear-relu-exp", "k", -80.0),
         ("linear-relu-exp", "k", 80.0),
         ("linear-exp-relu", "q", -80.0),
@@ -250,15 +262,15 @@ def test_division_cancels_a_constant_factor_at_either_end_of_the_range(case, sid
     q, k = -torch.rand_like(q), -torch.rand_like(k)
     q, k = (-q if "relu-exp" in case else q), (-k if "exp-relu" in case else k)
     far = (q + far, k) if side == "q" else (q, k + far)
-    exact = attention(*(x.double() for x in (*far, v)), CASES[case].made, backend="reference")
-    assert_near(attention(*far, v, CASES[case].made, backend="triton"), exact, "output")
+    exact = attention(*(x.double() for x in (*far, v)), CASES[case].mechanism, backend="reference")
+    assert_near(attention(*far, v, CASES[case].mechanism, backend="triton"), exact, "output")
 
 
 @pytest.mark.parametrize(
     ("case", "rise"), [("linear-exp", 60), ("inline-exp-half", 9), ("none-exp", 9), ("efficient", 9), ("efficient", 60)]
 )
 @pytest.mark.parametrize("cut", ["whole", "spans"])
-def test_a_late_large_key_does_not_erase_what_was_there(case, rise, cut):
+def test_a_late_large_exponential_key_keeps_earlier_keys(case, rise, cut):
     """The running maximum rises in the second tile, and every sum so far must follow it."""
     q, k, v = draw(3, 40)
     k[:, :, 35] += rise
@@ -283,7 +295,7 @@ LAYOUTS = {
 @pytest.mark.parametrize(
     ("layout", "cut"), [*((layout, "whole") for layout in LAYOUTS), ("packed", "spans"), ("tokens first", "spans")]
 )
-def test_strides_change_nothing(layout, cut):
+def test_strides_do_not_change_the_results(layout, cut):
     plain, upstream = draw(5, 7, heads=2, dims=(3, 4)), torch.randn(1, 2, 5, 4)
     strided = [LAYOUTS[layout](x) for x in plain]
     assert_same(strided, plain)
@@ -314,7 +326,7 @@ def test_the_caller_s_tensors_are_left_alone():
 
 @pytest.mark.parametrize("shape", [(0, 3, 3), (2, 0, 3), (2, 3, 0), (2, 0, 0)], ids=str)
 @every_regime
-def test_nothing_to_do_is_done(shape, cut):
+def test_empty_tensors_give_empty_or_zero_outputs(shape, cut):
     """No samples, no queries or no keys: empty, or zeros, with gradients of zero."""
     batch, queries, keys = shape
     q, k, v = draw(queries, keys, batch=batch, heads=2)
@@ -345,7 +357,7 @@ def questions(choose: st.DrawFn, case: str, *, tame: bool = False) -> tuple[laws
     heads = choose(st.sampled_from([(1, 1), (1, 1), (2, 1)]))
     dims = choose(st.tuples(st.sampled_from([1, 2, 5, 33]), st.sampled_from([1, 3, 34])))
     cancels = case.startswith("linear") or case == "efficient"  # whatever the size of a query's features
-    law = laws.case(CASES[case].made.name, 1e3 if cancels or "exp" not in case else 10.0, **CASES[case].options)
+    law = laws.case(CASES[case].mechanism.name, 1e3 if cancels or "exp" not in case else 10.0, **CASES[case].options)
     q, k, v, *_ = laws.ask(law, queries, keys, batch=1, heads=heads, dims=dims, seed=choose(st.integers(0, 2**32 - 1)))
     if not tame:
         q, k = (x * min(law.largest, 10.0 ** choose(st.integers(-3, 3))) for x in (q, k))
@@ -360,7 +372,7 @@ def questions(choose: st.DrawFn, case: str, *, tame: bool = False) -> tuple[laws
 @a_third_of_the_cases
 @given(st.data())
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")  # in a branch not taken
-def test_whatever_is_asked_the_answer_is_the_formula_s(case, data):
+def test_random_calls_match_the_formula(case, data):
     """Judged row by row, by formulas that share nothing with softless."""
     law, asked, cut = data.draw(questions(case))
     with regime(cut):
@@ -372,7 +384,7 @@ def test_whatever_is_asked_the_answer_is_the_formula_s(case, data):
 @every_case
 @a_third_of_the_cases
 @given(st.data())
-def test_whatever_is_asked_the_gradients_are_those_of_the_weights(case, data):
+def test_random_gradients_match_those_of_the_weights(case, data):
     _, asked, cut = data.draw(questions(case, tame=True))
     with regime(cut):
         assert_true(case, asked[:3], key_mask=asked.key_mask)

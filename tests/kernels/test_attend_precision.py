@@ -108,7 +108,7 @@ def test_half_precision_stays_within_budget_beyond_whole_heads(case, dtype):
 @both_halves
 @pytest.mark.parametrize("cut", REGIMES)
 @pytest.mark.parametrize(("tokens", "dims"), [(70, (8, 5)), (200, (64, 64)), (33, (20, 200))])
-def test_half_precision_stays_within_budget_however_it_is_cut(case, family, dtype, cut, tokens, dims):
+def test_half_precision_stays_within_budget_in_every_regime(case, family, dtype, cut, tokens, dims):
     with regime(cut):
         hold_to_budget(case, question(case, family, dtype, tokens, dims))
 
@@ -142,7 +142,7 @@ CORNERS = torch.tensor([[1e4, 1e4, 1e4], [1e4, 0.0, 1e4]], dtype=torch.float64)
 
 
 @every_case
-def test_finite_unless_the_truth_overflows(case):
+def test_outputs_and_gradients_are_finite_unless_the_truth_overflows(case):
     """The corners of the grid; lengths and dtypes in turn."""
     turn = list(CASES).index(case)
     hold_finite(case, CORNERS, (17, 2, 1)[turn % 3], list(DTYPES.values())[turn // 3 % 3])
@@ -152,7 +152,7 @@ def test_finite_unless_the_truth_overflows(case):
 @every_case
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("tokens", [1, 2, 17])
-def test_finite_unless_the_truth_overflows_in_every_cell(case, tokens, dtype):
+def test_outputs_and_gradients_of_every_case_are_finite_unless_the_truth_overflows(case, tokens, dtype):
     hold_finite(case, SCALES, tokens, dtype)
 
 
@@ -189,7 +189,7 @@ def test_repeats_are_bitwise_equal():
 
 
 @pytest.mark.parametrize("case", ["linear-elu", "inline-exp-relu", "efficient"])
-def test_a_row_does_not_know_its_neighbors(case):
+def test_a_row_does_not_depend_on_its_neighbors(case):
     """R7: a sample alone gives, bit for bit, what it gives in a batch."""
     qkv, upstream = draw(5, 7, batch=2, dims=(3, 2)), torch.randn(2, 1, 5, 2)
     whole, alone = run(case, qkv, upstream), run(case, [x[1:] for x in qkv], upstream[1:])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from softless import attention, attention_weights, attention_with_state
-from tests.kernels.cases import CASES, SIGN_CHANGING, Outcome, run, truth
+from tests.kernels.cases import CASES, INLINE_ELU, LINEAR_SOFTMAX, SIGN_CHANGING, Outcome, run, truth
 from tests.numerics.budget import FORWARD, GRADIENT, assert_within_budget, worst
 from tests.numerics.eager import visible
 from tests.numerics.test_precision import fits, resolved
@@ -24,8 +24,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning"),
 ]
 
-READERS = ("linear-elu", "linear-relu", "linear-identity", "linear-softmax", "taylor", "efficient", "none-elu")
-READERS = (*READERS, "inline-identity", "inline-elu", "linear-exp", "inline-softmax")
+READERS = ("linear-elu", "linear-relu", "linear-identity", LINEAR_SOFTMAX, "taylor", "efficient", "none-elu")
+READERS = (*READERS, "inline-identity", INLINE_ELU, "linear-exp", "inline-softmax")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TOKENS, WIDTH = 20, 16
 KEYS = ("opposed", "nearly opposed", "collinear", "equal", "nearly equal", "zero")
@@ -50,7 +50,7 @@ def draw(keys: str) -> list[Tensor]:
 
 def judged(case: str, q: Tensor, k: Tensor, is_causal: bool) -> Tensor:
     """Rows whose denominator keeps away from zero, or is exactly zero; R3 exempts what lies between."""
-    weights = attention_weights(q.double(), k.double(), CASES[case].made, is_causal=is_causal)
+    weights = attention_weights(q.double(), k.double(), CASES[case].mechanism, is_causal=is_causal)
     return weights.abs().sum(-1) <= 10 if case in SIGN_CHANGING else weights[..., 0].isfinite()
 
 
@@ -114,7 +114,7 @@ def test_keys_that_cancel_stay_within_the_budget(request, case, keys, is_causal,
         hold(case, [x.to(DTYPES[dtype]) for x in draw(keys)], is_causal)
 
 
-@pytest.mark.parametrize("case", ["inline-identity", "inline-elu", "none-elu"])
+@pytest.mark.parametrize("case", ["inline-identity", INLINE_ELU, "none-elu"])
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_scale_of_any_sign_and_size_stays_within_the_budget(case, scale):
     is_causal = scale < 0 if case == "inline-identity" else scale >= 0
@@ -151,5 +151,5 @@ def test_an_identity_query_orthogonal_to_every_key_reads_the_mean(is_causal):
     v = torch.randn(1, 1, 5, 3)
     mean = v.double().cumsum(2) / torch.arange(1, 6)[:, None] if is_causal else v.double().mean(2, True).expand(v.shape)
     for backend in ("triton", "torch", "reference"):
-        made = CASES["linear-identity"].made
+        made = CASES["linear-identity"].mechanism
         assert worst(attention(q, k, v, made, is_causal=is_causal, backend=backend), mean) <= 1e-5

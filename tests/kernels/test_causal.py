@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from softless import attention, attention_with_state, mechanism
+from softless import Mechanism, attention, attention_with_state, mechanism
+from softless.algebra.kernel_spec import KernelSpec
 from softless.algebra.state import State
 from softless.kernels.causal import tiles as causal_tiles
 from softless.kernels.causal.ops import causal, decode
@@ -17,17 +18,17 @@ DIVIDE, SUBTRACT, NONE = "divide", "subtract", "none"
 EXACT = 1e-5  # R1 for float32
 
 
-def recipe(reader: str, phi: str, d: int, phi_k: str | None = None) -> tuple[Any, tuple[Any, ...]]:
-    """(the mechanism, what the kernels take for it)."""
+def specified(reader: str, phi: str, d: int, phi_k: str | None = None) -> tuple[Mechanism, KernelSpec]:
+    """A mechanism, and what the kernels need to know about it."""
     if phi == "taylor":
-        return mechanism("taylor"), ("unit", "unit", DIVIDE, 1.0, True)
+        return mechanism("taylor"), KernelSpec("unit", "unit", DIVIDE, constant=True)
     scale = 0.5 * d**-0.5 if reader == SUBTRACT else 0.7 if reader == NONE else 1.0
     name, options = ("inline", {}) if reader == SUBTRACT else ("linear", {"normalize": reader})
-    return mechanism(name, phi=phi, phi_k=phi_k, **options), (phi, phi_k or phi, reader, scale, False)
+    return mechanism(name, phi=phi, phi_k=phi_k, **options), KernelSpec(phi, phi_k or phi, reader, scale=scale)
 
 
-def scaled(reader: str, words: tuple[Any, ...]) -> dict[str, float]:
-    return {} if reader == DIVIDE else {"scale": words[3]}
+def scaled(reader: str, spec: KernelSpec) -> dict[str, float]:
+    return {} if reader == DIVIDE else {"scale": spec.scale}
 
 
 def draw(tokens: int, d: int = 5, e: int = 3, *, batch: int = 1, heads: int = 1, groups: int = 1) -> list[Tensor]:
@@ -68,32 +69,32 @@ def assert_close(ours: list[Tensor], exact: list[Tensor], tolerance: float = EXA
         (NONE, "identity", "relu", 1, 4, 4, 1, 1),
     ],
 )
-def test_outputs_and_gradients_are_those_of_the_weights(reader, phi, phi_k, tokens, d, e, heads, groups):
+def test_causal_outputs_and_gradients_match_the_weights(reader, phi, phi_k, tokens, d, e, heads, groups):
     leaves = draw(tokens, d, e, heads=heads, groups=groups)
-    made, words = recipe(reader, phi, d, phi_k)
-    out, _ = causal(*leaves, None, None, *words)
+    made, spec = specified(reader, phi, d, phi_k)
+    out, _ = causal(*leaves, None, None, spec)
     wide = [x.detach().double().requires_grad_() for x in leaves]
-    exact = attention(*wide, made, is_causal=True, backend="reference", **scaled(reader, words))
+    exact = attention(*wide, made, is_causal=True, backend="reference", **scaled(reader, spec))
     assert_close([out, *gradients([out], leaves)], [exact, *gradients([exact], wide)])
 
 
 @pytest.mark.parametrize("reader", [DIVIDE, SUBTRACT, NONE])
 @pytest.mark.parametrize("segments", [2, 3])
-def test_segments_change_nothing(monkeypatch, reader, segments):
+def test_cutting_into_segments_does_not_change_the_results(monkeypatch, reader, segments):
     leaves = draw(50)
-    made, words = recipe(reader, "elu", 5)
+    made, spec = specified(reader, "elu", 5)
     segments_of(monkeypatch, segments, 32 if segments == 2 else 20)
-    out, state = causal(*leaves, None, None, *words)
+    out, state = causal(*leaves, None, None, spec)
     wide = [x.detach().double().requires_grad_() for x in leaves]
-    exact = attention(*wide, made, is_causal=True, backend="reference", **scaled(reader, words))
+    exact = attention(*wide, made, is_causal=True, backend="reference", **scaled(reader, spec))
     assert_close([out, *gradients([out], leaves)], [exact, *gradients([exact], wide)])
-    _, after = attention_with_state(*wide, made, **scaled(reader, words))
+    _, after = attention_with_state(*wide, made, **scaled(reader, spec))
     assert_close([state.k_mean, state.v_mean, state.comoment], [after.k_mean, after.v_mean, after.comoment])
 
 
 @pytest.mark.parametrize("segments", [1, 3])
 @pytest.mark.parametrize("reader", [DIVIDE, SUBTRACT])
-def test_hidden_tokens_are_never_read_and_get_no_gradient(monkeypatch, reader, segments):
+def test_hidden_tokens_are_not_read_and_get_no_gradient(monkeypatch, reader, segments):
     """Left padding of more than a segment, holes, and a row that is all padding."""
     segments_of(monkeypatch, segments, 40 if segments == 1 else 16)
     leaves = draw(40, batch=3)
@@ -102,9 +103,9 @@ def test_hidden_tokens_are_never_read_and_get_no_gradient(monkeypatch, reader, s
     hidden = ~mask[:, None, :, None]
     wide = [x.detach().double().requires_grad_() for x in leaves]
     leaves[1:] = [torch.where(hidden, torch.nan, x.detach()).requires_grad_() for x in leaves[1:]]
-    made, words = recipe(reader, "elu", 5)
-    out, state = causal(*leaves, mask, None, *words)
-    exact = attention(*wide, made, is_causal=True, key_mask=mask, backend="reference", **scaled(reader, words))
+    made, spec = specified(reader, "elu", 5)
+    out, state = causal(*leaves, mask, None, spec)
+    exact = attention(*wide, made, is_causal=True, key_mask=mask, backend="reference", **scaled(reader, spec))
     found = gradients([out], leaves)
     assert_close([out, *found], [exact, *gradients([exact], wide)])
     assert (out[0, :, : mask[0].nonzero()[0]] == 0).all()
@@ -114,10 +115,10 @@ def test_hidden_tokens_are_never_read_and_get_no_gradient(monkeypatch, reader, s
 
 @pytest.mark.parametrize("phi", ["elu", "taylor"])
 @pytest.mark.parametrize("cut", [1, 20])
-def test_a_sequence_may_be_cut_anywhere_and_the_state_is_the_algebras(phi, cut):
+def test_a_sequence_cut_anywhere_continues_from_the_algebras_state(phi, cut):
     q, k, v = (x.detach() for x in draw(36, heads=2))
-    made, words = recipe(DIVIDE, phi, 5)
-    first, state = causal(*(x[:, :, :cut] for x in (q, k, v)), None, None, *words)
+    made, spec = specified(DIVIDE, phi, 5)
+    first, state = causal(*(x[:, :, :cut] for x in (q, k, v)), None, None, spec)
     theirs = attention_with_state(*(x[:, :, :cut].double() for x in (q, k, v)), made)[1]
     assert [x.shape for x in state[1:]] == [x.shape for x in theirs[1:]]
     assert [x.dtype for x in state] == [torch.int64, *[torch.float32] * 4]
@@ -126,7 +127,7 @@ def test_a_sequence_may_be_cut_anywhere_and_the_state_is_the_algebras(phi, cut):
     given = State(theirs.n, *(x.float() for x in theirs[1:]))
     exact = attention(q.double(), k.double(), v.double(), made, is_causal=True, backend="reference")
     for before in (state, given):
-        second, _ = causal(*(x[:, :, cut:] for x in (q, k, v)), None, before, *words)
+        second, _ = causal(*(x[:, :, cut:] for x in (q, k, v)), None, before, spec)
         assert_close([torch.cat([first, second], 2)], [exact])
 
 
@@ -136,14 +137,14 @@ def test_a_sequence_may_be_cut_anywhere_and_the_state_is_the_algebras(phi, cut):
 )
 def test_gradients_flow_through_the_state_in_and_out(monkeypatch, reader, phi, groups, segments):
     q, k, v = draw(24, heads=2, groups=groups)
-    made, words = recipe(reader, phi, 5)
+    made, spec = specified(reader, phi, 5)
     past = attention_with_state(*(torch.randn(1, h, 9, w) for h, w in ((2, 5), (groups, 5), (groups, 3))), made)[1]
     segments_of(monkeypatch, segments, 24 if segments == 1 else 16)
     ours = [q, k, v, *(x.detach().requires_grad_() for x in past[1:4])]
     wide = [x.detach().double().requires_grad_() for x in ours]
-    out, after = causal(*ours[:3], None, State(past.n, *ours[3:], past.shift), *words)
+    out, after = causal(*ours[:3], None, State(past.n, *ours[3:], past.shift), spec)
     known = State(past.n, *wide[3:], past.shift.double())
-    exact, truth = attention_with_state(*wide[:3], made, known, **scaled(reader, words))
+    exact, truth = attention_with_state(*wide[:3], made, known, **scaled(reader, spec))
     found = gradients([out, *after[1:4]], ours)
     right = gradients([exact, *truth[1:4]], wide)
     if phi == "taylor":  # a constant has no gradient
@@ -151,49 +152,50 @@ def test_gradients_flow_through_the_state_in_and_out(monkeypatch, reader, phi, g
     assert_close([out, *after[1:4], *found], [exact, *truth[1:4], *right])
 
 
-def test_wide_values_are_worked_on_in_blocks_of_columns():
+def test_values_of_several_column_blocks_match_the_weights():
     leaves = draw(20, 40, 70)
-    made, words = recipe(SUBTRACT, "relu", 40)
+    made, spec = specified(SUBTRACT, "relu", 40)
     past = attention_with_state(torch.randn(1, 1, 9, 40), torch.randn(1, 1, 9, 40), torch.randn(1, 1, 9, 70), made)[1]
     ours = [*leaves, *(x.detach().requires_grad_() for x in past[1:4])]
     wide = [x.detach().double().requires_grad_() for x in ours]
-    out, after = causal(*ours[:3], None, State(past.n, *ours[3:], past.shift), *words)
-    exact, truth = attention_with_state(*wide[:3], made, State(past.n, *wide[3:], past.shift.double()), scale=words[3])
+    out, after = causal(*ours[:3], None, State(past.n, *ours[3:], past.shift), spec)
+    known = State(past.n, *wide[3:], past.shift.double())
+    exact, truth = attention_with_state(*wide[:3], made, known, scale=spec.scale)
     assert_close([out, *gradients([out, *after[1:4]], ours)], [exact, *gradients([exact, *truth[1:4]], wide)])
 
 
 @pytest.mark.parametrize("reader", [DIVIDE, SUBTRACT, NONE])
-def test_no_query_learns_of_the_future(monkeypatch, reader):
+def test_later_tokens_do_not_change_earlier_outputs(monkeypatch, reader):
     segments_of(monkeypatch, 2, 32)
     q, k, v = (x.detach() for x in draw(50))
-    _, words = recipe(reader, "elu", 5)
-    before, _ = causal(q, k, v, None, None, *words)
+    _, spec = specified(reader, "elu", 5)
+    before, _ = causal(q, k, v, None, None, spec)
     for cut in (1, 20, 32, 40):
         changed = [torch.cat([x[:, :, :cut], 5 * torch.randn_like(x[:, :, cut:])], 2) for x in (q, k, v)]
-        after, _ = causal(*changed, None, None, *words)
+        after, _ = causal(*changed, None, None, spec)
         assert torch.equal(before[:, :, :cut], after[:, :, :cut])
 
 
 @pytest.mark.parametrize("reader", [DIVIDE, SUBTRACT, NONE])
 @pytest.mark.parametrize("given", [True, False])
-def test_a_decoded_token_is_a_causal_one(reader, given):
+def test_decoding_one_token_matches_the_causal_kernel(reader, given):
     q, k, v = (x.detach() for x in draw(30, batch=2, heads=2))
-    _, words = recipe(reader, "elu", 5)
-    _, state = causal(q, k, v, None, None, *words) if given else (None, None)
+    _, spec = specified(reader, "elu", 5)
+    _, state = causal(q, k, v, None, None, spec) if given else (None, None)
     token = [x.detach() for x in draw(1, batch=2, heads=2)]
     mask = torch.tensor([[True], [False]])
     token[1][1], token[2][1] = torch.nan, torch.nan
-    out, after = decode(*token, mask, state, *words)
-    expected, truth = causal(*token, mask, state, *words)
+    out, after = decode(*token, mask, state, spec)
+    expected, truth = causal(*token, mask, state, spec)
     assert_close([out, *after[1:]], [expected.double(), *(x.double() for x in truth[1:])])
     assert torch.equal(after.n, truth.n)
 
 
-def test_a_decoded_taylor_token_is_a_causal_one():
-    made, words = recipe(DIVIDE, "taylor", 5)
+def test_decoding_one_taylor_token_matches_the_causal_kernel():
+    made, spec = specified(DIVIDE, "taylor", 5)
     q, k, v = (x.detach() for x in draw(9))
-    _, state = causal(*(x[:, :, :8] for x in (q, k, v)), None, None, *words)
-    out, after = decode(*(x[:, :, 8:] for x in (q, k, v)), None, state, *words)
+    _, state = causal(*(x[:, :, :8] for x in (q, k, v)), None, None, spec)
+    out, after = decode(*(x[:, :, 8:] for x in (q, k, v)), None, state, spec)
     exact, truth = attention_with_state(q.double(), k.double(), v.double(), made)
     assert_close([out, *after[1:]], [exact[:, :, 8:], *truth[1:]])
 
@@ -201,10 +203,10 @@ def test_a_decoded_taylor_token_is_a_causal_one():
 def test_a_query_without_mass_reads_the_mean_and_nan_propagates():
     q, k, v = (x.detach() for x in draw(6))
     q[:, :, 3] = -1
-    out, _ = causal(q, k.abs(), v, None, None, "relu", "relu", DIVIDE, 1.0, False)
+    out, _ = causal(q, k.abs(), v, None, None, KernelSpec("relu", "relu", DIVIDE))
     assert_close([out[:, :, 3]], [v[:, :, :4].double().mean(2)])
     k[:, :, 2] = torch.nan
-    out, state = causal(q, k, v, None, None, "elu", "elu", DIVIDE, 1.0, False)
+    out, state = causal(q, k, v, None, None, KernelSpec("elu", "elu", DIVIDE))
     assert out[:, :, :2].isfinite().all()
     assert out[:, :, 2:].isnan().all()
     assert state.k_mean.isnan().all()
@@ -216,17 +218,17 @@ def poisoned(self: Tensor, *size: Any, **options: Any) -> Tensor:
     return torch.full(tuple(shape), torch.nan if dtype.is_floating_point else 100, dtype=dtype)
 
 
-def test_nothing_is_read_before_it_is_written(monkeypatch):
+def test_causal_kernels_read_no_uninitialized_memory(monkeypatch):
     segments_of(monkeypatch, 3, 16)
     leaves = draw(40, 33, 33)
-    made, words = recipe(DIVIDE, "elu", 33)
+    made, spec = specified(DIVIDE, "elu", 33)
     past = attention_with_state(*(torch.randn(1, 1, 4, 33) for _ in "qkv"), made)[1]
     mask = torch.arange(40)[None] > 3
     monkeypatch.setattr(Tensor, "new_empty", poisoned)
     monkeypatch.setattr(torch, "empty_like", lambda x, **options: poisoned(x, x.shape, **options))
-    out, after = causal(*leaves, mask, past, *words)
+    out, after = causal(*leaves, mask, past, spec)
     found = gradients([out, *after[1:4]], leaves)
-    step, later = decode(*(x.detach()[:, :, :1] for x in leaves), None, after, *words)
+    step, later = decode(*(x.detach()[:, :, :1] for x in leaves), None, after, spec)
     assert all(x.isfinite().all() for x in (out, *after[1:], *found, step, *later[1:]))
     assert after.n.item() == 40
     assert later.n.item() == 41
@@ -235,44 +237,44 @@ def test_nothing_is_read_before_it_is_written(monkeypatch):
 def test_packed_projections_are_read_in_place_and_written_by_token():
     packed = torch.randn(2, 18, 3, 2, 5).requires_grad_()
     q, k, v = packed.permute(2, 0, 3, 1, 4)
-    made, words = recipe(SUBTRACT, "identity", 5)
-    out, _ = causal(q, k, v, None, None, *words)
+    made, spec = specified(SUBTRACT, "identity", 5)
+    out, _ = causal(q, k, v, None, None, spec)
     assert out.transpose(1, 2).is_contiguous()
     wide = packed.detach().double().requires_grad_()
-    exact = attention(*wide.permute(2, 0, 3, 1, 4), made, is_causal=True, backend="reference", scale=words[3])
+    exact = attention(*wide.permute(2, 0, 3, 1, 4), made, is_causal=True, backend="reference", scale=spec.scale)
     assert_close([out, *gradients([out], [packed])], [exact, *gradients([exact], [wide])])
 
 
-def test_offsets_are_64_bit():
+def test_causal_kernels_use_64_bit_offsets():
     """Strides of 2^31 on dimensions of size 1: a product in 32 bits would leave the tensor."""
     q, k, v = (x.detach() for x in draw(1))
     far = [x.as_strided(x.shape, (2**31, 2**31, 2**31, 1)) for x in (q, k, v)]
-    _, words = recipe(DIVIDE, "elu", 5)
+    _, spec = specified(DIVIDE, "elu", 5)
     leaves = [x.requires_grad_() for x in far]
-    out, _ = causal(*leaves, None, None, *words)
+    out, _ = causal(*leaves, None, None, spec)
     assert_close([out], [v.double()])
     assert all(x.isfinite().all() for x in gradients([out], leaves))
-    assert torch.equal(decode(*(x.detach() for x in far), None, None, *words)[0], out.detach())
+    assert torch.equal(decode(*(x.detach() for x in far), None, None, spec)[0], out.detach())
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own
-def test_the_operators_are_registered_truthfully():
+def test_causal_operators_pass_opcheck():
     q, k, v = draw(5, heads=2)
-    _, words = recipe(DIVIDE, "elu", 5)
-    past = causal(*(x.detach() for x in draw(3, heads=2)), None, None, *words)[1]
+    _, spec = specified(DIVIDE, "elu", 5)
+    past = causal(*(x.detach() for x in draw(3, heads=2)), None, None, spec)[1]
     state = [x.squeeze(2).contiguous() for x in past[:4]]
     operator = torch.ops.softless.causal.default
-    torch.library.opcheck(operator, (q, k, v, None, None, None, None, None, *words))
-    torch.library.opcheck(operator, (q, k, v, torch.ones(1, 5).bool(), *state, *words))
+    torch.library.opcheck(operator, (q, k, v, None, None, None, None, None, spec))
+    torch.library.opcheck(operator, (q, k, v, torch.ones(1, 5).bool(), *state, spec))
     step = [x.detach()[:, :, :1] for x in (q, k, v)]
-    torch.library.opcheck(torch.ops.softless.causal_step.default, (*step, None, *state, *words))
+    torch.library.opcheck(torch.ops.softless.causal_step.default, (*step, None, *state, spec))
 
 
-def test_a_compiled_call_is_one_graph_and_the_same_numbers():
-    _, words = recipe(SUBTRACT, "elu", 5)
+def test_a_compiled_causal_call_is_one_graph_with_the_same_numbers():
+    _, spec = specified(SUBTRACT, "elu", 5)
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, State]:
-        return causal(q, k, v, None, None, *words)
+        return causal(q, k, v, None, None, spec)
 
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
     for tokens in (17, 24):
@@ -283,13 +285,13 @@ def test_a_compiled_call_is_one_graph_and_the_same_numbers():
             assert torch.equal(a, b)
 
 
-def test_two_runs_are_bitwise_equal(monkeypatch):
+def test_two_causal_runs_are_bitwise_equal(monkeypatch):
     segments_of(monkeypatch, 2, 32)
     leaves = [x.detach().bfloat16().requires_grad_() for x in draw(40)]
-    _, words = recipe(DIVIDE, "elu", 5)
+    _, spec = specified(DIVIDE, "elu", 5)
     runs = []
     for _ in range(2):
-        out, state = causal(*leaves, None, None, *words)
+        out, state = causal(*leaves, None, None, spec)
         runs.append([out, *state, *gradients([out], leaves)])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
@@ -298,7 +300,7 @@ def test_two_runs_are_bitwise_equal(monkeypatch):
     ("tokens", "heads", "segments"),
     [(4096, 128, 2), (16_384, 32, 8), (4096, 264, 1), (65_536, 16, 16), (100, 1, 1), (0, 1, 1)],
 )
-def test_segments_fill_the_machine_and_their_states_a_tenth_of_the_output(tokens, heads, segments):
+def test_segments_fill_the_machine_and_states_take_a_tenth_of_the_output(tokens, heads, segments):
     found, length = causal_tiles.cut(tokens, heads, 64)
     assert found == segments
     assert found * length >= tokens

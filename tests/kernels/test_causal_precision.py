@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from softless import attention
+from softless.algebra.kernel_spec import KernelSpec
 from softless.kernels.causal import tiles as causal_tiles
 from softless.kernels.causal.ops import causal
+from tests.kernels.cases import INLINE_ELU, LINEAR_SOFTMAX
 from tests.numerics.budget import FORWARD, GRADIENT, assert_within_budget
 from tests.numerics.cases import CASES
 from tests.numerics.eager import FORMULAS, visible
@@ -25,12 +27,12 @@ pytestmark = [
 ]
 
 TOKENS, WIDTH = 100, 32
-RECIPES = {
+SPECS = {
     "linear": ("elu", "divide", 1.0),
     "inline": ("identity", "subtract", WIDTH**-0.5),
-    "inline-elu": ("elu", "subtract", WIDTH**-0.5),
+    INLINE_ELU: ("elu", "subtract", WIDTH**-0.5),
     "linear-none": ("elu", "none", 1.0),
-    "linear-softmax": ("softmax", "divide", 1.0),
+    LINEAR_SOFTMAX: ("softmax", "divide", 1.0),
     "inline-softmax": ("softmax", "subtract", WIDTH**-0.5),
 }
 
@@ -62,21 +64,22 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 def in_turn() -> Iterator[object]:
     """Of the two half precisions one in turn; make slow takes both."""
-    for (i, case), (j, family), (k, dtype) in product(*map(enumerate, (RECIPES, FAMILIES, HALF))):
+    for (i, case), (j, family), (k, dtype) in product(*map(enumerate, (SPECS, FAMILIES, HALF))):
         marks = [pytest.mark.slow] if (i + j + k) % 2 else []
         yield pytest.param(case, family, HALF[dtype], id=f"{dtype}-{family}-{case}", marks=marks)
 
 
 @pytest.mark.parametrize(("case", "family", "dtype"), list(in_turn()))
-def test_errors_stay_within_the_budget(monkeypatch, case, family, dtype):
+def test_causal_errors_stay_within_the_budget(monkeypatch, case, family, dtype):
     if family == "offset":
         monkeypatch.setattr(causal_tiles, "cut", lambda *_: (2, 64))
-    phi, reader, scale = RECIPES[case]
+    phi, reader, scale = SPECS[case]
+    spec = KernelSpec(phi, phi, reader, scale=scale)
     given = draw(family, dtype)
     exact = numbers(
         lambda q, k, v: attention(q, k, v, CASES[case], is_causal=True, backend="reference"), given, torch.float64
     )
-    ours = numbers(lambda q, k, v: causal(q, k, v, None, None, phi, phi, reader, scale, False)[0], given, dtype)
+    ours = numbers(lambda q, k, v: causal(q, k, v, None, None, spec)[0], given, dtype)
     plain = numbers(lambda q, k, v: FORMULAS[case](q, k, v, visible(q, k, True), {}), given, dtype)
     for name, truth, mine, theirs in zip(("output", "dq", "dk", "dv"), exact, ours, plain, strict=True):
         if truth.abs().max() < torch.finfo(dtype).max:
@@ -85,22 +88,22 @@ def test_errors_stay_within_the_budget(monkeypatch, case, family, dtype):
 
 
 @pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)
-def test_a_carried_state_keeps_the_budget(dtype):
+def test_causal_errors_stay_within_the_budget_after_a_state(dtype):
     given = draw("offset", dtype)
-    cut = 50
-    first, state = causal(*(x[:, :, :cut] for x in given), None, None, "elu", "elu", "divide", 1.0, False)
-    second, _ = causal(*(x[:, :, cut:] for x in given), None, state, "elu", "elu", "divide", 1.0, False)
+    cut, spec = 50, KernelSpec("elu", "elu", "divide")
+    first, state = causal(*(x[:, :, :cut] for x in given), None, None, spec)
+    second, _ = causal(*(x[:, :, cut:] for x in given), None, state, spec)
     wide = [x.double() for x in given]
     exact = attention(*wide, CASES["linear"], is_causal=True, backend="reference")
     plain = FORMULAS["linear"](*given, visible(given[0], given[1], True), {})
     assert_within_budget(torch.cat([first, second], 2), exact, plain, **FORWARD, name="output")
 
 
-def test_the_one_weight_of_a_first_query_is_one_whatever_it_is_made_of():
+def test_the_first_query_of_a_subtraction_has_weight_one_in_the_keys_gradient():
     """In the keys' gradient it is 1 less a sum, plus a score as large: both are made of queries rounded alike."""
     q, k, v = draw("outlier", torch.bfloat16)
     upstream = torch.randn_like(v) * (torch.arange(TOKENS) == 0)[:, None]
     v.requires_grad_()
-    out, _ = causal(q + 3, k, v, None, None, "elu", "identity", "subtract", 0.3, False)
+    out, _ = causal(q + 3, k, v, None, None, KernelSpec("elu", "identity", "subtract", scale=0.3))
     (gradient,) = torch.autograd.grad(out, v, upstream)
     assert torch.allclose(gradient, upstream, rtol=torch.finfo(torch.bfloat16).eps, atol=0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 import triton
 
+from softless.algebra.kernel_spec import KernelSpec
 from softless.kernels.causal import tiles as causal_tiles
 from softless.kernels.causal.ops import causal, decode
 from tests.kernels import sm90
@@ -25,15 +26,15 @@ SPILLS = {
 @pytest.mark.parametrize(
     ("reader", "phi"), [("divide", "elu"), pytest.param("subtract", "identity", marks=pytest.mark.slow)]
 )
-def test_bf16_kernels_fit_into_registers_and_shared_memory(monkeypatch, width, reader, phi):
+def test_bf16_causal_kernels_fit_into_registers_and_shared_memory(monkeypatch, width, reader, phi):
     monkeypatch.setattr(causal_tiles, "cut", lambda tokens, *_: (2, tokens // 2))
     q, k, v = (torch.empty(1, 1, 4096, width, dtype=torch.bfloat16, requires_grad=True) for _ in "qkv")
-    words = phi, phi, reader, 0.125, False
+    spec = KernelSpec(phi, phi, reader, scale=0.125)
     with sm90.compiling() as built:
-        out, state = causal(q, k, v, None, None, *words)
+        out, state = causal(q, k, v, None, None, spec)
         torch.autograd.grad(out, (q, k, v), torch.empty_like(out))
         with torch.no_grad():
-            decode(q[:, :, :1], k[:, :, :1], v[:, :, :1], None, state, *words)
+            decode(q[:, :, :1], k[:, :, :1], v[:, :, :1], None, state, spec)
     names = {each.name for each in built}
     assert names == {
         "segment_kernel", "prefix_kernel", "plain_kernel" if reader == "divide" else "forward_kernel",

@@ -11,7 +11,7 @@ import torch
 from softless import attention, attention_with_state, mechanism
 from softless.errors import ArgumentError, BackendError
 from softless.functional import attention_qkv, attention_with_residual
-from softless.kernels.common import assembler, choice
+from softless.kernels.common import choice
 from softless.mechanisms import Call
 
 pytestmark = pytest.mark.skipif(
@@ -28,7 +28,7 @@ def tensors(*, dtype: torch.dtype = torch.float32, dims: tuple[int, int] = (4, 4
 
 def why(made, *, is_causal: bool = False, device: torch.device = CUDA, **options) -> str | None:
     q, k, v = tensors(**options)
-    return choice.refusal(made.recipe(1.0), made.name, q, k, v, is_causal, device)
+    return choice.refusal(made.kernel_spec(1.0), made.name, q, k, v, is_causal, device)
 
 
 def square(x: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_the_kernels_cannot_run_is_refused_with_both_numbers(kind):
+def test_a_refusal_names_the_limit_and_the_value(kind):
     """Asked of a CUDA device, which need not be here."""
     made, options, sentence = REFUSED[kind]
     reason = why(made, **options)
@@ -93,7 +93,7 @@ def test_what_the_kernels_cannot_run_is_refused_with_both_numbers(kind):
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_the_same_call_without_what_was_refused_is_taken(kind):
+def test_the_kernels_take_the_same_call_without_its_obstacle(kind):
     made, options, _ = REFUSED[kind]
     allowed = {"dtype": torch.float16, "dims": (256, 256), "is_causal": False, "keys": 3}
     assert why(made, **{name: allowed[name] for name in options}) is None
@@ -146,16 +146,16 @@ def test_auto_never_refuses():
         assert attention(q, k, v, made, is_causal=is_causal).shape == (1, 2, 3, v.shape[3])
 
 
-def test_auto_leaves_devices_without_evidence_alone():
+def test_auto_does_not_run_kernels_on_devices_without_evidence():
     assert choice.untested(torch.device("cpu"), "divide") is None
     assert torch.cuda.is_available() or "no CUDA device here" in choice.untested(CUDA, "divide")
 
 
-def test_auto_leaves_the_delta_rule_to_torch_where_an_assembler_is_known_to_be_wrong(monkeypatch):
+def test_auto_runs_the_delta_rule_on_torch_where_ptxas_is_too_old(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     assert choice.untested(CUDA, "delta") is None
-    monkeypatch.setattr(assembler, "FOUND", (12, 8))
+    monkeypatch.setattr(choice, "PTXAS", (12, 8))
     assert "ptxas 12.8, which TRITON_PTXAS_PATH names, assembles the efla rule's kernels wrong" in choice.untested(
         CUDA, "efla"
     )
@@ -167,8 +167,8 @@ def test_an_unknown_backend_is_refused_with_the_list():
         attention(*tensors(), backend="cuda")
 
 
-def test_a_refusal_needs_no_tensors_of_its_own():
+def test_a_refusal_can_be_asked_with_meta_tensors():
     """`softless explain` asks with meta tensors about devices that are not here."""
     q, k, v = (x.to("meta") for x in tensors())
     made, call = mechanism("linear"), Call()
-    assert choice.refusal(made.recipe(call.scale), made.name, q, k, v, False, CUDA) is None
+    assert choice.refusal(made.kernel_spec(call.scale), made.name, q, k, v, False, CUDA) is None

@@ -12,6 +12,7 @@ from torch import Tensor
 from softless import attention, attention_with_state
 from softless.algebra.state import State
 from softless.errors import ArgumentError, BackendError
+from softless.kernels.common.tiles import Tile
 from softless.kernels.delta import attend as delta_attend
 from softless.kernels.delta.ops import delta
 from tests.kernels.test_causal import assert_close, gradients, poisoned
@@ -61,7 +62,7 @@ def continued(drawn: Drawn, rule: str, state: State | None, **call: Any) -> tupl
         ("efla", 17, 5, 3, 4, 2),
     ],
 )
-def test_outputs_and_gradients_are_those_of_the_weights(rule, tokens, d, e, heads, groups):
+def test_delta_outputs_and_gradients_match_the_weights(rule, tokens, d, e, heads, groups):
     drawn = draw(tokens, d, e, heads=heads, groups=groups)
     wide = widened(drawn)
     out, state = delta(*drawn, None, None, rule, 0.7)
@@ -71,7 +72,7 @@ def test_outputs_and_gradients_are_those_of_the_weights(rule, tokens, d, e, head
 
 
 @pytest.mark.parametrize("rule", [pytest.param("delta", marks=pytest.mark.slow), "efla"])
-def test_hidden_tokens_are_never_read_and_get_no_gradient(rule):
+def test_hidden_tokens_are_not_read_and_get_no_gradient(rule):
     """Left padding of more than a chunk, holes, and a row that is all padding."""
     drawn, mask = draw(40, batch=3), torch.rand(3, 40) < 0.7
     mask[0, :20], mask[2] = False, False
@@ -111,7 +112,7 @@ def test_gradients_flow_through_the_state_in_and_out(rule, groups):
     ("rule", "backends"),
     [("delta", ("triton", "triton")), ("efla", ("torch", "triton")), ("efla", ("triton", "torch"))],
 )
-def test_a_prompt_and_single_tokens_are_the_whole_on_either_backend(rule, backends):
+def test_a_prompt_and_single_tokens_match_one_call_on_both_backends(rule, backends):
     drawn = Drawn(*(x.detach() for x in draw(20, heads=2)))
     exact, state, found = weighed(widened(drawn), rule), None, []
     for here, backend in ((slice(0, 18), backends[0]), *((slice(i, i + 1), backends[1]) for i in range(18, 20))):
@@ -123,7 +124,7 @@ def test_a_prompt_and_single_tokens_are_the_whole_on_either_backend(rule, backen
 
 
 @pytest.mark.parametrize("size", [1e-25, 0.3, 1e15])
-def test_keys_of_any_length_are_right(size):
+def test_keys_of_any_length_match_the_weights(size):
     """efla's gate is a key's length: open for short ones, saturated for long ones."""
     drawn = draw(6)
     drawn = drawn._replace(k=(size * drawn.k.detach()).requires_grad_())
@@ -138,7 +139,7 @@ def test_keys_of_any_length_are_right(size):
 
 @every_rule
 @pytest.mark.parametrize("size", [0.0, 1e-40])
-def test_a_key_of_no_length_neither_erases_nor_writes(rule, size):
+def test_a_zero_key_neither_erases_nor_writes(rule, size):
     drawn = draw(9)
     with torch.no_grad():
         drawn.k[:, :, 4] = size
@@ -161,7 +162,7 @@ def test_a_token_that_writes_nothing_yet_has_a_gradient_in_beta(rule):
     assert_close([out, *gradients([out], [*drawn])], [exact, *right])
 
 
-def test_no_query_learns_of_the_future():
+def test_later_tokens_do_not_change_earlier_outputs():
     drawn = Drawn(*(x.detach() for x in draw(36)))
     before, _ = delta(*drawn, None, None, "efla", 1.0)
     for cut in (1, 16, 20):
@@ -171,9 +172,9 @@ def test_no_query_learns_of_the_future():
 
 
 @pytest.mark.parametrize("chunk", [16, 32, 64])
-def test_the_inverse_of_a_chunk_is_one_for_keys_that_are_alike(chunk, monkeypatch):
+def test_the_inverse_of_a_chunk_is_accurate_for_similar_keys(chunk, monkeypatch):
     """Powers of the matrix reach 10^17 for them; substitution stays within what is erased."""
-    monkeypatch.setitem(delta_attend.CHUNK, torch.float32, chunk)
+    monkeypatch.setitem(delta_attend.WALK, torch.float32, Tile(chunk, 8, 1, 32))
     k, beta = 3 + 0.1 * torch.randn(1, 1, chunk, 8), torch.rand(1, 1, chunk)
     beta[..., ::3] = 1
     solved = delta_attend.solve(k, beta, None, "delta").inverse[0, 0, 0]
@@ -192,7 +193,7 @@ def test_packed_projections_are_read_in_place_and_written_by_token():
     assert_close([out, *gradients([out], [packed, beta])], [exact, *gradients([exact], [wide, wide_beta])])
 
 
-def test_channels_may_lie_apart():
+def test_strided_channels_give_the_results_of_their_copy():
     drawn = draw(5)
     turned = [x.detach().mT.contiguous().mT for x in drawn[:3]]
     assert turned[0].stride(3) != 1
@@ -201,7 +202,7 @@ def test_channels_may_lie_apart():
     )
 
 
-def test_offsets_are_64_bit():
+def test_delta_kernels_use_64_bit_offsets():
     """Strides of 2^31 on dimensions of size 1: a product in 32 bits would leave the tensor."""
     q, k, v, beta = (x.detach() for x in draw(1))
     far = [x.as_strided(x.shape, (2**31, 2**31, 2**31, 1)).requires_grad_() for x in (q, k, v)]
@@ -212,7 +213,7 @@ def test_offsets_are_64_bit():
     assert all(x.isfinite().all() for x in gradients([out], far))
 
 
-def test_nothing_is_read_before_it_is_written(monkeypatch):
+def test_delta_kernels_read_no_uninitialized_memory(monkeypatch):
     drawn = draw(20, 33, 33, heads=2)
     past, mask = continued(draw(3, 33, 33, heads=2), "efla", None)[1], torch.arange(20)[None] > 2
     memory = past.comoment.detach().requires_grad_()
@@ -224,7 +225,7 @@ def test_nothing_is_read_before_it_is_written(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own
 @pytest.mark.parametrize("given", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_the_operator_is_registered_truthfully(given):
+def test_delta_operators_pass_opcheck(given):
     memory = torch.randn(1, 1, 5, 3).requires_grad_() if given else None
     mask = torch.ones(1, 5).bool() if given else None
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
@@ -233,7 +234,7 @@ def test_the_operator_is_registered_truthfully(given):
     torch.library.opcheck(operator, (*draw(5, heads=2), mask, memory, "efla", 0.5), test_utils=quick)
 
 
-def test_a_compiled_call_is_one_graph_and_the_same_numbers():
+def test_a_compiled_delta_call_is_one_graph_with_the_same_numbers():
     def call(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> tuple[Tensor, State]:
         return delta(q, k, v, beta, None, None, "efla", 1.0)
 
@@ -247,7 +248,7 @@ def test_a_compiled_call_is_one_graph_and_the_same_numbers():
 
 
 @every_rule
-def test_the_front_door_runs_the_kernels_and_says_what_they_cannot(rule):
+def test_attention_runs_the_delta_kernels_or_says_why_it_cannot(rule):
     q, k, v, beta = (x.detach() for x in draw(5))
     call: dict[str, Any] = {"is_causal": True, "inputs": {"beta": beta}, "backend": "triton"}
     assert torch.equal(attention(q, k, v, rule, **call), delta(q, k, v, beta, None, None, rule, 1.0)[0])
@@ -261,7 +262,7 @@ def test_the_front_door_runs_the_kernels_and_says_what_they_cannot(rule):
         attention_with_state(q, k, k, rule, state, inputs={"beta": beta}, backend="triton")
 
 
-def test_two_runs_are_bitwise_equal():
+def test_two_delta_runs_are_bitwise_equal():
     leaves = [x.detach().bfloat16().requires_grad_() for x in draw(40)]
     runs = []
     for _ in range(2):

@@ -67,7 +67,7 @@ def numbers(formula, given: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
         for case in ((rule, family, kind) for rule in ("delta", "efla") for family in FAMILIES for kind in HALF)
     ],
 )
-def test_errors_stay_within_the_budget(rule, family, kind):
+def test_delta_errors_stay_within_the_budget(rule, family, kind):
     dtype = HALF[kind]
     given = draw(FAMILIES[family], dtype)
 
@@ -88,7 +88,7 @@ def test_errors_stay_within_the_budget(rule, family, kind):
             assert_within_budget(mine, truth, theirs, **FORWARD if name == "output" else GRADIENT, name=name)
 
 
-def test_differences_of_large_numbers_keep_the_bits_of_two_factors():
+def test_differences_of_large_writes_keep_the_bits_of_two_factors():
     """One rounding of T, or of the scores, before it is multiplied costs two or three ulp here."""
     q, k, v, beta = draw(FAMILIES["differences"], torch.bfloat16)
     out, _ = delta(q, k, v, beta, None, None, "efla", 1.0)
@@ -98,7 +98,7 @@ def test_differences_of_large_numbers_keep_the_bits_of_two_factors():
 
 
 @pytest.mark.parametrize("kind", [pytest.param("bf16", marks=pytest.mark.slow), "fp16"])
-def test_a_carried_state_keeps_the_budget(kind):
+def test_delta_errors_stay_within_the_budget_after_a_state(kind):
     given, cut = draw(FAMILIES["alike"], HALF[kind]), 50
     first, state = delta(*(x[:, :, :cut] for x in given), None, None, "delta", 1.0)
     second, _ = delta(*(x[:, :, cut:] for x in given), None, state, "delta", 1.0)
@@ -108,7 +108,7 @@ def test_a_carried_state_keeps_the_budget(kind):
     assert_within_budget(torch.cat([first, second], 2), exact, plain, **FORWARD, name="output")
 
 
-def test_the_gradient_of_a_strength_whose_terms_cancel_keeps_its_bits():
+def test_the_gradient_of_beta_keeps_its_bits_where_terms_cancel():
     """It is a sum over the columns of what was written: one rounding before that costs hundreds of ulp here."""
     q, k, v, beta = (x[:, :, :1] for x in draw(FAMILIES["plain"], torch.bfloat16))
     upstream = torch.randn(v.shape)

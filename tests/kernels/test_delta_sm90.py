@@ -17,7 +17,7 @@ SPILLS = {("gradient_kernel", 64): 80, ("gradient_kernel", 128): 256}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [64, 128])
-def test_bf16_kernels_fit_into_registers_and_shared_memory(width):
+def test_bf16_delta_kernels_fit_into_registers_and_shared_memory(width):
     leaves = [torch.empty(1, 1, 4096, width, dtype=torch.bfloat16, requires_grad=True) for _ in "qkv"]
     leaves.append(torch.empty(1, 1, 4096, dtype=torch.bfloat16, requires_grad=True))
     with sm90.compiling() as built:
@@ -32,7 +32,7 @@ def test_bf16_kernels_fit_into_registers_and_shared_memory(width):
         assert "mma.sync" not in each.kernel.asm["ptx"], f"{each.name} has products of an older generation"
 
 
-def test_the_forward_pass_compiles():
+def test_the_forward_pass_of_the_delta_rule_compiles():
     """The quickest of all: what a compiler refuses and the interpreter does not."""
     q, k, v = (torch.empty(1, 1, 100, 16) for _ in "qkv")
     with sm90.compiling() as built, torch.no_grad():
@@ -50,7 +50,7 @@ def test_the_forward_pass_compiles():
         (torch.float16, 128),
     ],
 )
-def test_the_other_dtypes_compile_too(dtype, width):
+def test_delta_kernels_of_the_other_dtypes_compile(dtype, width):
     """With a mask, a memory that comes in, and two query heads a key head."""
     q, k, v = (torch.empty(1, heads, 100, width, dtype=dtype, requires_grad=True) for heads in (2, 1, 1))
     beta, mask = torch.empty(1, 1, 100, requires_grad=True), torch.ones(1, 100, dtype=torch.bool)

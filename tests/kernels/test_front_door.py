@@ -14,7 +14,7 @@ every_mechanism = pytest.mark.parametrize("made", CAUSAL, ids=["linear", "inline
 
 
 @every_mechanism
-def test_a_causal_call_is_its_weights(made):
+def test_a_causal_call_on_the_kernels_matches_its_weights(made):
     q, k, v = draw(70, heads=4, groups=2, batch=2)
     mask = torch.arange(70) >= torch.tensor([[3], [0]])
     exact = attention(*(x.double() for x in (q, k, v)), made, is_causal=True, key_mask=mask, backend="reference")
@@ -24,7 +24,7 @@ def test_a_causal_call_is_its_weights(made):
 
 @every_mechanism
 @pytest.mark.parametrize("backends", [("triton", "triton"), ("torch", "triton"), ("triton", "torch")], ids="-".join)
-def test_a_prompt_and_single_tokens_are_the_whole_on_either_backend(made, backends):
+def test_a_prompt_and_single_tokens_match_one_call_on_both_backends(made, backends):
     q, k, v = draw(40, heads=2)
     exact = attention(*(x.double() for x in (q, k, v)), made, is_causal=True, backend="reference")
     prompt, tokens = backends
@@ -48,7 +48,7 @@ def test_a_prompt_and_single_tokens_are_the_whole_on_either_backend(made, backen
         ("threshold", "threshold", {}, {}),
     ],
 )
-def test_every_refusal_is_passed_on(made, word, shape, call):
+def test_attention_raises_the_refusal_of_the_kernels(made, word, shape, call):
     with pytest.raises(BackendError, match=f"backend 'triton' was asked for and cannot run: .*{word}"):
         attention(*draw(3, **shape), made, backend="triton", **call)
 

@@ -108,7 +108,7 @@ for name in ("causal linear", "causal inline", "causal taylor"):
 """
 
 
-def test_layouts_are_right_without_assertions():
+def test_layouts_give_what_contiguous_copies_give_under_optimized_python():
     """Under python -O no assert runs, so none may stand between a user's tensor and a wrong number."""
     done = subprocess.run([sys.executable, "-O", "-c", OPTIMIZED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from softless.bench.remix import by_backend, linear_layers
+from softless.bench.model_contest import by_backend, linear_layers
 from softless.kernels.parallel import ops  # noqa: F401, a counter knows the operators that exist when it is made
 from softless.models.blocks import Stage
 from tests.models.cases import loud, small
@@ -25,7 +25,7 @@ def model_of(family: str) -> nn.Module:
 @pytest.mark.parametrize(
     "family", ["deit", *(pytest.param(family, marks=pytest.mark.slow) for family in ("pvt", "swin", "cswin"))]
 )
-def test_a_model_on_the_kernels_is_the_model(family):
+def test_a_model_on_the_kernels_matches_the_model_on_torch(family):
     model, images = model_of(family), torch.randn(2, 3, 32, 32)
     expected = model(images)
     error = (by_backend(model, "triton")(images) - expected).abs().max()

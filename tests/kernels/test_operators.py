@@ -31,7 +31,7 @@ pytestmark = [
 ]
 opchecked = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # opcheck looks at its own copies'
 
-KERNELS = sorted(Path(softless.__file__).parent.glob("kernels/*.py"))
+KERNELS = sorted(Path(softless.__file__).parent.glob("kernels/**/*.py"))
 ELU = ("elu", "elu", "divide", False, 1.0, 1.0)
 IDENTITY = ("identity", "identity", "subtract", False, 0.5, 1.0)
 
@@ -76,7 +76,7 @@ ARGUMENTS = {
 
 @opchecked
 @pytest.mark.parametrize("kind", ARGUMENTS)
-def test_the_operator_is_what_its_fake_says(kind):
+def test_the_forward_operator_passes_opcheck(kind):
     """Schema, autograd registration, fake tensors, and compilation with dynamic shapes."""
     from softless.kernels.parallel.ops import attend_op
 
@@ -85,7 +85,7 @@ def test_the_operator_is_what_its_fake_says(kind):
 
 @opchecked
 @pytest.mark.parametrize("kind", ARGUMENTS)
-def test_the_backward_operator_is_what_its_fake_says(kind):
+def test_the_backward_operator_passes_opcheck(kind):
     from softless.kernels.parallel.ops import attend_backward_op, attend_op
 
     given = [x.detach() if isinstance(x, Tensor) else x for x in ARGUMENTS[kind]()]
@@ -94,7 +94,7 @@ def test_the_backward_operator_is_what_its_fake_says(kind):
 
 
 @opchecked
-def test_operators_in_spans_are_what_their_fakes_say():
+def test_operators_in_spans_pass_opcheck():
     """With records that the backward pass reads."""
     from softless.kernels.parallel.ops import attend_backward_op, attend_op
 
@@ -114,17 +114,17 @@ def results(function, leaves: list[Tensor], upstream: Tensor, *, dynamic: bool =
 
 
 def on_kernels(case: str):
-    return lambda q, k, v: attention(q, k, v, CASES[case].made, backend="triton")
+    return lambda q, k, v: attention(q, k, v, CASES[case].mechanism, backend="triton")
 
 
 @pytest.mark.parametrize("case", ["linear-elu", "taylor"])
-def test_compiled_is_eager(case):
+def test_a_compiled_call_equals_the_eager_one(case):
     qkv, upstream = draw(3, 5, heads=2, groups=1), torch.randn(1, 2, 3, 5)
     compiled = torch.compile(on_kernels(case), fullgraph=True, backend="aot_eager")
     assert_same(results(compiled, qkv, upstream), results(on_kernels(case), qkv, upstream))
 
 
-def test_another_length_needs_no_other_graph():
+def test_another_length_reuses_the_compiled_graph():
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(on_kernels("linear-elu"), fullgraph=True, backend=counter)
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -145,7 +145,7 @@ def test_a_packed_projection_with_a_residual_and_a_mask_compiles():
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_recomputing_activations_changes_nothing(reentrant):
+def test_activation_checkpointing_does_not_change_gradients(reentrant):
     qkv, upstream = draw(3, 5), torch.randn(1, 1, 3, 5)
 
     def again(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ def test_autocast_casts_taps_too():
     assert out.dtype == torch.bfloat16
 
 
-def test_a_second_derivative_raises_and_says_so():
+def test_a_second_derivative_is_refused_in_one_sentence():
     q, k, v = asking(*draw(3, 5))
     first = torch.autograd.grad(on_kernels("linear-elu")(q, k, v).square().sum(), q, create_graph=True)[0]
     with pytest.raises(UnsupportedError, match="softless::attend_backward has no derivative"):
@@ -188,7 +188,7 @@ def test_a_second_derivative_raises_and_says_so():
 
 
 @pytest.mark.parametrize("wanted", ["q", "k", "v"])
-def test_one_gradient_alone_is_the_same(wanted):
+def test_the_gradient_of_one_input_alone_is_the_same(wanted):
     """What needs no gradient gets none, and changes nothing for what does."""
     tensors, upstream = dict(zip("qkv", draw(3, 5), strict=True)), torch.randn(1, 1, 3, 5)
     every = dict(zip("qkv", run("linear-elu", tensors.values(), upstream)[1:], strict=True))
@@ -197,11 +197,11 @@ def test_one_gradient_alone_is_the_same(wanted):
     assert_same(torch.autograd.grad(out, [leaf], upstream), [every[wanted]])
 
 
-def test_one_tensor_may_be_all_three():
+def test_one_tensor_may_be_query_key_and_value():
     x, upstream = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
     apart = run("inline-elu", [x, x.clone(), x.clone()], upstream)
     leaf = x.clone().requires_grad_()
-    out = attention(leaf, leaf, leaf, CASES["inline-elu"].made, backend="triton")
+    out = attention(leaf, leaf, leaf, CASES["inline-elu"].mechanism, backend="triton")
     assert_same([out.detach()], [apart.out])
     torch.testing.assert_close(torch.autograd.grad(out, leaf, upstream)[0], sum(apart[1:]))
 
@@ -227,7 +227,7 @@ def poisoned() -> Iterator[None]:
 
 @pytest.mark.parametrize("cut", ["whole", "spans"])
 @pytest.mark.parametrize("case", ["linear-elu", "efficient"])
-def test_no_memory_is_read_before_it_is_written(case, cut):
+def test_kernels_read_no_uninitialized_memory(case, cut):
     """R5; with padding, the last tile of which is empty."""
     qkv, upstream = draw(33, 40, dims=(3, 2)), torch.randn(1, 1, 33, 2)
     with regime(cut):
@@ -236,7 +236,7 @@ def test_no_memory_is_read_before_it_is_written(case, cut):
             assert_same(run(case, qkv, upstream, key_mask=torch.arange(40)[None] < 20), clean)
 
 
-def test_no_memory_of_slices_and_taps_is_read_before_it_is_written():
+def test_kernels_with_slices_and_taps_read_no_uninitialized_memory():
     leaves, upstream = [*draw(4, dims=(2, 130)), torch.randn(1, 1, 9, 130)], torch.randn(1, 1, 4, 130)
 
     def function(*leaves: Tensor) -> Tensor:
@@ -257,20 +257,20 @@ def test_every_program_number_is_64_bits_wide(path):
     assert len(asked) == sum("program_id(" in each for each in cast)
 
 
-def test_the_kernels_do_ask_for_program_numbers():
+def test_the_program_number_check_finds_kernels():
     """The test above has something to look at."""
     assert sum(path.read_text().count("tl.program_id(") for path in KERNELS) >= 5
 
 
 @pytest.mark.parametrize("cut", ["whole", "spans"])
-def test_strides_beyond_31_bits_are_harmless_where_there_is_one(cut):
+def test_strides_beyond_31_bits_are_harmless_for_dimensions_of_one(cut):
     qkv, upstream = draw(3, 5, dims=(3, 2)), torch.randn(1, 1, 3, 2)
     far = [x.as_strided(x.shape, (2**31 + 8, 2**33, *x.stride()[2:])) for x in qkv]
     with regime(cut):
         assert_same(run("linear-elu", far, upstream), run("linear-elu", qkv, upstream))
 
 
-def test_a_stride_beyond_31_bits_between_tokens_is_harmless_where_there_is_one():
+def test_a_token_stride_beyond_31_bits_is_harmless_for_a_single_token():
     qkv, upstream = draw(1, 1, batch=2, dims=(3, 2)), torch.randn(2, 1, 1, 2)
     far = [x.as_strided(x.shape, (x.stride(0), 2**31, 2**32, 1)) for x in qkv]
     assert_same(run("linear-elu", far, upstream), run("linear-elu", qkv, upstream))
@@ -285,7 +285,7 @@ def test_auto_takes_torch_on_a_cpu_even_in_the_interpreter(case):
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
-def test_flops_are_counted(local, packed):
+def test_flops_of_the_operators_are_counted(local, packed):
     """Two products and their gradients, as in plain torch; the residual's, which has none there, are counted too."""
     qkv = torch.randn(2, 1 + 3 * 4, 3, 2, 8, requires_grad=True)
     taps, grid = (torch.randn(2, 2, 9, 8, requires_grad=True), (3, 4)) if local else (None, None)

@@ -8,9 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softless.kernels.common.mask import mask_of
 from softless.kernels.common.reference import typical
-from softless.kernels.common.rows import rows
+from softless.kernels.common.rows import mask_of, rows
 
 pytestmark = pytest.mark.kernels
 
@@ -35,7 +34,7 @@ def sampled(tokens: int) -> list[int]:
 
 
 @pytest.mark.parametrize("tokens", [1, 17, 45, 1000])
-def test_it_is_the_median_of_three_medians(tokens):
+def test_the_typical_token_is_the_median_of_three_medians(tokens):
     x = torch.randn(2, tokens, 20)
     nine = x[:, sampled(tokens)]  # [2, 9, 20]
     expected = torch.stack([nine[:, index::3].median(1).values for index in range(3)], 1).median(1).values
@@ -43,7 +42,7 @@ def test_it_is_the_median_of_three_medians(tokens):
     assert (found(x, 0, tokens)[:, 20:] == 0).all()
 
 
-def test_no_three_outliers_move_it_far():
+def test_three_outliers_do_not_move_the_typical_token_far():
     """All 84 choices of three of the nine, one a sample: it stays within what the others span."""
     choices = list(combinations(range(9), 3))
     x = torch.rand(len(choices), 9, 4)
@@ -53,24 +52,24 @@ def test_no_three_outliers_move_it_far():
     assert ((middle >= 0) & (middle <= 1)).all()
 
 
-def test_a_third_of_the_span_does_not_move_it():
+def test_a_third_of_the_span_does_not_move_the_typical_token():
     x = torch.rand(1, 90, 4)
     x[:, 30:60] = -1e6
     assert (found(x, 0, 90)[:, :4] >= 0).all()
 
 
-def test_hidden_tokens_have_no_part_in_it():
+def test_hidden_tokens_do_not_change_the_typical_token():
     x, seen = torch.full((1, 40, 4), torch.inf), torch.zeros(1, 40, dtype=torch.bool)
     x[:, 17:19], seen[:, 17:19] = 3.0, True
     assert (found(x, 0, 40, seen)[:, :4] == 3).all()
 
 
-def test_where_nothing_is_seen_it_is_zero():
+def test_the_typical_token_is_zero_where_all_tokens_are_hidden():
     x = torch.full((1, 40, 4), torch.inf)
     assert (found(x, 0, 40, torch.zeros(1, 40, dtype=torch.bool), "elu") == 0).all()
 
 
-def test_it_keeps_to_its_span():
+def test_tokens_outside_the_span_do_not_change_the_typical_token():
     x = torch.full((1, 40, 4), torch.inf)
     x[:, 10:13] = 2.0
     assert (found(x, 10, 13)[:, :4] == 2).all()

@@ -98,7 +98,7 @@ def test_a_picture_of_272_tokens_is_cut_into_spans():
 
 
 @pytest.mark.parametrize("mechanism", ["linear", "taylor", "efficient"])
-def test_any_mechanism_takes_a_residual(mechanism):
+def test_every_mechanism_takes_a_residual(mechanism):
     hold_true(picture((2, 3), 1, batch=1, heads=1), grid=(2, 3), prefix=1, mechanism=mechanism)
 
 
@@ -107,7 +107,7 @@ def test_values_in_slices_have_taps_in_slices():
 
 
 @pytest.mark.parametrize("cut", ["whole", "spans"])
-def test_hidden_tokens_lend_nothing_to_their_neighbors(cut):
+def test_hidden_tokens_add_nothing_to_their_neighbors(cut):
     mask = torch.arange(16)[None] % torch.tensor([[3], [17]]) == 1  # the class token and a column; one token
     mask[1, 1] = True
     with regime(cut):
@@ -115,7 +115,7 @@ def test_hidden_tokens_lend_nothing_to_their_neighbors(cut):
 
 
 @pytest.mark.parametrize("cut", ["whole", "spans"])
-def test_what_padding_holds_reaches_no_neighbor(cut):
+def test_the_contents_of_padding_reach_no_neighbor(cut):
     q, k, v, taps = picture((3, 5), 1, batch=1, heads=1)
     mask, upstream = torch.arange(16)[None] % 4 != 2, torch.randn(1, 1, 16, 5)
     found = []
@@ -134,7 +134,7 @@ def test_what_padding_holds_reaches_no_neighbor(cut):
     assert_same(found[0], found[2])
 
 
-def test_nothing_seen_leaves_nothing():
+def test_a_sample_without_visible_tokens_gives_zeros():
     mask = torch.zeros(2, 7, dtype=torch.bool)
     found = gradients(
         lambda *x: attention_with_residual(*x, grid=(2, 3), prefix=1, key_mask=mask, backend="triton"),
@@ -165,7 +165,7 @@ def test_half_precision_stays_within_budget(dtype, grid, cut):
 
 @pytest.mark.parametrize("cut", ["whole", "spans"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_packed_projection_is_its_three_parts(cut, dtype):
+def test_a_packed_projection_gives_the_results_of_its_three_parts(cut, dtype):
     """Bit for bit, and its gradient is one contiguous tensor of its shape."""
     qkv, upstream = torch.randn(1, 7, 3, 2, 5).to(dtype), torch.randn(1, 2, 7, 5)
     with regime(cut):
@@ -197,13 +197,13 @@ def test_the_output_of_a_packed_projection_has_its_heads_side_by_side():
     assert out.transpose(1, 2).flatten(2).data_ptr() == out.data_ptr()
 
 
-def test_a_strided_projection_is_read_right():
+def test_a_strided_projection_gives_the_results_of_its_copy():
     wide = torch.randn(2, 7, 4, 2, 10)
     strided = wide[:, :, 1:, :, ::2]
     assert_same([attention_qkv(strided, backend="triton")], [attention_qkv(strided.contiguous(), backend="triton")])
 
 
-def test_strided_taps_are_read_right():
+def test_strided_taps_give_the_results_of_their_copy():
     leaves, upstream = picture((2, 3), 0, batch=1), torch.randn(1, 2, 6, 5)
     strided = torch.stack([leaves[3], leaves[3] + 1], -1)[..., 0].mT.contiguous().mT
 
@@ -235,7 +235,7 @@ BAD = {
 
 @pytest.mark.parametrize("wrong", BAD)
 @pytest.mark.parametrize("backend", ["triton", "torch"])
-def test_bad_taps_and_grids_are_one_clear_sentence(wrong, backend):
+def test_bad_taps_and_grids_are_refused_in_one_sentence(wrong, backend):
     """It repeats what was given."""
     q, k, v, taps = picture((2, 3), 0)
     call, given = {"taps": taps, **BAD[wrong][0]}, BAD[wrong][1]
@@ -251,7 +251,7 @@ def test_the_output_has_the_dtype_of_q_whatever_that_of_the_taps(backend):
     assert attention_with_residual(*half, taps, grid=(2, 3), backend=backend).dtype == torch.bfloat16
 
 
-def test_shared_key_heads_have_no_residual():
+def test_a_residual_with_shared_key_heads_is_refused():
     q, k, v = draw(6, heads=2, groups=1)
     with pytest.raises(ArgumentError, match="a value head for each query head"):
         attention_with_residual(q, k, v, torch.randn(1, 2, 9, 5), grid=(2, 3), backend="triton")
@@ -260,6 +260,6 @@ def test_shared_key_heads_have_no_residual():
 @pytest.mark.parametrize(
     "given", [torch.randn(2, 7, 2, 5), torch.randn(2, 7, 4, 2, 5), [1.0]], ids=["4", "four", "list"]
 )
-def test_a_projection_of_another_shape_is_one_clear_sentence(given):
+def test_a_projection_of_the_wrong_shape_is_refused_in_one_sentence(given):
     with pytest.raises(ArgumentError, match=r"must be a tensor \[batch, tokens, 3, heads, dim\]"):
         attention_qkv(given, backend="triton")

@@ -36,7 +36,9 @@ def build(name: str, dim: int, tokens: int, *, grid: tuple[int, int] | None = No
     qkv = torch.empty(2, tokens, 3, 3, dim, dtype=torch.bfloat16, requires_grad=True)
     taps = None if grid is None else torch.empty(2, 3, 9, dim, dtype=torch.bfloat16, requires_grad=True)
     with sm90.compiling() as built:
-        out, _ = attend_op(qkv, None, None, None, taps, *MECHANISMS[name].recipe(dim**-0.5), [1, *(grid or (0, 0))])
+        out, _ = attend_op(
+            qkv, None, None, None, taps, *MECHANISMS[name].kernel_spec(dim**-0.5), [1, *(grid or (0, 0))]
+        )
         torch.autograd.grad(out, qkv, torch.empty_like(out))
     return built
 
@@ -53,7 +55,7 @@ def assert_fits(built: list[sm90.Built], names: set[str], dim: int) -> None:
     ("name", "dim"),
     [pytest.param("elu", 32, marks=pytest.mark.slow), ("elu", 64), pytest.param("inline", 64, marks=pytest.mark.slow)],
 )
-def test_whole_heads_fit_into_registers_and_shared_memory(name, dim):
+def test_kernels_for_short_sequences_fit_into_registers_and_shared_memory(name, dim):
     assert_fits(build(name, dim, 197), WHOLE, dim)
 
 
@@ -82,7 +84,7 @@ def hashes(tokens: int) -> set[str]:
     return {each.kernel.hash for each in build("inline", 32, tokens)}
 
 
-def test_no_length_is_compiled_anew():
+def test_a_new_length_needs_no_new_compilation():
     """Two kinds of length: those that fill their tiles, and all others."""
     ragged, full = hashes(1000), hashes(1024)
     assert len(ragged) == len(full) == len(SPANS)

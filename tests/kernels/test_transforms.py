@@ -71,7 +71,7 @@ TRANSFORMS: dict[str, Callable[..., list[Tensor]]] = {
 
 @every_family
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_auto_finds_the_right_answer(family, transform):
+def test_auto_gives_the_right_derivative_under_every_transform(family, transform):
     torch.manual_seed(0)
     tensors, along = FAMILIES[family].draw(), FAMILIES[family].draw()
     wide = [[x.double() for x in each] for each in (tensors, along)]
@@ -84,7 +84,7 @@ def test_auto_finds_the_right_answer(family, transform):
 
 @every_family
 @pytest.mark.parametrize("transform", [each for each in TRANSFORMS if each != "reverse"])
-def test_kernels_that_are_asked_for_refuse_in_one_sentence(family, transform):
+def test_backend_triton_refuses_transforms_in_one_sentence(family, transform):
     tensors, along = FAMILIES[family].draw(), FAMILIES[family].draw()
     with pytest.raises(BackendError, match=REFUSED):
         TRANSFORMS[transform](forward(family, "triton"), tensors, along)
@@ -108,7 +108,7 @@ def test_a_forward_mode_upstream_gradient_is_refused_in_one_sentence(family):
             torch.autograd.grad(out, leaves, upstream)
 
 
-def test_an_open_dual_level_alone_refuses_nothing():
+def test_an_open_dual_level_without_duals_is_not_refused():
     """Tensors that no derivative follows run on the kernels as ever."""
     tensors = FAMILIES["linear"].draw()
     with forward_ad.dual_level():

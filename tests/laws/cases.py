@@ -16,6 +16,7 @@ from torch import Tensor
 import softless
 from softless import State
 from tests.laws import oracle, oracle_scored
+from tests.variants import ALWAYS
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 EDGES = (1, 2, 3, 7, 17, 63, 64, 65, 127, 128, 129, 130, 131, 193, 257)  # a chunk is 64 tokens, hydra's 8
@@ -29,6 +30,7 @@ class Case(NamedTuple):
     inputs: tuple[str, ...]
     largest: float  # scale of q and k beyond which the true answer overflows
     forms: tuple[bool, ...]  # what is_causal may be
+    waits: str | None = None  # for `make slow`
 
     def __repr__(self) -> str:
         return self.id
@@ -37,10 +39,12 @@ class Case(NamedTuple):
 EITHER, ALL_ONLY, CAUSAL_ONLY = (False, True), (False,), (True,)
 
 
-def case(name: str, largest: float = 1e3, forms: tuple[bool, ...] = EITHER, **options: Any) -> Case:
+def case(
+    name: str, largest: float = 1e3, forms: tuple[bool, ...] = EITHER, waits: str | None = None, **options: Any
+) -> Case:
     labels = [f"{key}={getattr(value, '__name__', value)}" for key, value in options.items()]
     made = softless.mechanism(name, **options)
-    return Case(" ".join([name, *labels]), name, made, options, made.inputs, largest, forms)
+    return Case(" ".join([name, *labels]), name, made, options, made.inputs, largest, forms, waits)
 
 
 def square_similarity(q: Tensor, k: Tensor) -> Tensor:
@@ -101,18 +105,18 @@ CASES = [
     case("threshold", tau=0.5, expansion="minimax", tail="mean"),
     case("threshold", tau=2.5),
     case("threshold", tau=2.5, expansion="minimax", tail="mean"),
-    case("cosformer", forms=ALL_ONLY),
+    case("cosformer", forms=ALL_ONLY, waits=ALWAYS),
     case("cosformer", length=300),
     case("performer", largest=10),
-    case("performer", largest=10, features=3, kind="hyperbolic"),
+    case("performer", largest=10, features=3, kind="hyperbolic", waits=ALWAYS),
     case("delta", forms=CAUSAL_ONLY),
     case("efla", forms=CAUSAL_ONLY),
     case("decay", forms=CAUSAL_ONLY),
-    case("decay", forms=CAUSAL_ONLY, slopes="retention", factor=0.5),
+    case("decay", forms=CAUSAL_ONLY, slopes="retention", factor=0.5, waits=ALWAYS),
     case("transnormer"),
-    case("transnormer", variant="t1"),
+    case("transnormer", variant="t1", waits=ALWAYS),
     case("diagonal", block=5),
-    case("diagonal", variant="t1", block=16),
+    case("diagonal", variant="t1", block=16, waits=ALWAYS),
     case("mlla", forms=ALL_ONLY),
     case("a2", forms=ALL_ONLY),
 ]

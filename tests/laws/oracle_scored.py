@@ -11,22 +11,23 @@ from torch import Tensor
 
 from tests.laws import oracle
 from tests.laws.oracle import Rows
+from tests.variants import ALWAYS, WITH_EXAMPLES
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("topk", {"k": 5}),
-    ("sparse", {"pattern": "local", "stride": 5}),
-    ("sparse", {"pattern": "strided", "stride": 4}),
+    ("sparse", {"pattern": "local", "stride": 5, "waits": ALWAYS}),
+    ("sparse", {"pattern": "strided", "stride": 4, "waits": ALWAYS}),
     ("sparse", {"pattern": "local+strided", "stride": 7}),
-    ("sparse", {"pattern": "fixed", "stride": 6, "summary": 2}),
-    ("longformer", {"window": 4, "global_tokens": 2}),
+    ("sparse", {"pattern": "fixed", "stride": 6, "summary": 2, "waits": ALWAYS}),
+    ("longformer", {"window": 4, "global_tokens": 2, "waits": WITH_EXAMPLES}),
     ("linformer", {"rank": 5, "length": 300}),
-    ("linformer", {"rank": 4, "length": 257, "share": "none"}),
+    ("linformer", {"rank": 4, "length": 257, "share": "none", "waits": ALWAYS}),
     ("nystrom", {"landmarks": 6}),
-    ("agent", {"agents": 5}),
-    ("soft", {"landmarks": 4}),
-    ("nonlocal", {"pairing": "dot"}),
-    ("nonlocal", {"pairing": "concatenation"}),
-    ("asymmetric_nonlocal", {"pyramid": (1, 3, 6)}),
+    ("agent", {"agents": 5, "waits": WITH_EXAMPLES}),
+    ("soft", {"landmarks": 4, "waits": WITH_EXAMPLES}),
+    ("nonlocal", {"pairing": "dot", "waits": WITH_EXAMPLES}),
+    ("nonlocal", {"pairing": "concatenation", "waits": ALWAYS}),
+    ("asymmetric_nonlocal", {"pyramid": (1, 3, 6), "waits": WITH_EXAMPLES}),
     ("reformer", {"buckets": 4, "rounds": 2, "window": 3}),
     ("emanet", {"bases": 4, "detach": False, "largest": 10.0}),
 ]

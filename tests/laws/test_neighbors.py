@@ -28,6 +28,7 @@ from tests.laws.cases import (
     true_answer,
 )
 
+ONE_LAW = True  # these tests share the examples of one law
 KINDS = ("left", "right", "between")
 POISON = (0.0, 1e30, float("inf"), float("-inf"), float("nan"))
 

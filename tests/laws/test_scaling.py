@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from softless import attention, mechanism
-from softless.bench.memory import peak_bytes
+from softless.bench.stopwatch import peak_bytes
 from softless.mechanisms import MECHANISMS, Mechanism, restricted
 from softless.mechanisms.sparse import PATTERNS
 

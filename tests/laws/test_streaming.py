@@ -18,6 +18,8 @@ from softless import Mechanism, State, attention, attention_with_state, mechanis
 from softless.errors import ArgumentError
 from tests.laws.cases import STATEFUL, Case, ask, asks, assert_answers, streamed, true_answer
 
+ONE_LAW = True  # these tests share the examples of one law
+
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:

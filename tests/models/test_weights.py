@@ -11,7 +11,7 @@ import softless
 import softless.timm
 from softless.errors import FileError
 from softless.models.backbone import Backbone
-from softless.train.assemble import start_from
+from softless.train.tasks.classify import start_from
 
 LAST_INDEX = "layers.3.blocks.1.attn.relative_position_index"
 NARROW = {"dims": (8, 16, 32, 64), "depths": (1, 1, 1, 2), "heads": (1, 2, 4, 8)}

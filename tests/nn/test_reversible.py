@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from softless import mechanism
-from softless.bench.memory import peak_bytes
+from softless.bench.stopwatch import peak_bytes
 from softless.errors import SoftlessError
 from softless.nn import Attention, PreNorm, Reversible
 from softless.nn.beyond.reversible import STEP

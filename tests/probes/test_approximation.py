@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import softless
-from softless.bench.cases import study_cases
+from softless.bench.scaling import study_cases
 from softless.probes import approximation as probe
 
 SPREADS = (0.03, 0.1, 0.3, 1.0, 3.0)

@@ -71,7 +71,7 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
 
 @FOREIGN
 @EVERY
-def test_outputs_of_other_models_are_theirs_to_the_bit(name, fused):
+def test_capture_leaves_the_outputs_of_other_models_unchanged_to_the_bit(name, fused):
     case, expected = foreign(name, fused)
     with capture(case.model):
         found = run(case)
@@ -81,7 +81,7 @@ def test_outputs_of_other_models_are_theirs_to_the_bit(name, fused):
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_outputs_of_our_models_are_theirs_to_the_bit(name):
+def test_capture_leaves_the_outputs_of_our_models_unchanged_to_the_bit(name):
     case, expected = our_own(name)
     with capture(case.model):
         found = run(case)
@@ -91,7 +91,7 @@ def test_outputs_of_our_models_are_theirs_to_the_bit(name):
 
 @FOREIGN
 @EVERY
-def test_a_captured_output_is_what_the_next_projection_was_fed(name, fused):
+def test_a_captured_output_is_the_input_of_the_next_projection(name, fused):
     (case, _), fed = foreign(name, fused), []
     with ExitStack() as stack:
         for module in (module for module in case.model.modules() if isinstance(module, nn.Linear)):
@@ -108,7 +108,7 @@ def test_a_captured_output_is_what_the_next_projection_was_fed(name, fused):
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_captured_output_and_its_residual_are_what_our_layer_mixed(name, monkeypatch):
+def test_a_captured_output_plus_its_residual_is_the_output_of_our_layer(name, monkeypatch):
     (case, _), mixed = our_own(name), []
     original = Mixing._mix
     monkeypatch.setattr(Mixing, "_mix", lambda *args: mixed.append(original(*args)) or mixed[-1])
@@ -154,7 +154,7 @@ def test_edited_weights_are_used(make):
     assert layer.weights().shape[-1] == layer.k.shape[2]
 
 
-def test_layers_know_their_picture():
+def test_captured_layers_know_the_grid_and_prefix_of_their_tokens():
     def seen(case: Case) -> set[tuple[object, int]]:
         with capture(case.model) as captured:
             run(case)
@@ -171,7 +171,7 @@ def test_layers_know_their_picture():
 
 
 @FOREIGN
-def test_masks_are_captured_as_their_simplest_equals(fused):
+def test_masks_are_captured_in_their_simplest_form(fused):
     def seen(case: Case) -> tuple[bool, Tensor | None, Tensor | None]:
         with capture(case.model) as captured:
             run(case)
@@ -195,7 +195,7 @@ def test_masks_are_captured_as_their_simplest_equals(fused):
     assert bias.std() > 0.1
 
 
-def test_only_the_latest_forward_is_kept():
+def test_only_the_layers_of_the_latest_forward_are_captured():
     case = vit(True)
     with capture(case.model) as captured:
         assert captured.layers == ()
@@ -209,7 +209,7 @@ def test_only_the_latest_forward_is_kept():
 
 
 @pytest.mark.parametrize("make", [lambda: vit(True), lambda: ours("inline_deit_tiny"), lambda: bert(False)])
-def test_an_exception_leaves_no_hook(make):
+def test_an_exception_in_the_model_leaves_no_hook(make):
     case = make()
     expected, last = run(case), list(case.model.children())[-1]
 
@@ -225,7 +225,7 @@ def test_an_exception_leaves_no_hook(make):
     assert torch.equal(run(case), expected)
 
 
-def test_after_a_failed_forward_the_next_is_captured_whole():
+def test_a_forward_after_a_failed_one_is_captured_completely():
     case = vit(True)
     with capture(case.model) as captured:
         with pytest.raises(AssertionError):
@@ -241,7 +241,7 @@ def test_a_failing_edit_leaves_no_hook():
     assert hooks(case.model) == 0
 
 
-def test_what_a_layer_was_mixed_by_before_is_put_back():
+def test_capture_restores_a_mix_function_that_was_set_before():
     case = ours("inline_deit_tiny")
     layer = case.model.blocks[0].attn
     layer.mix = lambda qkv, grid=None, **options: Mixing.mix(layer, qkv, grid, **options) * 2
@@ -286,13 +286,13 @@ class StrangeAttention(Strange):
         (nn.Sequential(nn.Linear(5, 5), nn.Softmax(-1)), "Sequential has no attention: it is made of Linear, Softmax"),
     ],
 )
-def test_a_model_without_attention_that_is_known_is_refused(model, says):
+def test_a_model_without_known_attention_is_refused(model, says):
     with pytest.raises(UnsupportedError, match=says), capture(model):
         model(torch.randn(1, 2, 5, 5))
     assert hooks(model) == 0
 
 
-def test_attention_that_was_missed_beside_other_is_named():
+def test_missed_attention_is_named_beside_captured_attention():
     model = nn.Sequential(softless.nn.Attention(4, 2), nn.Unflatten(1, (2, 5)), StrangeAttention())
     with torch.no_grad(), capture(model) as captured:
         model(torch.randn(1, 10, 4))
@@ -302,14 +302,14 @@ def test_attention_that_was_missed_beside_other_is_named():
 
 @FOREIGN
 @EVERY
-def test_nothing_is_missed_in_models_that_are_known(name, fused):
+def test_nothing_is_missed_in_the_models_of_timm_and_hugging_face(name, fused):
     case, _ = foreign(name, fused)
     with capture(case.model) as captured:
         run(case)
     assert captured.missed == {}
 
 
-def test_the_refusal_is_one_of_ours():
+def test_refusing_a_model_raises_a_softless_error():
     assert issubclass(UnsupportedError, SoftlessError)
 
 

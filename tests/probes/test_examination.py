@@ -76,11 +76,11 @@ def test_every_estimate_equals_its_probe_called_alone():
             "smallest_singular_value": keys.singular_values[..., -1],
         }
         for name, values in expected.items():
-            assert close(asdict(getattr(each, name)), asdict(observe(values.mean(1)).estimate())), name
+            assert close(asdict(getattr(each, name)), asdict(observe(values.mean(1)).estimates()[0])), name
             assert close([asdict(x) for x in each.by_head[name]], [asdict(x) for x in observe(values).estimates()])
         for place, _tau in enumerate(TAU):
-            assert close(asdict(each.kept[place]), asdict(observe(kept[..., place].mean((1, 2))).estimate()))
-            lost = observe(discarded[..., place].mean((1, 2))).estimate()
+            assert close(asdict(each.kept[place]), asdict(observe(kept[..., place].mean((1, 2))).estimates()[0]))
+            lost = observe(discarded[..., place].mean((1, 2))).estimates()[0]
             assert close(asdict(each.discarded[place]), asdict(lost))
         assert (each.heads, each.tokens, each.mechanism, each.tau) == (2, 17, "inline", TAU)
         assert (each.rank, each.full_rank) == (int(keys.rank.min()), 9)
@@ -153,7 +153,7 @@ def test_windows_of_an_image_are_one_sample():
     assert found.entropy.n == 2
     real = layer.key_mask if layer.key_mask is not None else torch.ones(layer.q.shape[0], 49, dtype=torch.bool)
     entropy = per_image(spread(layer.scores()).entropy, real, 2)
-    assert close(asdict(found.entropy), asdict(observe(entropy.mean(1)).estimate()))
+    assert close(asdict(found.entropy), asdict(observe(entropy.mean(1)).estimates()[0]))
     counts = confusions(layer.weights(), real=real).unflatten(0, (2, -1)).sum(1)
     assert found.confusions.mean == pytest.approx(counts.double().mean().item())
 

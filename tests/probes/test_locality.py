@@ -33,7 +33,7 @@ def brute(weights, grid, prefix, side):
 
 @pytest.mark.parametrize("side", [1, 3, 5])
 @pytest.mark.parametrize("mechanism", ["softmax", "inline"])
-def test_mass_and_distance_are_those_of_every_neighbor(mechanism, side):
+def test_mass_and_distance_equal_sums_over_every_neighbor(mechanism, side):
     q, k = 3 * torch.randn(2, 2, 3, TOKENS, 8, dtype=torch.float64)
     weights = softless.attention_weights(q, k, mechanism)
     found = locality(weights, GRID, PREFIX, side=side)
@@ -63,7 +63,7 @@ def test_the_baseline_is_over_the_keys_that_are_seen():
     assert (locality(weights[None, None], GRID, seen=alone).mass_baseline == 1).all()
 
 
-def test_deits_baseline_is_the_papers_less_the_border():
+def test_deits_baseline_is_9_of_197_less_at_the_border():
     found = locality(torch.full((1, 1, 197, 197), 1 / 197), (14, 14), 1)
     inner = found.mass[0, 0].unflatten(0, (14, 14))[1:-1, 1:-1]
     torch.testing.assert_close(inner, torch.full_like(inner, 9 / 197))
@@ -83,7 +83,7 @@ def test_a_query_that_looks_only_at_the_class_token_has_no_mass_and_no_distance(
     assert found.mass.abs().sum() == found.distance.abs().sum() == 0
 
 
-def test_the_share_of_the_residual_is_by_length():
+def test_the_share_of_the_local_residual_is_by_length():
     local, output = 3 * torch.eye(4)[None, None], 4 * torch.eye(4)[None, None]
     assert residual_share(local, output).item() == pytest.approx(3 / 7)
     assert residual_share(0 * local, output).item() == 0

@@ -95,7 +95,7 @@ def test_padding_is_found_in_every_spelling_of_the_scores(dim, dtype, value, sid
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("dim", [8, 24, 48, 64, 80])
-def test_what_is_measured_is_the_same_in_every_spelling(dim, dtype, value):
+def test_findings_are_the_same_in_every_spelling_of_the_scores(dim, dtype, value):
     x = heads(dim, dtype)
     expected = findings(Padded(None, "right", 0.0), x)
     assert expected.confusions.mean > 0
@@ -104,7 +104,7 @@ def test_what_is_measured_is_the_same_in_every_spelling(dim, dtype, value):
         assert_same(found, expected, 1e-4 if dtype == torch.float32 else 1e-9)
 
 
-def test_a_bias_is_no_rounding_however_small_it_is_beside_the_scores():
+def test_a_small_bias_is_not_mistaken_for_rounding():
     bias = torch.randn(HEADS, TOKENS, TOKENS, generator=torch.Generator().manual_seed(0)) * 1e-3
     model = Padded(lambda q, k, mask: q @ k.mT / math.sqrt(q.shape[-1]) + bias + mask, "right", -math.inf)
     with torch.no_grad(), capture(model) as captured:
@@ -117,7 +117,7 @@ def test_a_bias_is_no_rounding_however_small_it_is_beside_the_scores():
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["alone", "and a bias"])
-def test_a_low_number_for_all_keys_of_a_query_hides_none(biased):
+def test_the_same_low_bias_for_all_keys_of_a_query_hides_none_of_them(biased):
     bias = torch.randn(HEADS, TOKENS, TOKENS, generator=torch.Generator().manual_seed(0)).double() * biased
     model = Padded(lambda q, k, mask: q @ k.mT * 100 + bias - 5000.0 + mask, "right", 0.0)
     x = heads(24, torch.float64)

@@ -35,7 +35,7 @@ def brute_rank(matrix):
     return int(torch.linalg.matrix_rank(matrix))
 
 
-def test_ranks_are_those_of_the_matrices():
+def test_ranks_equal_those_of_the_matrices_with_a_column_of_ones():
     k = torch.stack([keys(), keys(3), keys(on_plane=True)])[:, None]
     found = rank_condition(k, "softmax")
     with_one = torch.cat([k, torch.ones(3, 1, KEYS, 1)], -1)
@@ -57,14 +57,14 @@ def test_ranks_do_not_depend_on_the_scale_of_the_keys(scale, dtype):
 
 
 @pytest.mark.parametrize("phi", ["identity", "relu", "elu", "leaky_relu", "softmax"])
-def test_the_matrix_is_that_of_the_features(phi):
+def test_the_rank_condition_is_on_the_features_of_the_keys(phi):
     k = keys()[None, None]
     mapped = softless.algebra.feature_maps.ELEMENTWISE[phi](k)
     expected = torch.linalg.svdvals(torch.cat([mapped, torch.ones(1, 1, KEYS, 1)], -1))
     torch.testing.assert_close(rank_condition(k, softless.mechanism("inline", phi=phi)).singular_values, expected)
 
 
-def test_large_exponentials_have_a_rank():
+def test_the_rank_of_large_exponentials_is_finite():
     found = rank_condition(1000 * keys()[None, None], softless.mechanism("inline", phi="exp"))
     assert found.singular_values.isfinite().all()
 
@@ -77,7 +77,7 @@ def test_keys_that_a_relu_all_but_erased_have_the_rank_of_the_ones():
     assert found.singular_values[0, 0, 0].item() == pytest.approx(KEYS**0.5)
 
 
-def test_padding_has_no_part_in_the_rank():
+def test_padding_takes_no_part_in_the_rank():
     k = keys()[None, None]
     mask = torch.arange(KEYS)[None] < 12
     poisoned = k.masked_fill(~mask[:, None, :, None], torch.nan)
@@ -111,13 +111,13 @@ def test_no_pair_collides_under_subtraction_with_an_injective_map(phi):
 
 @pytest.mark.parametrize("lacking", [{"rank": 3}, {"on_plane": True}])
 @pytest.mark.parametrize("mechanism", ["softmax", "inline"])
-def test_keys_that_fail_the_condition_give_a_pair(mechanism, lacking):
+def test_keys_that_fail_the_rank_condition_have_a_colliding_pair(mechanism, lacking):
     k = keys(**lacking)
     assert_collide(k, mechanism, colliding_pair(k, mechanism))
 
 
 @pytest.mark.parametrize("phi", ["identity", "relu", "leaky_relu", "elu", "exp", "softmax"])
-def test_division_has_a_pair_for_every_map(phi):
+def test_division_has_a_colliding_pair_for_every_feature_map(phi):
     """Proposition 2, on 50 sets of keys."""
     made = softless.mechanism("linear", phi=phi)
     for _ in range(50):
@@ -125,7 +125,7 @@ def test_division_has_a_pair_for_every_map(phi):
         assert_collide(k, made, colliding_pair(k, made))
 
 
-def test_division_has_a_pair_for_a_learned_map():
+def test_division_has_a_colliding_pair_for_a_learned_feature_map():
     made = softless.mechanism("linear", phi="affine_relu")
     for _ in range(20):
         inputs = {"weight": torch.randn(1, DIM, DIM).double(), "bias": torch.randn(1, DIM).double()}
@@ -141,7 +141,7 @@ OTHERS += [softless.mechanism("angular", exact=True), softless.mechanism("inline
 
 
 @pytest.mark.parametrize("mechanism", OTHERS, ids=str)
-def test_maps_that_forget_something_of_a_query_have_a_pair(mechanism):
+def test_feature_maps_that_lose_a_part_of_a_query_have_a_colliding_pair(mechanism):
     k = keys()
     assert_collide(k, mechanism, colliding_pair(k, mechanism))
 
@@ -165,31 +165,31 @@ EQUAL_KEYS = [
 
 @pytest.mark.parametrize("value", [0.0, 0.3, -2.0])
 @pytest.mark.parametrize("mechanism", EQUAL_KEYS, ids=str)
-def test_equal_keys_give_a_pair_zero_or_not(mechanism, value):
+def test_equal_keys_have_a_colliding_pair_zero_or_not(mechanism, value):
     k = torch.full((KEYS, DIM), value, dtype=torch.float64)
     assert_collide(k, mechanism, colliding_pair(k, mechanism))
 
 
 @pytest.mark.parametrize("mechanism", ["softmax", "inline"])
-def test_a_search_that_starts_at_zero_finds_a_pair(mechanism):
+def test_a_search_that_starts_at_zero_finds_a_colliding_pair(mechanism):
     k = keys(3)
     assert_collide(k, mechanism, colliding_pair(k, mechanism, q=torch.zeros(DIM)))
 
 
-def test_softmax_is_not_accused_of_what_rounding_does():
+def test_rounding_makes_no_colliding_pair_under_softmax():
     """Scores of a million: rows of q and 2q are the same in floating point, and different in truth."""
     assert colliding_pair(1e6 * keys(), "softmax") is None
     assert colliding_pair(keys(), "softmax", q=1e6 * torch.randn(DIM)) is None
 
 
-def test_the_search_starts_where_it_is_told():
+def test_the_search_for_a_pair_starts_at_the_given_query():
     k, q = keys(), torch.randn(DIM, dtype=torch.float64)
     p, other = colliding_pair(k, softless.mechanism("linear", phi="identity"), q=q)
     for each in (p, other):
         assert torch.nn.functional.cosine_similarity(each, q, dim=0).item() == pytest.approx(1)
 
 
-def test_keys_of_half_precision_are_taken():
+def test_colliding_pair_takes_keys_in_half_precision():
     assert colliding_pair(keys().bfloat16(), softless.mechanism("linear", phi="relu")) is not None
 
 

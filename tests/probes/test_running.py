@@ -27,7 +27,7 @@ def folded(samples: torch.Tensor, cuts: list[int]) -> Running:
 @given(
     st.integers(1, 60), st.lists(st.integers(0, 60), max_size=5), st.sampled_from([0.0, 1.0, 1e6]), st.integers(0, 99)
 )
-def test_any_portions_give_what_all_samples_at_once_give(count, cuts, offset, seed):
+def test_merged_portions_equal_all_samples_at_once(count, cuts, offset, seed):
     samples = torch.randn(count, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + offset
     found, whole = folded(samples, [cut for cut in cuts if cut < count]), observe(samples)
     assert found.n == whole.n == count
@@ -35,9 +35,9 @@ def test_any_portions_give_what_all_samples_at_once_give(count, cuts, offset, se
     torch.testing.assert_close(found.squares, whole.squares, rtol=1e-9, atol=1e-9 * (1 + offset * 1e-6))
 
 
-def test_the_interval_is_students():
+def test_the_interval_of_a_mean_is_students():
     samples = torch.tensor([3.0, 5.0, 4.0, 8.0, 6.5])
-    found = observe(samples).estimate()
+    found = observe(samples).estimates()[0]
     low, high = stats.t.interval(0.95, 4, samples.mean().item(), stats.sem(samples.numpy()))
     assert found.mean == pytest.approx(5.3)
     assert (found.low, found.high) == pytest.approx((low, high), rel=1e-6)
@@ -49,21 +49,21 @@ def test_students_points_are_those_of_the_tables(degrees):
     assert student(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), abs=3e-4)
 
 
-def test_more_degrees_are_never_less_sure():
+def test_more_degrees_of_freedom_never_widen_the_interval():
     points = [student(degrees) for degrees in range(1, 50)]
     assert points == sorted(points, reverse=True)
     assert points[-1] > NormalDist().inv_cdf(0.975)
 
 
 def test_a_single_sample_has_a_mean_and_no_interval():
-    assert observe(torch.tensor([7.0])).estimate() == Estimate(7.0, None, None, 1)
+    assert observe(torch.tensor([7.0])).estimates()[0] == Estimate(7.0, None, None, 1)
 
 
-def test_heads_have_an_interval_each():
+def test_every_head_has_its_own_interval():
     samples = torch.randn(20, 3)
     found = observe(samples).estimates()
     for head, each in enumerate(found):
-        alone = observe(samples[:, head]).estimate()
+        alone = observe(samples[:, head]).estimates()[0]
         assert (each.mean, each.low, each.high) == pytest.approx((alone.mean, alone.low, alone.high))
 
 
@@ -76,7 +76,7 @@ def test_the_interval_holds_the_true_mean_in_95_of_100_studies(count):
     assert abs(share - 0.95) < 0.014
 
 
-def test_the_interval_of_portions_holds_it_as_often():
+def test_the_interval_of_merged_portions_holds_the_true_mean_as_often():
     draws = torch.randn(12, 4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     share = sum(each.low <= 0 <= each.high for each in folded(draws, [2, 3, 7]).estimates()) / 4000
     assert abs(share - 0.95) < 0.014
@@ -90,7 +90,7 @@ def test_a_proportion_has_wilsons_interval(successes):
     assert (found.low, found.high) == pytest.approx((exact.low, exact.high), abs=1e-12)
 
 
-def test_a_proportion_of_all_is_still_unsure():
+def test_a_proportion_of_all_samples_still_has_an_interval():
     assert proportion(360, 360).low < 0.99
 
 
@@ -116,11 +116,11 @@ def test_every_count_lies_between_the_edges_of_its_bin(values):
 
 
 @given(counts, counts)
-def test_two_lots_add_up_to_the_histogram_of_both(a, b):
+def test_histograms_of_two_sets_add_up_to_the_histogram_of_both(a, b):
     both = histogram(torch.tensor(a + b, dtype=torch.long))
     assert histogram(torch.tensor(a, dtype=torch.long)) + histogram(torch.tensor(b, dtype=torch.long)) == both
 
 
-def test_nothing_is_an_empty_histogram():
+def test_no_samples_have_an_empty_histogram():
     assert histogram(torch.tensor([], dtype=torch.long)) == Histogram()
     assert Histogram() + Histogram() == Histogram()

@@ -53,7 +53,7 @@ def volume_by_hand(row: list[float]) -> float:
     return math.prod(n * gap / (2 * m) for gap in gaps) ** (1 / n)
 
 
-def test_every_number_is_that_of_the_formula():
+def test_every_measure_of_a_row_equals_its_formula():
     scores = masked_scores()
     found = spread(scores)
     for place in torch.cartesian_prod(*map(torch.arange, scores.shape[:3])).tolist():
@@ -69,7 +69,7 @@ def test_the_first_order_error_never_exceeds_its_bound(row):
 
 
 @given(rows, st.floats(-50, 50))
-def test_a_constant_added_to_a_row_changes_nothing(row, constant):
+def test_a_constant_added_to_a_row_changes_no_measure(row, constant):
     scores = torch.tensor(row, dtype=torch.float64)[None, None, None]
     for before, after in zip(vars(spread(scores)).values(), vars(spread(scores + constant)).values(), strict=True):
         torch.testing.assert_close(before, after, rtol=1e-9, atol=1e-9)
@@ -110,14 +110,14 @@ def test_two_heaps_of_scores_fill_little_however_far_they_are_apart():
     assert found.volume[1] > 6
 
 
-def test_a_query_that_sees_nothing_has_zeros():
+def test_a_query_that_sees_no_key_has_zeros():
     found = spread(torch.full((1, 1, 1, 4), -torch.inf))
     assert all(value.item() == 0 for value in vars(found).values())
     kept, discarded = filtered(torch.full((1, 1, 1, 4), -torch.inf))
     assert kept.abs().sum() == discarded.abs().sum() == 0
 
 
-def test_kept_and_discarded_are_those_of_the_threshold_report():
+def test_kept_and_discarded_equal_those_of_the_threshold_report():
     q, k = 2 * torch.randn(2, 2, 3, 9, 8, dtype=torch.float64)
     mask = torch.rand(2, 9) < 0.8
     mask[:, 0] = True
@@ -136,7 +136,7 @@ def test_a_larger_tau_keeps_more():
     assert (kept[..., -1] == 1).all()
 
 
-def test_effective_rank_is_that_of_the_singular_values():
+def test_effective_rank_equals_its_formula_over_the_singular_values():
     scores = torch.randn(2, 3, 6, 9, dtype=torch.float64)
     for each in (scores, scores.mT):
         values = torch.linalg.svdvals(each - each.mean(-1, keepdim=True))
@@ -145,7 +145,7 @@ def test_effective_rank_is_that_of_the_singular_values():
 
 
 @pytest.mark.parametrize("rank", [1, 2, 5])
-def test_equal_directions_count_as_their_number(rank):
+def test_effective_rank_of_equal_directions_is_their_number(rank):
     basis = torch.linalg.qr(torch.cat([torch.ones(12, 1), torch.randn(12, 11)], 1).double()).Q[:, 1 : rank + 1]
     left = torch.linalg.qr(torch.randn(10, rank, dtype=torch.float64)).Q
     scores = left @ basis.T + 7  # rows that sum to nothing, and a constant that no softmax sees

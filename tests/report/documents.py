@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from softless.data.digits import DigitImages
+from softless.data.sources import DigitImages
 
 LAYERS = tuple(f"blocks.{index}.attn" for index in range(4))
 TOKENS, SIDE = 64, 8

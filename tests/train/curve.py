@@ -18,11 +18,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 
 from softless.data import open_splits
-from softless.train.assemble import Runtime, build, feed
 from softless.train.devices import Devices
-from softless.train.loop import Job, fit
-from softless.train.randomness import seed_all
-from softless.train.recipe_file import read_recipe
+from softless.train.loop import Job, fit, seed_all
+from softless.train.recipe import read_recipe
+from softless.train.tasks.classify import Classification, build, image_loader
 from tests.train.jobs import Quiet
 
 KEPT = Path(__file__).parents[1] / "golden/curves/inline_deit.json"
@@ -42,20 +41,15 @@ def losses(dtype: torch.dtype = torch.float32) -> list[float]:
     recipe = read_recipe("digits", [("lr", "4e-3"), ("model.dims", "24"), ("model.drop_path_rate", "0.1")])
     recipe = replace(recipe, batch=28, epochs=2, log_every=1, evaluate_every=2)
     devices, watch, parts = Devices("cpu"), Quiet(), open_splits("digits")
-    feeds = [feed(part, recipe, 0, devices, Runtime(), train=part is parts[0]) for part in parts]
+    train, test = (image_loader(part, recipe, 0, devices, train=part is parts[0]) for part in parts)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         seed_all(0, -1, 0)
         model = build(recipe.model, recipe.image_size, 10).to(dtype)
         with tempfile.TemporaryDirectory() as folder:
-            train, test = feeds
-            fit(
-                Job(
-                    model=model, train=train, test=test, recipe=recipe, folder=Path(folder), devices=devices,
-                    watch=watch, about={},
-                )
-            )  # fmt: skip
+            task = Classification(model, parts, train, test, recipe)
+            fit(Job(task=task, recipe=recipe, folder=Path(folder), devices=devices, watch=watch, about={}))
     finally:
         torch.set_num_threads(threads)
     return [numbers["loss"] for _, numbers in watch.lines if "loss" in numbers][:UPDATES]

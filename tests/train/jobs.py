@@ -18,11 +18,11 @@ from torch import nn
 from softless.data.augment import Augment
 from softless.data.images import Sample
 from softless.io import checkpoint
-from softless.train.assemble import Runtime, feed
 from softless.train.devices import Devices
 from softless.train.loop import Job
 from softless.train.recipe import Recipe
 from softless.train.run import Run
+from softless.train.tasks.classify import Classification, image_loader
 
 PLAIN = Augment(
     crop="none", flip=0.0, operations=0, erase=0.0, crop_share=1.0, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)
@@ -97,14 +97,13 @@ def job(folder: Path, *, model: nn.Module | None = None, resume: bool = False, *
     options = {key: changes.pop(key) for key in ("seed", "teacher", "watch", "devices") if key in changes}
     recipe = replace(RECIPE, **changes)
     devices = options.pop("devices", None) or Devices("cpu", recipe.precision)
-    feeds = [
-        feed(Pictures(count, seed), recipe, options.get("seed", 0), devices, Runtime(), train=seed == 0)
-        for count, seed in ((130, 0), (40, 1))
-    ]
+    splits = Pictures(130, 0), Pictures(40, 1)
+    train, test = (
+        image_loader(part, recipe, options.get("seed", 0), devices, train=part is splits[0]) for part in splits
+    )
+    model = network() if model is None else model
     return Job(
-        model=network() if model is None else model,
-        train=feeds[0],
-        test=feeds[1],
+        task=Classification(model, splits, train, test, recipe, options.pop("teacher", None)),
         recipe=recipe,
         folder=folder,
         devices=devices,
@@ -125,7 +124,8 @@ def digest(folder: Path, generators: bool = True) -> str:
             for name, tensor in sorted(found.parts[part].items()):
                 total.update(f"{part}/{name}/{tensor.dtype}".encode() + tensor.numpy().tobytes())
         numbers += [{"step": found.step}, found.state]
-    timeless = [{key: value for key, value in each.items() if key != "seconds"} for each in numbers]
+    measured = ("seconds", "machine")  # the machine's load is among its facts
+    timeless = [{key: value for key, value in each.items() if key not in measured} for each in numbers]
     total.update(json.dumps(timeless, sort_keys=True).encode() + run.log.read_bytes())
     if generators:
         total.update(torch.get_rng_state().numpy().tobytes())

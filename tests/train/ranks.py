@@ -18,6 +18,7 @@ import shutil
 import signal
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -27,15 +28,15 @@ from torch import nn
 
 from softless.errors import FileError
 from softless.models.blocks import Stage
-from softless.train import state
-from softless.train.assemble import Runtime, feed, train
+from softless.train import snapshot
+from softless.train.assemble import Runtime, train
 from softless.train.devices import Devices
 from softless.train.engine import Engine
-from softless.train.evaluate import evaluate
 from softless.train.loop import fit
-from softless.train.objective import Objective
-from softless.train.recipe import Recipe
-from softless.train.recipe_file import read_recipe
+from softless.train.metrics import ClassCounts
+from softless.train.recipe import Recipe, read_recipe
+from softless.train.tasks import all_skipped, evaluate
+from softless.train.tasks.classify import ClassificationLoss, image_loader
 from tests.train.jobs import RECIPE, SMALL, Pictures, Quiet, job
 
 EXACT = {"mixup": 0.0, "cutmix": 0.0, "checkpoint_every": 5}
@@ -63,10 +64,10 @@ class Blocks(nn.Module):
 def update(model, devices, images, labels, **changes):
     """Two updates on this rank's share; the weights and the norm of the last gradient."""
     recipe = Recipe(batch=len(labels), warmup_epochs=0, lr=1e-2, ema=0.5, clip=0.1, **changes)
-    engine = Engine(model, recipe, devices, Objective(recipe, 3), 5)
+    engine = Engine(model, recipe, devices, ClassificationLoss(recipe, 3), 5)
     for _ in range(2):
-        engine.update(images[devices.rank :: devices.ranks], labels[devices.rank :: devices.ranks])
-    parts, _ = state.pack(engine)
+        engine.update((images[devices.rank :: devices.ranks], labels[devices.rank :: devices.ranks]))
+    parts, _ = snapshot.pack(engine)
     return parts, engine.norms[-1].item(), engine.losses[-1].item()
 
 
@@ -103,13 +104,13 @@ def uneven(devices, alone):
     for count, cache in itertools.product((1, 25), (True, False)):
         scores = []
         for model, where in ((shared, devices), (whole, alone)):
-            images = feed(Pictures(count, 1), replace(RECIPE, cache=cache), 0, where, Runtime(), train=False)
-            tally = evaluate(model, images, where)
-            scores.append((tally.scores(), tally.answers()))
+            images = image_loader(Pictures(count, 1), replace(RECIPE, cache=cache), 0, where, train=False)
+            counts = evaluate(model, images, partial(ClassCounts, 3, count, where.device), where)
+            scores.append((counts.scores(), counts.answers()))
         found.append([(each.images, each.top1, each.loss, asdict(answers)) for each, answers in scores])
-    images = feed(Pictures(9, 1), RECIPE, 0, devices, Runtime(), train=False)
-    images.damage.skipped[f"picture {8 - devices.rank}"] = "it is empty"
-    skipped = images.skipped(devices)
+    images = image_loader(Pictures(9, 1), RECIPE, 0, devices, train=False)
+    images.skipped[f"picture {8 - devices.rank}"] = "it is empty"
+    skipped = all_skipped(images, devices)
     signal.alarm(0)
     return {"scores": found, "skipped": skipped}
 

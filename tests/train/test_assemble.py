@@ -8,10 +8,11 @@ from safetensors.torch import save_file
 
 from softless.errors import ArgumentError, FileError
 from softless.io import checkpoint
-from softless.train.assemble import Runtime, agree, build, describe, feed, train
+from softless.train.assemble import Runtime, agree, describe, train
 from softless.train.devices import Devices
-from softless.train.recipe_file import read_recipe
+from softless.train.recipe import read_recipe
 from softless.train.run import Run
+from softless.train.tasks.classify import build, image_loader
 from tests.train.jobs import RECIPE, SMALL, Killed, Pictures
 
 
@@ -19,7 +20,7 @@ class Looking(Killed):
     """At the weights a training begins with."""
 
     def begin(self, job, parameters):
-        self.first = next(job.model.parameters()).detach().clone()
+        self.first = next(job.task.model.parameters()).detach().clone()
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def given(tmp_path):
     return tmp_path / "weights.safetensors", next(model.parameters()).detach()
 
 
-def test_killed_before_its_first_save_a_run_begins_with_its_weights_again(start, given, tmp_path):
+def test_a_run_killed_before_its_first_save_restarts_from_its_init_weights(start, given, tmp_path):
     path, expected = given
     assert torch.equal(start(1, init=path), expected)
     assert not checkpoint.any_in(Run(tmp_path / "run").last)
@@ -57,21 +58,21 @@ def test_killed_before_its_first_save_a_run_begins_with_its_weights_again(start,
     assert torch.equal(start(1, resume=True, init=path), expected)
 
 
-def test_once_it_has_a_checkpoint_a_run_can_do_without_the_weights_it_began_with(start, given):
+def test_a_run_with_a_checkpoint_resumes_without_its_init_file(start, given):
     path, _ = given
     start(3, init=path)
     path.unlink()
     start(resume=True, init=path)
 
 
-def test_a_batch_has_an_image_for_every_process():
+def test_a_batch_smaller_than_the_number_of_processes_is_refused():
     devices = Devices("cpu")
     devices.ranks = 2
     with pytest.raises(ArgumentError, match="batch of 1 is too small: it needs at least one image for each of 2 proc"):
-        feed(Pictures(9), replace(RECIPE, batch=1, mixup=0.0, cutmix=0.0), 0, devices, Runtime(), train=False)
+        image_loader(Pictures(9), replace(RECIPE, batch=1, mixup=0.0, cutmix=0.0), 0, devices, train=False)
 
 
-def test_a_rank_that_comes_late_does_not_take_the_run_that_begins_for_another(start, tmp_path, monkeypatch):
+def test_ranks_wait_for_each_other_before_the_first_one_writes_run_json(start, tmp_path, monkeypatch):
     """Until ranks have waited for each other once, a slower one may still be looking for a run."""
     begun = []
     monkeypatch.setattr(Devices, "wait", lambda _: begun.append(Run(tmp_path / "run").about.exists()))
@@ -83,7 +84,7 @@ def about(recipe):
     return describe(recipe, None, Pictures(9), Pictures(3, 1), 0, None, None)
 
 
-def test_a_key_that_came_after_a_run_has_its_default_there():
+def test_a_recipe_key_missing_in_an_old_run_takes_its_default():
     now = about(read_recipe("digits"))
     before = about(read_recipe("digits"))
     del before["init"], before["recipe"]["accumulate"], before["recipe"]["augment"]["area"]
@@ -92,7 +93,7 @@ def test_a_key_that_came_after_a_run_has_its_default_there():
         agree(before, about(read_recipe("digits", [("accumulate", "2")])), "the run")
 
 
-def test_prose_may_change_and_a_document_without_a_recipe_is_one_sentence():
+def test_recipe_prose_may_change_and_a_run_json_without_a_recipe_is_an_error():
     now = about(read_recipe("digits"))
     agree(about(read_recipe("digits", [("cost", "much")])), now, "the run")
     with pytest.raises(FileError, match=r"the run: its run.json lacks 'recipe'"):

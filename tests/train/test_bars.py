@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from softless.train.loop import Loop
-from softless.train.stop import Stop
+from softless.train.loop import Loop, Stop
 from tests.train.jobs import Quiet, job
 
 ROOT = Path(__file__).parents[2]

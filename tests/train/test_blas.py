@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from softless.train import loop
-from softless.train.blas import by_blas
+from softless.train.devices import by_blas
 from tests.train.jobs import Quiet, job
 
 
@@ -18,26 +18,26 @@ def mkldnn(monkeypatch):
     return library
 
 
-def test_float32_does_without_it_until_the_end(mkldnn):
+def test_float32_turns_onednn_off_inside_the_context_only(mkldnn):
     with by_blas():
         assert not mkldnn.enabled
     assert mkldnn.enabled
 
 
-def test_an_error_brings_it_back(mkldnn):
+def test_onednn_is_on_again_after_an_error(mkldnn):
     with pytest.raises(ZeroDivisionError), by_blas():
         raise ZeroDivisionError
     assert mkldnn.enabled
 
 
-def test_who_has_it_off_keeps_it_off(mkldnn):
+def test_onednn_stays_off_if_it_was_off_before(mkldnn):
     mkldnn.enabled = False
     with by_blas():
         assert not mkldnn.enabled
     assert not mkldnn.enabled
 
 
-def test_half_precision_and_other_processors_keep_it(mkldnn):
+def test_half_precision_and_other_processors_keep_onednn_on(mkldnn):
     with by_blas("bf16"):
         assert mkldnn.enabled
     mkldnn.is_acl_available = lambda: False
@@ -45,7 +45,7 @@ def test_half_precision_and_other_processors_keep_it(mkldnn):
         assert mkldnn.enabled
 
 
-def test_a_training_does_without_it(mkldnn, tmp_path):
+def test_a_training_runs_with_onednn_off(mkldnn, tmp_path):
     class Looks(Quiet):
         def tick(self, step):
             super().tick(step)

@@ -7,9 +7,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from softless.errors import FileError
-from softless.train.board import Board
 from softless.train.loop import fit
-from softless.train.run import Run
+from softless.train.run import Board, Run
 from tests.train.jobs import Killed, job
 
 
@@ -22,7 +21,7 @@ def no_room():
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_the_curves_are_those_of_the_log_also_where_a_run_went_back(tmp_path):
+def test_tensorboard_curves_match_the_log_after_a_resumed_run(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fit(job(tmp_path, watch=Killed(5)))
     fit(job(tmp_path, resume=True))
@@ -36,20 +35,20 @@ def test_the_curves_are_those_of_the_log_also_where_a_run_went_back(tmp_path):
 
 
 @pytest.mark.usefixtures("no_room")
-def test_curves_that_find_no_room_are_one_sentence(tmp_path):
+def test_curves_on_a_full_disk_raise_a_file_error(tmp_path):
     board = Board(tmp_path / "curves", 0)
     with pytest.raises(FileError, match=r"the curves in .*/curves cannot be written: File too large"):
         board.add("train", {f"number {n}": float(n) for n in range(100)}, 1)
     board.close()
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+def test_a_curve_folder_that_cannot_be_created_raises_a_file_error(tmp_path):
     (tmp_path / "curves").write_text("a file")
     with pytest.raises(FileError, match=r"the curves in .*/curves cannot be written: File exists"):
         Board(tmp_path / "curves", 0)
 
 
-def test_of_two_reasons_the_first_is_told(tmp_path, monkeypatch):
+def test_an_error_in_training_is_raised_before_an_error_in_closing(tmp_path, monkeypatch):
     def close(_):
         raise FileError("the curves cannot be written")
 

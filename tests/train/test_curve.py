@@ -7,7 +7,7 @@ import pytest
 from tests.train.curve import KEPT, UPDATES, alone, machine
 
 
-def test_a_hundred_losses_are_those_that_were_committed():
+def test_a_hundred_losses_match_the_committed_curve_bitwise():
     """Bit by bit where torch and the processor's instructions are the same, to 1e-4 elsewhere."""
     kept = json.loads(KEPT.read_text())
     expected = [float.fromhex(text) for text in kept.pop("losses")]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from softless.data import damage
+from softless.data import reading
 from softless.errors import ArgumentError, FileError
 from softless.study import grid
 from softless.study.grid import Schedule, Silent, read_record, run_grid
@@ -22,9 +22,9 @@ from softless.study.twin_run import Task, decoded_set, execute, trained_twin
 from softless.study.twins import Twin, twins_named
 from softless.study.workers import Pack
 from softless.train.assemble import Runtime
+from softless.train.loop import Interrupted
 from softless.train.metrics import Answers
-from softless.train.recipe_file import read_recipe
-from softless.train.stop import Interrupted
+from softless.train.recipe import read_recipe
 
 ROOT = Path(__file__).parents[2]
 TINY = read_recipe(str(ROOT / "tests/commands/quick.toml"), [("epochs", "3"), ("checkpoint_every", "1")])
@@ -194,9 +194,9 @@ def test_one_bad_twin_is_recorded_and_the_others_run(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_is_a_result(tmp_path, monkeypatch):
-    from softless.train.objective import Objective
+    from softless.train.tasks.classify import ClassificationLoss
 
-    monkeypatch.setattr(Objective, "__call__", lambda _self, model, pixels, _labels: model(pixels).sum() * float("nan"))
+    monkeypatch.setattr(ClassificationLoss, "__call__", lambda _self, model, part: model(part[0]).sum() * float("nan"))
     found, _ = ran(tmp_path, ids=("linear-identity",), seeds=(0,))
     (record,) = found.records
     assert (record["status"], record["accuracy"], record["curve"]) == ("diverged", None, [])
@@ -267,7 +267,7 @@ def test_a_damaged_grid_is_one_sentence(tmp_path, text):
 
 
 def test_images_that_are_skipped_are_counted_and_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(damage, "LIMIT", 0.1)
+    monkeypatch.setattr(reading, "LIMIT", 0.1)
     for number in range(48):
         path = tmp_path / "images" / ("train" if number < 40 else "val") / f"class {number % 2}" / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -310,7 +310,7 @@ def test_a_grid_killed_again_and_again_ends_as_if_it_had_not_been(whole, tmp_pat
         from pathlib import Path
         from softless.train.assemble import Runtime
         from softless.study.grid import run_grid
-        from softless.train.recipe_file import read_recipe
+        from softless.train.recipe import read_recipe
         from softless.study.twins import twins_named
         recipe = read_recipe("tests/commands/quick.toml", [("epochs", "3"), ("checkpoint_every", "1")])
         twins = twins_named(["softmax", "inline-local"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import top_k_accuracy_score
 
-from softless.train.metrics import Answers, Tally
+from softless.train.metrics import Answers, ClassCounts
 
 CPU = torch.device("cpu")
 
@@ -25,13 +25,13 @@ def ece(logits, labels, bins=15):
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5, 10])
-def test_scores_are_what_they_are_called(classes):
+def test_scores_match_their_definitions(classes):
     logits, labels = 3 * torch.randn(400, classes), torch.randint(0, classes, (400,))
     logits[torch.arange(400), labels] += 2
-    tally = Tally(classes, 400, CPU)
+    counts = ClassCounts(classes, 400, CPU)
     for parts in zip(*(each.split(64) for each in (logits, labels, torch.arange(400))), strict=True):
-        tally.add(*parts)
-    scores = tally.scores()
+        counts.count(*parts)
+    scores = counts.scores()
     exact, truth = logits.double().numpy(), labels.numpy()
     assert scores.images == 400
     assert scores.top1 == (exact.argmax(1) == truth).mean()
@@ -46,18 +46,18 @@ def test_scores_are_what_they_are_called(classes):
 
 
 def test_a_class_without_images_has_no_accuracy():
-    tally = Tally(3, 2, CPU)
-    tally.add(torch.eye(3)[:2], torch.tensor([0, 1]), torch.tensor([0, 1]))
-    assert tally.scores().by_class == (1.0, 1.0, None)
+    counts = ClassCounts(3, 2, CPU)
+    counts.count(torch.eye(3)[:2], torch.tensor([0, 1]), torch.tensor([0, 1]))
+    assert counts.scores().by_class == (1.0, 1.0, None)
 
 
-def test_the_sums_of_ranks_are_the_whole():
+def test_counts_of_ranks_add_up_to_those_of_one_process():
     logits, labels = torch.randn(101, 7), torch.randint(0, 7, (101,))
-    whole, ranks = Tally(7, 101, CPU), [Tally(7, 101, CPU) for _ in range(3)]
-    whole.add(logits, labels, torch.arange(101))
-    for rank, tally in enumerate(ranks):
-        tally.add(logits[rank::3], labels[rank::3], torch.arange(101)[rank::3])
-    for tensors in zip(*(tally.tensors() for tally in ranks), strict=True):
+    whole, ranks = ClassCounts(7, 101, CPU), [ClassCounts(7, 101, CPU) for _ in range(3)]
+    whole.count(logits, labels, torch.arange(101))
+    for rank, counts in enumerate(ranks):
+        counts.count(logits[rank::3], labels[rank::3], torch.arange(101)[rank::3])
+    for tensors in zip(*(counts.tensors() for counts in ranks), strict=True):
         tensors[0].copy_(sum(tensors))
     ours, theirs = ranks[0].scores(), whole.scores()
     assert (ours.images, ours.top1, ours.top5, ours.by_class) == (101, theirs.top1, theirs.top5, theirs.by_class)
@@ -66,30 +66,30 @@ def test_the_sums_of_ranks_are_the_whole():
     assert math.isclose(ours.loss, theirs.loss, rel_tol=1e-6)
 
 
-def test_sure_and_right_is_calibrated_and_sure_and_wrong_is_not():
+def test_confident_right_answers_are_calibrated_and_wrong_ones_are_not():
     for labels, expected in ((torch.tensor([0, 1]), 0.0), (torch.tensor([1, 0]), 1.0)):
-        tally = Tally(2, 2, CPU)
-        tally.add(100 * torch.eye(2), labels, torch.tensor([0, 1]))
-        assert tally.scores().ece == expected
+        counts = ClassCounts(2, 2, CPU)
+        counts.count(100 * torch.eye(2), labels, torch.tensor([0, 1]))
+        assert counts.scores().ece == expected
 
 
-def test_answers_come_in_the_order_of_the_set_whatever_order_the_images_come_in():
+def test_answers_are_in_the_order_of_the_set_for_any_order_of_batches():
     logits, labels, order = torch.randn(101, 7), torch.randint(0, 7, (101,)), torch.randperm(101)
-    tally = Tally(7, 101, CPU)
+    counts = ClassCounts(7, 101, CPU)
     for ids in order.split(16):
-        tally.add(logits[ids], labels[ids], ids)
-    assert tally.answers().bits().tolist() == (logits.argmax(1) == labels).tolist()
-    assert tally.answers().bits().mean() == pytest.approx(tally.scores().top1)
+        counts.count(logits[ids], labels[ids], ids)
+    assert counts.answers().bits().tolist() == (logits.argmax(1) == labels).tolist()
+    assert counts.answers().bits().mean() == pytest.approx(counts.scores().top1)
 
 
 def test_images_that_were_skipped_have_no_answer():
-    tally = Tally(2, 5, CPU)
-    tally.add(torch.eye(2), torch.tensor([0, 0]), torch.tensor([4, 1]))
-    assert (tally.answers().images, tally.answers().bits().tolist()) == (2, [False, True])
+    counts = ClassCounts(2, 5, CPU)
+    counts.count(torch.eye(2), torch.tensor([0, 0]), torch.tensor([4, 1]))
+    assert (counts.answers().images, counts.answers().bits().tolist()) == (2, [False, True])
 
 
 @pytest.mark.parametrize("images", [0, 1, 7, 8, 9, 360])
-def test_answers_are_a_bit_per_image_and_come_back_as_they_were(images):
+def test_packed_answers_unpack_to_the_same_bits(images):
     right = np.random.default_rng(0).random(images) < 0.7
     packed = Answers.of(right)
     assert packed.bits().tolist() == right.tolist()

@@ -10,9 +10,8 @@ from torch import nn
 from softless.errors import NonFiniteError
 from softless.io import checkpoint
 from softless.train.devices import Devices
-from softless.train.loop import Loop, fit
+from softless.train.loop import Interrupted, Loop, fit
 from softless.train.run import Run
-from softless.train.stop import Interrupted
 from tests.train.jobs import Quiet, digest, job, network
 from tests.train.test_resume import Impatient
 
@@ -70,7 +69,7 @@ class Keeping(Quiet):
 
 @pytest.mark.parametrize("value", BAD)
 @pytest.mark.parametrize("where", ["loss", "gradient", "data"])
-def test_training_stops_before_the_update_and_names_the_batch(tmp_path, where, value):
+def test_a_nonfinite_update_is_not_made_and_its_batch_is_reported(tmp_path, where, value):
     model = Spoiled(where, BAD[value], at=7)
     work = job(tmp_path, model=model, **FINITE)
     with pytest.raises(NonFiniteError, match=r"update 7 was not made: .*the checkpoint of update 6 is kept"):
@@ -91,25 +90,23 @@ def test_training_stops_before_the_update_and_names_the_batch(tmp_path, where, v
 
 def batch_of(folder, step):
     """The images of an update, from the sampler alone."""
-    feed = job(folder).train
-    epoch, index = divmod(step, feed.per_epoch)
-    feed.begin(epoch)
-    return list(feed)[index].ids.tolist()
+    batches = job(folder).task.train
+    epoch, index = divmod(step, batches.per_epoch)
+    batches.sampler.set_epoch(epoch)
+    return list(batches)[index].ids.tolist()
 
 
-def test_where_the_host_does_not_look_the_device_leaves_out_every_later_update(tmp_path):
+def test_the_device_skips_every_update_after_a_nonfinite_one(tmp_path):
     """As on a GPU, where the flag is read every log_every updates: the weights are still those of the last good one."""
     model = Spoiled("loss", float("nan"), at=1)
     loop = Loop(job(tmp_path, model=model, log_every=50, **FINITE))
     with loop.ledger:
-        feed, engine = loop.job.train, loop.engine
-        feed.begin(0)
-        batches = [feed.finish(batch, 0) for batch in feed]
-        engine.update(*batches[0])
+        batches, engine = list(loop.task.train), loop.engine
+        engine.update(batches[0])
         after = weights(model)
         moments = [state["exp_avg"].clone() for state in engine.optimizer.state.values()]
         for batch in batches[1:]:
-            engine.update(*batch)
+            engine.update(batch)
         assert all(torch.equal(tensor, after[name]) for name, tensor in model.state_dict().items())
         states = list(engine.optimizer.state.values())
         assert all(torch.equal(state["exp_avg"], before) for state, before in zip(states, moments, strict=True))
@@ -125,7 +122,7 @@ def test_a_run_that_failed_can_go_on_once_its_cause_is_gone(tmp_path):
     assert fit(job(tmp_path, model=Spoiled("loss", 0.0, at=7), resume=True, **FINITE)).steps == 10
 
 
-def test_before_the_first_save_there_is_nothing_to_keep(tmp_path):
+def test_a_failure_before_the_first_save_says_that_no_checkpoint_exists(tmp_path):
     with pytest.raises(NonFiniteError, match="no checkpoint had been saved"):
         fit(job(tmp_path, model=Spoiled("data", float("inf"), at=0), **FINITE))
 
@@ -170,7 +167,7 @@ def test_gradients_that_always_overflow_in_fp16_stop_the_training(tmp_path):
     assert not (tmp_path / "result.json").exists()
 
 
-def test_a_count_of_overflows_goes_on_where_it_was(tmp_path):
+def test_a_resumed_run_goes_on_counting_overflows(tmp_path):
     endings = []
     for cuts in ([], [30]):
         folder = tmp_path / str(cuts)

@@ -9,8 +9,8 @@ from softless.study.twin_run import Task
 from softless.study.twins import Twin, twins_named
 from softless.study.workers import Pack, work
 from softless.train.assemble import Runtime
-from softless.train.recipe_file import read_recipe
-from softless.train.stop import Interrupted
+from softless.train.loop import Interrupted
+from softless.train.recipe import read_recipe
 
 ROOT = Path(__file__).parents[2]
 TINY = read_recipe(str(ROOT / "tests/commands/quick.toml"))

@@ -83,7 +83,7 @@ def middle(folder, place):
     return place
 
 
-def test_two_ranks_make_the_update_of_one(pair):
+def test_an_update_of_two_ranks_equals_that_of_one(pair):
     folder, _, _, said = pair
     assert (folder / "compare.json").exists(), said
     found = json.loads((folder / "compare.json").read_text())
@@ -91,7 +91,7 @@ def test_two_ranks_make_the_update_of_one(pair):
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
-def test_a_training_of_two_ranks_is_that_of_one(pair, alone, way):
+def test_a_training_of_two_ranks_equals_that_of_one(pair, alone, way):
     folder, *_ = pair
     assert gap(folder / way, alone) <= EXACTLY
     logs = [
@@ -117,7 +117,7 @@ def test_ranks_with_unequally_many_images_evaluate_together(pair, way):
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
-def test_what_two_ranks_saved_one_goes_on_with(pair, alone, way, tmp_path):
+def test_one_rank_resumes_a_checkpoint_of_two(pair, alone, way, tmp_path):
     folder, *_ = pair
     place = middle(folder / way, tmp_path / "one")
     fit(job(place, model=Blocks(), resume=True, **EXACT))
@@ -125,7 +125,7 @@ def test_what_two_ranks_saved_one_goes_on_with(pair, alone, way, tmp_path):
 
 
 @pytest.mark.parametrize(("way", "theirs"), [("ddp", "step-00000005"), ("fsdp", "none")])
-def test_ranks_that_see_different_checkpoints_do_not_go_on(pair, way, theirs):
+def test_ranks_that_see_different_checkpoints_refuse_to_resume(pair, way, theirs):
     folder, _, _, said = pair
     assert (folder / "apart.json").exists(), said
     for sentence in json.loads((folder / "apart.json").read_text())[way]:
@@ -147,7 +147,7 @@ def test_a_killed_rank_ends_the_others(pair):
 
 
 @pytest.mark.slow
-def test_what_two_ranks_saved_three_go_on_with(pair, alone, tmp_path):
+def test_three_ranks_resume_a_checkpoint_of_two(pair, alone, tmp_path):
     folder, *_ = pair
     for way in ("ddp", "fsdp"):
         middle(folder / way, tmp_path / way)
@@ -158,6 +158,6 @@ def test_what_two_ranks_saved_three_go_on_with(pair, alone, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_hundred_updates_of_a_group_are_those_of_one(tmp_path, ranks):
+def test_a_hundred_updates_of_several_ranks_equal_those_of_one(tmp_path, ranks):
     finish(start(tmp_path, ranks, "compare:100"))
     assert max(json.loads((tmp_path / "compare.json").read_text()).values()) <= EXACTLY

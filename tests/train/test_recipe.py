@@ -10,9 +10,18 @@ import torch
 
 from softless.errors import ArgumentError, FileError
 from softless.models.table import CONFIGS
-from softless.train.assemble import build
-from softless.train.recipe import LIMITS, Architecture, Recipe
-from softless.train.recipe_file import changed, document_of, from_document, read_recipe, shipped, to_document
+from softless.train.recipe import (
+    LIMITS,
+    Architecture,
+    Recipe,
+    changed,
+    document_of,
+    from_document,
+    read_recipe,
+    shipped,
+    to_document,
+)
+from softless.train.tasks.classify import build
 
 # images a GPU, peak lr, warm-up lr, min lr, weight decay, epochs, cooldown, warm-up, drop path, clip; 8 GPUs
 PAPER = {
@@ -35,7 +44,7 @@ PAPER = {
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_the_papers_recipes_are_the_authors_numbers(name):
+def test_the_paper_recipes_have_the_authors_numbers(name):
     r = read_recipe(name)
     each = (r.batch // 8, r.lr, r.warmup_lr, r.min_lr, r.weight_decay, r.epochs, r.cooldown_epochs, r.warmup_epochs)
     assert (*each, r.model.drop_path_rate, r.clip) == PAPER[name]
@@ -72,7 +81,7 @@ def test_the_small_recipes_make_models_for_small_images():
     assert sizes["cifar10"] <= 10_000_000
 
 
-def test_what_is_written_is_read_back():
+def test_a_recipe_round_trips_through_its_document():
     recipe = read_recipe("cifar10", [("model.mechanism", '{name = "linear", phi = "relu"}')])
     assert from_document(to_document(recipe)) == recipe
     assert recipe.model.mechanism == {"name": "linear", "phi": "relu"}
@@ -133,21 +142,21 @@ def test_odd_parts_cannot_be_mixed_in_pairs():
     ("text", "says"),
     [("lr = ", "it is no TOML"), ("\xff", "it is no TOML"), ("a" * 70_000, "larger than a recipe can be")],
 )
-def test_a_file_that_is_no_recipe_is_one_sentence(tmp_path, text, says):
+def test_a_file_that_is_not_a_recipe_raises_a_file_error(tmp_path, text, says):
     path = tmp_path / "a.toml"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(FileError, match=says):
         read_recipe(str(path))
 
 
-def test_an_unknown_recipe_is_answered_with_those_there_are(tmp_path):
+def test_an_unknown_recipe_name_lists_the_known_ones(tmp_path):
     with pytest.raises(FileError, match="recipe 'nonsense' is neither a file nor one of cifar10, digits, imagenette"):
         read_recipe("nonsense")
     with pytest.raises(FileError, match="is neither a file nor one of"):
         read_recipe(str(tmp_path / "none.toml"))
 
 
-def test_a_file_of_ones_own_is_read_by_its_path(tmp_path):
+def test_a_recipe_file_is_read_by_its_path(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('epochs = 3\nwarmup_epochs = 0\n[model]\nname = "swin_tiny"\n')
     assert read_recipe(str(path)).model == Architecture(name="swin_tiny")
@@ -167,7 +176,7 @@ def test_a_mechanism_with_options_reaches_the_model():
         build(Architecture(mechanism={"phi": "relu"}), 32, 3)
 
 
-def test_a_table_is_changed_whole_and_then_in_part():
+def test_set_replaces_a_table_and_then_one_of_its_keys():
     changes = [("model", '{name = "swin_tiny"}'), ("model.drop_path_rate", "0.1")]
     model = read_recipe("digits", changes).model
     assert (model.name, model.drop_path_rate, model.dims) == ("swin_tiny", 0.1, None)

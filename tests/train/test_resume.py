@@ -13,9 +13,8 @@ from softless.errors import ArgumentError, FileError
 from softless.io import checkpoint
 from softless.train import loop
 from softless.train.devices import Devices
-from softless.train.loop import fit
+from softless.train.loop import Interrupted, fit
 from softless.train.run import Run, must_agree
-from softless.train.stop import Interrupted
 from tests.train.jobs import Killed, Quiet, digest, job, network
 
 WAYS = {
@@ -54,7 +53,7 @@ def model(changes):
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch says so where a CPU has no bf16
 @pytest.mark.parametrize("way", WAYS)
-def test_interrupted_by_ctrl_c_and_resumed_it_ends_bitwise_the_same(tmp_path, way):
+def test_a_run_interrupted_by_ctrl_c_and_resumed_ends_bitwise_the_same(tmp_path, way):
     changes = WAYS[way]
     for name in ("whole", "cut"):
         (tmp_path / name).mkdir()
@@ -69,7 +68,7 @@ def test_interrupted_by_ctrl_c_and_resumed_it_ends_bitwise_the_same(tmp_path, wa
     assert outcome.steps == 10
 
 
-def test_the_log_holds_what_was_told_and_nothing_of_the_clock(tmp_path):
+def test_the_log_holds_what_the_watcher_saw_without_the_speed(tmp_path):
     watch = Quiet()
     fit(job(tmp_path, watch=watch))
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
@@ -101,7 +100,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
         signal.raise_signal(signal.SIGINT)
 
 
-def test_sigterm_however_often_is_saved_first(tmp_path):
+def test_repeated_sigterm_saves_before_it_stops(tmp_path):
     before = signal.signal(signal.SIGTERM, handler := lambda *_: None)
     try:
         with pytest.raises(Interrupted, match="stopped after update 4 of 10"):
@@ -120,7 +119,7 @@ def test_no_rank_stops_before_the_state_is_saved(tmp_path, monkeypatch):
     assert saved == [4]
 
 
-def test_the_speed_is_that_of_the_updates_also_after_a_save(tmp_path, monkeypatch):
+def test_the_reported_speed_leaves_out_the_time_of_a_save(tmp_path, monkeypatch):
     """A clock that moves with the updates alone, and saves between two lines of the log."""
     watch = Quiet()
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: 2.0 * len(watch.steps)))
@@ -141,18 +140,18 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path):
 
 def test_what_was_skipped_before_an_interruption_is_still_counted(tmp_path):
     work = job(tmp_path, watch=Impatient(4))
-    work.train.damage.skipped["picture 5"] = "it is damaged"
+    work.task.train.skipped["picture 5"] = "it is damaged"
     with pytest.raises(Interrupted):
         fit(work)
     work = job(tmp_path, resume=True)
-    work.test.damage.skipped["picture 3"] = "it is empty"
+    work.task.test.skipped["picture 3"] = "it is empty"
     assert fit(work).skipped == 2
     skipped = {"train": {"picture 5": "it is damaged"}, "test": {"picture 3": "it is empty"}}
     assert json.loads((tmp_path / "skipped.json").read_text()) == skipped
     assert fit(job(tmp_path, resume=True)).skipped == 2
 
 
-def test_the_newest_whole_checkpoint_is_gone_on_from(tmp_path):
+def test_a_run_resumes_from_the_newest_intact_checkpoint(tmp_path):
     for name in ("whole", "cut"):
         (tmp_path / name).mkdir()
         fit(job(tmp_path / name))
@@ -176,24 +175,24 @@ def test_the_best_weights_are_those_of_the_best_evaluation(tmp_path):
     assert list(found.parts) == ["model"]
 
 
-def test_the_best_weights_of_a_run_that_goes_back_are_those_its_result_names(tmp_path, monkeypatch):
+def test_best_weights_match_the_result_after_a_run_goes_back(tmp_path, monkeypatch):
     """Killed after two evaluations that no checkpoint tells of, it takes another course, and does worse."""
     top1 = iter((0.5, 0.8, 0.9, 0.3, 0.4, 0.2))  # after updates 5, 10 and 15; then after 10, 15 and 20
     measured = loop.evaluate
 
-    def told(*given):
-        tally = measured(*given)
-        scores = replace(tally.scores(), top1=next(top1))
-        tally.scores = lambda: scores
-        return tally
+    def scripted(*arguments):
+        counts = measured(*arguments)
+        scores = replace(counts.scores(), top1=next(top1))
+        counts.scores = lambda: scores
+        return counts
 
-    monkeypatch.setattr(loop, "evaluate", told)
+    monkeypatch.setattr(loop, "evaluate", scripted)
     with pytest.raises(KeyboardInterrupt):
         fit(job(tmp_path, watch=Killed(16), epochs=4, checkpoint_every=9))
     assert checkpoint.newest(Run(tmp_path).best).step == 15
     outcome = fit(job(tmp_path, resume=True, epochs=4, checkpoint_every=9))
     found = checkpoint.newest(Run(tmp_path).best)
-    assert (outcome.best_step, outcome.best_top1) == (5, 0.5) == (found.step, found.state["scores"]["top1"])
+    assert (outcome.best_step, outcome.best) == (5, 0.5) == (found.step, found.state["scores"]["top1"])
 
 
 @pytest.mark.parametrize(
@@ -216,7 +215,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path, other, says)
     assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
 
 
-def test_what_a_run_was_begun_with_is_what_it_goes_on_with(tmp_path):
+def test_a_run_refuses_to_resume_with_other_settings(tmp_path):
     fit(job(tmp_path))
     with pytest.raises(ArgumentError, match="the run has seed 0, and seed 3 was given"):
         fit(job(tmp_path, resume=True, seed=3))
@@ -247,7 +246,7 @@ def test_a_run_is_not_begun_twice_in_a_folder(tmp_path):
         ("[" * 9999, "damaged"),
     ],
 )
-def test_a_run_that_cannot_be_read_is_one_sentence(tmp_path, text, says):
+def test_a_run_json_that_cannot_be_read_raises_a_file_error(tmp_path, text, says):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(FileError, match=says):
         Run(tmp_path).read()

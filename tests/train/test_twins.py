@@ -7,8 +7,8 @@ import torch
 
 from softless.errors import ArgumentError, UnsupportedError
 from softless.study.twins import QUESTIONS, TWINS, side_of, tokens_a_side, twins_named, twins_of
-from softless.train.assemble import build
-from softless.train.recipe_file import read_recipe
+from softless.train.recipe import read_recipe
+from softless.train.tasks.classify import build
 
 IDS = [twin.id for twin in TWINS]
 WHOLE = [twin for twin in TWINS if twin.cut is None]

@@ -1,51 +1,48 @@
-"""The gradients of keys and values: a program walks back along a segment of one key head.
+"""Causal attention, backward: the gradients of keys and values. A program walks back along a segment of one key head.
 
-With v' = v - v_ref as in `causal_query_gradient`, h' = h - k_ref where CENTERED and h elsewhere, and the scalars that
-`causal_query_gradient` left,
+With v' = v - v_ref as in `query_gradient`, h' = h - k_ref where CENTERED and h otherwise, and the scalars that
+`query_gradient` wrote,
 
     dh_j = sum_{i >= j} g_i f_i (do_i.v'_j - delta_i)        = outer v'_j - of_queries    from later chunks
     dv_j = sum_{i >= j} (g_i f_i.h'_j + even_i) do_i         = outer^T h'_j + of_outputs  from later chunks
 
     outer = sum g f do^T [D, E]       of_queries = sum g delta f [D]       of_outputs = sum even do [E]
 
-The references may know the future: the gradients of keys and values do anyway. `sums_kernel` makes the three sums over
-pieces of segments, and `later_kernel` those of all queries after each segment; they lie one after the other, D E + D +
-E numbers.
+The references may depend on the future, as the gradients of keys and values do anyway. `sums_kernel` makes the three
+sums over pieces of segments, and `later_kernel` the sums over all queries after each segment: D E + D + E numbers, the
+three sums one after the other.
 
-Beyond the end the last token is read again. It has no gain there, so it moves nothing, and is not stored.
+Beyond the end the last token is read again. It has no gain there, so it changes nothing, and it is not stored.
 """
 
 import triton
 import triton.language as tl
 
-from softless.kernels.causal.memory import SIZES
 from softless.kernels.common.arithmetic import ONES, factor, held, product, summed, weighted_sums
 from softless.kernels.common.features import feature, slope
-from softless.kernels.common.mask import visible
+from softless.kernels.common.launch import SIZES
 from softless.kernels.common.reference import typical
-from softless.kernels.common.rows import load, store
-from softless.kernels.parallel.query import contrast
+from softless.kernels.common.rows import load, store, visible
+from softless.kernels.parallel.read import contrast
 
 
 @triton.jit
-def asked(q, do, scalars, b, h, here, stop, tokens, dims, columns, D: tl.constexpr, E: tl.constexpr,
+def query_chunk(q, do, scalars, b, h, here, stop, tokens, dims, columns, D: tl.constexpr, E: tl.constexpr,
           PHI: tl.constexpr, PHI_K: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
-    """(g f, the same less what `query.contrast` knows keys' gradients do not see, do, delta, even) of a chunk's
-    queries; the first three are factors.
-    """
-    some, near = here < stop, tl.minimum(here, stop - 1)
-    gain = tl.load(scalars + here, mask=some, other=0.0)
-    delta = tl.load(scalars + tokens + here, mask=some, other=0.0)
-    even = tl.load(scalars + 2 * tokens + here, mask=some, other=0.0)
+    """(g f, the same after `read.contrast`, do, delta, even) of a chunk's queries; the first three are factors."""
+    within, near = here < stop, tl.minimum(here, stop - 1)
+    gain = tl.load(scalars + here, mask=within, other=0.0)
+    delta = tl.load(scalars + tokens + here, mask=within, other=0.0)
+    even = tl.load(scalars + 2 * tokens + here, mask=within, other=0.0)
     queries = feature(load(q, b, h, near, dims, (dims < D)[None, :], D == dims.shape[0]), 0.0, D, PHI)
     queries = gain[:, None] * held(queries, DTYPE)
-    given = factor(load(do, b, h, near, columns, (columns < E)[None, :], E == columns.shape[0]), DTYPE)
-    return factor(queries, DTYPE), factor(contrast(queries, D, PHI_K, True), DTYPE), given, delta, even
+    d_out = factor(load(do, b, h, near, columns, (columns < E)[None, :], E == columns.shape[0]), DTYPE)
+    return factor(queries, DTYPE), factor(contrast(queries, D, PHI_K, True), DTYPE), d_out, delta, even
 
 
 @triton.jit
 def backwards(mask, steps, seen):
-    """Which queries of its chunk a key is seen by, [keys, queries]; what is beyond the end has no gain."""
+    """Which queries of its chunk see a key, [keys, queries]; queries beyond the end have no gain."""
     after = steps[:, None] <= steps[None, :]
     if mask is None:
         return after
@@ -55,7 +52,7 @@ def backwards(mask, steps, seen):
 
 @triton.jit
 def following(later, row, dims, columns, k_ref, D: tl.constexpr, E: tl.constexpr):
-    """(outer^T, of_queries, of_outputs) of what comes after a segment; outer^T, since do is read as it lies."""
+    """(outer^T, of_queries, of_outputs) of all queries after a segment; outer^T, because do is read untransposed."""
     turned = tl.zeros((columns.shape[0], dims.shape[0]), tl.float32)
     of_queries, of_outputs = tl.zeros((dims.shape[0],), tl.float32), tl.zeros((columns.shape[0],), tl.float32)
     if later is None:
@@ -66,7 +63,7 @@ def following(later, row, dims, columns, k_ref, D: tl.constexpr, E: tl.constexpr
         turned += tl.load(later + dims[None, :] * E + columns[:, None], mask=inside, other=0.0)
         of_queries += tl.load(later + D * E + dims, mask=dims < D, other=0.0)
         of_outputs += tl.load(later + D * E + D + columns, mask=columns < E, other=0.0)
-        return turned, of_queries, of_outputs + tl.sum(turned * k_ref[None, :], 1)  # `later` is of keys as they are
+        return turned, of_queries, of_outputs + tl.sum(turned * k_ref[None, :], 1)  # `later` has uncentered keys
 
 
 @triton.jit
@@ -82,7 +79,7 @@ def key_gradient_kernel(q, k, v, do, dk, dv, mask, v_ref, width, scalars, later,
                         length, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                         CHUNK: tl.constexpr, SHARED: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr,
                         CENTERED: tl.constexpr, DTYPE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """One program a segment and key head; it serves all query heads that share the key head."""
+    """One program per segment and key head; it serves all query heads that share the key head."""
     BARE: tl.constexpr = PHI_K == "softmax"
     program = tl.program_id(0).to(tl.int64)
     segment, p = program % segments, program // segments
@@ -106,18 +103,19 @@ def key_gradient_kernel(q, k, v, do, dk, dv, mask, v_ref, width, scalars, later,
         keys = factor(phi - k_ref[None, :] if CENTERED else phi, DTYPE)
         past, sight = factor(turned, DTYPE), backwards(mask, steps, seen)
         if SHARED == 1:
-            queries, bare, given, delta, even = asked(q, do, scalars, b, g, here, stop, tokens, dims, columns, D, E,
-                                                      PHI_Q, PHI_K, DTYPE)  # fmt: skip
+            queries, bare, d_out, delta, even = query_chunk(
+                q, do, scalars, b, g, here, stop, tokens, dims, columns, D, E, PHI_Q, PHI_K, DTYPE)  # fmt: skip
         gradient = product(keys, tl.trans(past), tl.zeros((CHUNK, BE), tl.float32), DTYPE)
         of_chunk = of_outputs + summed(pulls)
         for r in range(SHARED):
             if SHARED > 1:
-                queries, _, given, _, even = asked(q, do, scalars + r * 3 * tokens, b, g * SHARED + r, here, stop,
-                                                   tokens, dims, columns, D, E, PHI_Q, PHI_K, DTYPE)  # fmt: skip
+                queries, _, d_out, _, even = query_chunk(
+                    q, do, scalars + r * 3 * tokens, b, g * SHARED + r, here, stop, tokens, dims, columns, D, E, PHI_Q,
+                    PHI_K, DTYPE)  # fmt: skip
             weights = product(keys, tl.trans(queries), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
             weights = factor(tl.where(sight, weights + even[None, :], 0.0), DTYPE)
-            gradient = product(weights, given, gradient, DTYPE)
-            pulls = weighted_sums(even[:, None], given, pulls, DTYPE)
+            gradient = product(weights, d_out, gradient, DTYPE)
+            pulls = weighted_sums(even[:, None], d_out, pulls, DTYPE)
         written(dv, b, g, here, columns, seen, mask, stop, E, gradient + of_chunk[None, :])
 
         values = load(v, b, g, near, columns, seen[:, None] & valued, mask is None and E == BE)
@@ -127,15 +125,16 @@ def key_gradient_kernel(q, k, v, do, dk, dv, mask, v_ref, width, scalars, later,
         of_chunk = of_queries + summed(drifts)
         for r in range(SHARED):
             if SHARED > 1:
-                queries, bare, given, delta, _ = asked(q, do, scalars + r * 3 * tokens, b, g * SHARED + r, here, stop,
-                                                       tokens, dims, columns, D, E, PHI_Q, PHI_K, DTYPE)  # fmt: skip
-            through = product(values, tl.trans(given), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
+                queries, bare, d_out, delta, _ = query_chunk(
+                    q, do, scalars + r * 3 * tokens, b, g * SHARED + r, here, stop, tokens, dims, columns, D, E, PHI_Q,
+                    PHI_K, DTYPE)  # fmt: skip
+            through = product(values, tl.trans(d_out), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
             through = factor(tl.where(sight, through - delta[None, :], 0.0), DTYPE)
             gradient = product(through, bare, gradient, DTYPE)
             drifts = weighted_sums(delta[:, None], bare, drifts, DTYPE)
-            turned = product(tl.trans(given), queries, turned, DTYPE)
+            turned = product(tl.trans(d_out), queries, turned, DTYPE)
             if BARE:
-                bared = product(tl.trans(given), bare, bared, DTYPE)
+                bared = product(tl.trans(d_out), bare, bared, DTYPE)
         gradient = slope(x, phi, gradient - of_chunk[None, :], 0.0, PHI_K)
         written(dk, b, g, here, dims, seen, mask, stop, D, gradient)
 
@@ -145,7 +144,7 @@ def sums_kernel(q, k, do, mask, scalars, sums, heads, tokens, segments, skipped,
                 E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr,
                 PHI_Q: tl.constexpr, PHI_K: tl.constexpr, CENTERED: tl.constexpr, DTYPE: tl.constexpr,
                 STAGES: tl.constexpr):  # fmt: skip
-    """One program a query head and segment but the `skipped` first: sum g f do^T, sum g delta f, sum even do."""
+    """Sum g f do^T, g delta f and even do: one program per query head and segment, except the `skipped` first ones."""
     program = tl.program_id(0).to(tl.int64)
     segment, p = program % (segments - skipped) + skipped, program // (segments - skipped)
     b, h = p // heads, p % heads
@@ -157,11 +156,11 @@ def sums_kernel(q, k, do, mask, scalars, sums, heads, tokens, segments, skipped,
     drifts, pulls = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
     for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
         here = at + tl.arange(0, CHUNK)
-        queries, _, given, delta, even = asked(q, do, scalars, b, h, here, stop, tokens, dims, columns, D, E, PHI_Q,
-                                               "identity", DTYPE)  # fmt: skip
+        queries, _, d_out, delta, even = query_chunk(
+            q, do, scalars, b, h, here, stop, tokens, dims, columns, D, E, PHI_Q, "identity", DTYPE)  # fmt: skip
         drifts = weighted_sums(delta[:, None], queries, drifts, DTYPE)
-        pulls = weighted_sums(even[:, None], given, pulls, DTYPE)
-        turned = product(tl.trans(given), queries, turned, DTYPE)
+        pulls = weighted_sums(even[:, None], d_out, pulls, DTYPE)
+        turned = product(tl.trans(d_out), queries, turned, DTYPE)
     of_queries, of_outputs = summed(drifts), summed(pulls)
     if CENTERED:
         of_outputs -= tl.sum(turned * typical(k, mask, b, h // SHARED, 0, tokens, 0.0, dims, D, PHI_K)[None, :], 1)
@@ -181,14 +180,14 @@ def later_kernel(sums, last, later, segments, skipped, size, PIECES: tl.constexp
     BLOCKS = (size + BLOCK - 1) // BLOCK
     program = tl.program_id(0).to(tl.int64)
     p, columns = program // BLOCKS, program % BLOCKS * BLOCK + tl.arange(0, BLOCK)
-    inside, there = columns < size, segments - skipped
-    found = tl.zeros((BLOCK,), tl.float32)
+    inside, summed_segments = columns < size, segments - skipped
+    total = tl.zeros((BLOCK,), tl.float32)
     if last is not None:
-        found += tl.load(last + p * size + columns, mask=inside, other=0.0)
-    tl.store(later + (p * (segments + 1) + segments) * size + columns, found, mask=inside)
-    for back in tl.range(1, there + 1, num_stages=STAGES):
+        total += tl.load(last + p * size + columns, mask=inside, other=0.0)
+    tl.store(later + (p * (segments + 1) + segments) * size + columns, total, mask=inside)
+    for back in tl.range(1, summed_segments + 1, num_stages=STAGES):
         for r in range(SHARED):
             for piece in range(PIECES):
-                row = ((p * SHARED + r) * there + there - back) * PIECES + piece
-                found += tl.load(sums + row * size + columns, mask=inside, other=0.0)
-        tl.store(later + (p * (segments + 1) + segments - back) * size + columns, found, mask=inside)
+                row = ((p * SHARED + r) * summed_segments + summed_segments - back) * PIECES + piece
+                total += tl.load(sums + row * size + columns, mask=inside, other=0.0)
+        tl.store(later + (p * (segments + 1) + segments - back) * size + columns, total, mask=inside)

@@ -1,16 +1,16 @@
-"""Causal attention as torch operators: differentiable, compilable, and in the algebra's State.
+"""Causal attention as PyTorch operators: differentiable, compilable, from one State of the algebra to the next.
 
-    causal(q, k, v, key_mask, state, ...) -> out, State          gradients in q, k, v and the state's means and comoment
-    decode(q, k, v, key_mask, state, ...) -> out, State          one token, no gradient
+    causal(q, k, v, key_mask, state, spec) -> out, State         gradients in q, k, v and the state's means and comoment
+    decode(q, k, v, key_mask, state, spec) -> out, State         one token, no gradient
 
-The gradient of the State that goes out is that of later queries which see every token: with it the sums of the keys'
-gradient begin. Where they end, they are the gradient of the State that came in:
+The gradient of the outgoing State stands for later queries that see every token: the sums of the keys' gradient start
+from it. Where these sums end, they are the gradient of the incoming State:
 
     outer = dcomoment         of_queries = -dk_mean / n         of_outputs = dv_mean / n - outer^T k_mean
     dcomoment = outer         dk_mean = n (outer (v_mean - v_ref) - of_queries)
                               dv_mean = n (outer^T k_mean + of_outputs)
 
-A constant feature (Taylor attention) has no gradient: it stands in the algebra's State, not in the kernels'.
+A constant feature (Taylor attention) has no gradient: the algebra's State contains it, the kernels' State does not.
 """
 
 from typing import Any
@@ -19,36 +19,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from softless.algebra.kernel_spec import KernelSpec
 from softless.algebra.state import State
 from softless.kernels.causal import attend as causal_attend
 from softless.kernels.causal import tiles as causal_tiles
-from softless.kernels.causal.attend import Past, Recipe, Sums, past_like
-from softless.kernels.common.operator import fake, gradient, no_gradient, operator
+from softless.kernels.causal.attend import Past, Sums, past_like
+from softless.kernels.common.launch import fake, gradient, no_gradient, operator
 from softless.kernels.common.rows import dense, output_like
 
 
 def causal(
-    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, state: State | None, phi_q: str, phi_k: str, reader: str,
-    scale: float, constant: bool,
-) -> tuple[Tensor, State]:  # fmt: skip
-    """Causal attention that goes on from `state`; the output and the State after it."""
-    q, k, v, past = dense(q), dense(k), dense(v), _enter(state, k, constant)
-    out, *after = _causal(q, k, v, key_mask, *past, phi_q, phi_k, reader, scale, constant)[:5]
-    return out, _leave(Past(*after), q, constant, state)
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, state: State | None, spec: KernelSpec
+) -> tuple[Tensor, State]:
+    """Continue from `state`; return the output and the State after the last token."""
+    return _run(_causal, q, k, v, key_mask, state, spec)
 
 
 def decode(
-    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, state: State | None, phi_q: str, phi_k: str, reader: str,
-    scale: float, constant: bool,
-) -> tuple[Tensor, State]:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, state: State | None, spec: KernelSpec
+) -> tuple[Tensor, State]:
     """`causal` for one token, without gradients."""
-    q, k, v, past = dense(q), dense(k), dense(v), _enter(state, k, constant)
-    out, *after = _decode(q, k, v, key_mask, *past, phi_q, phi_k, reader, scale, constant)
-    return out, _leave(Past(*after), q, constant, state)
+    return _run(_decode, q, k, v, key_mask, state, spec)
+
+
+def _run(
+    op: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, state: State | None, spec: KernelSpec
+) -> tuple[Tensor, State]:
+    q, k, v, past = dense(q), dense(k), dense(v), _enter(state, k, spec.constant)
+    out, *after = op(q, k, v, key_mask, *past, *spec[:5])[:5]
+    return out, _leave(Past(*after), q, spec.constant, state)
 
 
 def _enter(state: State | None, k: Tensor, constant: bool) -> tuple[Tensor | None, ...]:
-    """n [B, G], k_mean [B, G, d], v_mean [B, G, e], comoment [B, G, d, e] of the algebra's State."""
+    """Return n [B, G], k_mean [B, G, d], v_mean [B, G, e], comoment [B, G, d, e] of the algebra's State."""
     if state is None:
         return None, None, None, None
     heads, skip = k.shape[:2], int(constant)
@@ -59,7 +62,7 @@ def _enter(state: State | None, k: Tensor, constant: bool) -> tuple[Tensor | Non
 
 
 def _leave(past: Past, q: Tensor, constant: bool, before: State | None) -> State:
-    """The algebra's State, with a dimension for the queries that share a key head; no feature here moves its shift."""
+    """Return the algebra's State, with a dimension for the queries that share a key head; its shift never changes."""
     n, k_mean, v_mean, comoment = past
     if constant:
         k_mean = torch.cat([(n > 0).to(k_mean.dtype)[..., None], k_mean], -1)
@@ -75,19 +78,13 @@ def _past(n: Tensor | None, k_mean: Tensor | None, v_mean: Tensor | None, comome
     return Past(n, k_mean, v_mean, comoment)
 
 
-def _empty(q: Tensor, k: Tensor, v: Tensor) -> tuple[Past, Past]:
-    """Room for the State after the call, and for those before its segments if there is more than one."""
-    segments, _ = causal_tiles.cut(q.shape[2], q.shape[0] * q.shape[1], q.shape[3])
-    return past_like(k, v), past_like(k, v, 0 if segments == 1 else segments)
-
-
 Tensors5 = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 Tensors6 = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 Tensors9 = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _no_gradients(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Stands for the gradients of a State that is not there."""
+    """Return empty gradients, for a call without an incoming State."""
     _, of_keys, of_values, of_both = past_like(k[:, :0], v[:, :0])
     return of_keys, of_values, of_both
 
@@ -95,29 +92,29 @@ def _no_gradients(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 @operator("causal")
 def _causal(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, n: Tensor | None, k_mean: Tensor | None,
-    v_mean: Tensor | None, comoment: Tensor | None, phi_q: str, phi_k: str, reader: str, scale: float, constant: bool,
+    v_mean: Tensor | None, comoment: Tensor | None, phi_q: str, phi_k: str, reader: str, constant: bool, scale: float,
 ) -> Tensors9:  # fmt: skip
-    """(out, the State after the last token, the States before each segment: none where there is one)."""
+    """Return out, the State after the last token, and the States before each segment: none if there is one segment."""
     out, past = output_like(q, v.shape[3]), _past(n, k_mean, v_mean, comoment)
-    recipe = Recipe(phi_q, phi_k, reader, scale, constant)
-    after, before = causal_attend.forward(q, k, v, key_mask, past, out, recipe)
+    spec = KernelSpec(phi_q, phi_k, reader, constant, scale)
+    after, before = causal_attend.forward(q, k, v, key_mask, past, out, spec)
     return out, *after, *(past_like(k, v, 0) if before is None else before)
 
 
 @fake("causal")
 def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensors9:
-    after, before = _empty(q, k, v)
-    return output_like(q, v.shape[3]), *after, *before
+    segments = causal_tiles.cut(q.shape[2], q.shape[0] * q.shape[1], q.shape[3])[0]
+    return output_like(q, v.shape[3]), *past_like(k, v), *past_like(k, v, 0 if segments == 1 else segments)
 
 
 @operator("causal_step")
 def _decode(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, n: Tensor | None, k_mean: Tensor | None,
-    v_mean: Tensor | None, comoment: Tensor | None, phi_q: str, phi_k: str, reader: str, scale: float, constant: bool,
+    v_mean: Tensor | None, comoment: Tensor | None, phi_q: str, phi_k: str, reader: str, constant: bool, scale: float,
 ) -> Tensors5:  # fmt: skip
-    """(out, the State after the token)."""
+    """Return out and the State after the token."""
     out, past = output_like(q, v.shape[3]), _past(n, k_mean, v_mean, comoment)
-    after = causal_attend.decode(q, k, v, key_mask, past, out, Recipe(phi_q, phi_k, reader, scale, constant))
+    after = causal_attend.decode(q, k, v, key_mask, past, out, KernelSpec(phi_q, phi_k, reader, constant, scale))
     return out, *after
 
 
@@ -128,19 +125,19 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensors5:
 
 @operator("causal_backward")
 def _backward(
-    q: Tensor, k: Tensor, v: Tensor, given: Tensor, key_mask: Tensor | None, n: Tensor | None, k_mean: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, key_mask: Tensor | None, n: Tensor | None, k_mean: Tensor | None,
     v_mean: Tensor | None, comoment: Tensor | None, n_cut: Tensor, k_cut: Tensor, v_cut: Tensor, comoment_cut: Tensor,
     n_ref: Tensor, k_ref: Tensor, v_ref: Tensor, dk_mean: Tensor | None, dv_mean: Tensor | None,
-    dcomoment: Tensor | None, phi_q: str, phi_k: str, reader: str, scale: float, constant: bool,
+    dcomoment: Tensor | None, phi_q: str, phi_k: str, reader: str, constant: bool, scale: float,
 ) -> Tensors6:  # fmt: skip
-    """Gradients of q, k, v, and of the incoming k_mean, v_mean and comoment: empty where there is no State."""
+    """Return the gradients of q, k, v, and of the incoming k_mean, v_mean and comoment: empty if there is no State."""
     filled = output_like(q, q.shape[3]), output_like(k, k.shape[3]), output_like(v, v.shape[3])
     past, cut = _past(n, k_mean, v_mean, comoment), _past(n_cut, k_cut, v_cut, comoment_cut)
     last = _after(n_ref, k_ref, v_ref, dk_mean, dv_mean, dcomoment)
-    given = dense(given)
+    d_out = dense(d_out)
     sums = causal_attend.backward(
-        q, k, v, given, key_mask, past if cut is None else cut, v_ref, last, filled, past is not None,
-        Recipe(phi_q, phi_k, reader, scale, constant),
+        q, k, v, d_out, key_mask, past if cut is None else cut, v_ref, last, filled, past is not None,
+        KernelSpec(phi_q, phi_k, reader, constant, scale),
     )  # fmt: skip
     if past is None or sums is None:
         return *filled, *_no_gradients(k, v)
@@ -151,7 +148,7 @@ def _backward(
 
 
 @fake("causal_backward")
-def _(q: Tensor, k: Tensor, v: Tensor, given: Tensor, key_mask: Tensor | None, n: Tensor | None, *_: Any) -> Tensors6:
+def _(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, key_mask: Tensor | None, n: Tensor | None, *_: Any) -> Tensors6:
     filled = output_like(q, q.shape[3]), output_like(k, k.shape[3]), output_like(v, v.shape[3])
     return *filled, *(_no_gradients(k, v) if n is None else past_like(k, v)[1:])
 
@@ -159,7 +156,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, given: Tensor, key_mask: Tensor | None, n
 def _after(
     n: Tensor, k_ref: Tensor, v_ref: Tensor, dk_mean: Tensor | None, dv_mean: Tensor | None, dcomoment: Tensor | None
 ) -> Sums | None:
-    """What the gradient of the outgoing State adds to the sums; None where it has none."""
+    """Return what the gradient of the outgoing State adds to the sums, or None if it has no gradient."""
     if dk_mean is None and dv_mean is None and dcomoment is None:
         return None
     tokens = n.clamp(min=1)[..., None]
@@ -173,16 +170,16 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors9) -> None:
     out, n_ref, k_ref, v_ref, _, *cut = output
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:8], *cut, n_ref, k_ref, v_ref)
-    ctx.recipe = inputs[8:]
+    ctx.spec = inputs[8:]
     ctx.shape = out.shape
 
 
-def _differentiate(ctx: Any, given: Tensor | None, _n: None, *state: Tensor | None) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, d_out: Tensor | None, _n: None, *state: Tensor | None) -> tuple[Any, ...]:
     q, k, v, key_mask, n, *rest = ctx.saved_tensors
-    given = q.new_zeros(ctx.shape) if given is None else given
-    dq, dk, dv, *of_state = _backward(q, k, v, given, key_mask, n, *rest, *state[:3], *ctx.recipe)
+    d_out = q.new_zeros(ctx.shape) if d_out is None else d_out
+    dq, dk, dv, *of_state = _backward(q, k, v, d_out, key_mask, n, *rest, *state[:3], *ctx.spec)
     of_state = [None, None, None] if n is None else of_state
-    return dq, dk, dv, None, None, *of_state, *(None for _ in ctx.recipe)
+    return dq, dk, dv, None, None, *of_state, *(None for _ in ctx.spec)
 
 
 gradient("causal", _differentiate, _save)

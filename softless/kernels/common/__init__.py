@@ -1,1 +1,1 @@
-"""What every kernel family uses."""
+"""Code that every kernel family uses."""

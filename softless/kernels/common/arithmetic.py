@@ -1,20 +1,20 @@
-"""Products of rounded factors, summed in float32: what every kernel multiplies with.
+"""How every kernel multiplies: products of rounded factors, summed in float32.
 
-    bfloat16   factors rounded to bfloat16: the tensor cores' fastest, with float32's range
+    bfloat16   factors rounded to bfloat16: the fastest on tensor cores, with float32's range
     float16    factors rounded to tf32: as many bits as float16, and no overflow at 65,504
     float32    factors as they are, multiplied exactly (ieee)
     PAIRS      factors as two bfloat16 each, 16 bits: three products on the tensor cores. For bfloat16 inputs where
-               small differences of features count; float16 inputs take float32 there
+               small differences of features count; float16 inputs use float32 there
 
-Rounding is to nearest, ties to even. The tensor cores would cut tf32 off, which is biased; Triton's interpreter
-would cut bfloat16 off, and multiplies it wrongly: there the same numbers travel as float32.
+Rounding is to nearest, ties to even. Tensor cores would truncate tf32, which is biased. Triton's interpreter would
+truncate bfloat16 and multiplies it wrongly, so there the rounded numbers are stored as float32.
 """
 
 import triton
 import triton.language as tl
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-PAIRS = tl.constexpr(tl.float64)  # a way to multiply, under the name of a dtype that no kernel takes
+PAIRS = tl.constexpr(tl.float64)  # marks a way to multiply, with a dtype that no kernel takes
 ONES = tl.constexpr(16)  # the fewest rows or columns a product may have
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -30,7 +30,7 @@ def nearest(x, BITS: tl.constexpr):
 
 @triton.jit
 def factor(x, DTYPE: tl.constexpr):
-    """x as a factor of `product`."""
+    """x rounded to a factor of `product`."""
     if DTYPE == tl.bfloat16:
         if INTERPRETED:
             return nearest(x.to(tl.float32), 16)
@@ -58,7 +58,7 @@ def product(a, b, sums, DTYPE: tl.constexpr):
 
 @triton.jit
 def parts(x, DTYPE: tl.constexpr):
-    """x in float32 as two factors, its large part and the rest: twice the bits of one."""
+    """x in float32 as two factors, its large part and the rest: twice the bits of one factor."""
     large = factor(x, DTYPE)
     return large, factor(x - large.to(tl.float32), DTYPE)
 
@@ -85,7 +85,7 @@ def precise_right(a, b, sums, DTYPE: tl.constexpr):
 
 @triton.jit
 def precise(a, b, sums, DTYPE: tl.constexpr):
-    """`product` of two in float32, each with twice the bits; rest times rest is left out."""
+    """`product` of a and b in float32, each with twice the bits; rest times rest is left out."""
     if DTYPE == tl.float32 or DTYPE == PAIRS:
         return product(a, b, sums, DTYPE)
     else:
@@ -97,7 +97,7 @@ def precise(a, b, sums, DTYPE: tl.constexpr):
 
 @triton.jit
 def exponential(x):
-    """e^x, 0 where that is below the smallest normal number: that tail would take a GPU twice the instructions."""
+    """e^x, and 0 where that is below the smallest normal number: subnormals would cost a GPU twice the instructions."""
     if INTERPRETED:
         return tl.exp(x)
     else:
@@ -108,7 +108,7 @@ def exponential(x):
 
 @triton.jit
 def held(x, DTYPE: tl.constexpr):
-    """x [n, d], out of a product of zeros: Triton then keeps it where the tensor cores do, and computes it once."""
+    """x [n, d] plus a product of zeros: Triton then keeps x in the tensor cores' layout, and computes it once."""
     if INTERPRETED or DTYPE == tl.float32 or DTYPE == PAIRS:
         return x
     else:
@@ -118,8 +118,9 @@ def held(x, DTYPE: tl.constexpr):
 
 @triton.jit
 def column_sums(x, sums, DTYPE: tl.constexpr):
-    """sums [d, ONES] plus the sum over the rows of a factor [n, d], in every column: the transposed factor of a product
-    with values is at hand, and a reduction would have to go through registers.
+    """sums [d, ONES] plus the sum over the rows of a factor [n, d], in every column.
+
+    As a product it reuses the transposed factor that is there already; a reduction would go through registers.
     """
     return product(tl.trans(x), factor(tl.full((x.shape[0], ONES), 1.0, tl.float32), DTYPE), sums, DTYPE)
 
@@ -132,25 +133,27 @@ def weighted_sums(weights, x, sums, DTYPE: tl.constexpr):
 
 @triton.jit
 def summed(sums):
-    """The one column that all columns of `column_sums` are, [d]."""
+    """The column that all columns of `column_sums` equal, [d]."""
     return tl.sum(sums, 1) * (1.0 / ONES)
 
 
 @triton.jit
 def dots(x, sums, DTYPE: tl.constexpr):
-    """x.s of each row of a factor [n, d], [n]; every column of `sums` [d, ONES] is s. Half of them enter as their
-    large part, half as the rest: s is not rounded.
+    """x.s for each row of a factor [n, d], [n]; every column of `sums` [d, ONES] is s.
+
+    Half of the columns enter as the large part of s and half as the rest, so s is not rounded.
     """
     large = factor(sums, DTYPE).to(tl.float32)
     parts = tl.where(tl.arange(0, ONES)[None, :] % 2 == 0, large, sums - large)
-    found = product(x, factor(parts, DTYPE), tl.zeros((x.shape[0], ONES), tl.float32), DTYPE)
-    return tl.sum(found, 1) * (2.0 / ONES)
+    columns = product(x, factor(parts, DTYPE), tl.zeros((x.shape[0], ONES), tl.float32), DTYPE)
+    return tl.sum(columns, 1) * (2.0 / ONES)
 
 
 @triton.jit
 def lost(terms, n, FEATURES: tl.constexpr):
-    """A mass of n tokens no larger is 0, where its terms add up to `terms` in absolute value: the bound that
-    `softless.algebra.readers` derives, for sums in float32.
+    """The bound of `softless.algebra.readers` for float32: a mass of n tokens is lost where it is no larger.
+
+    terms  the sum of the absolute values of the mass's terms
     """
     return (2.0 * 2.0**-23) * tl.sqrt(64.0 + 2.0 * FEATURES + n * (1.0 / 64.0)) * terms
 

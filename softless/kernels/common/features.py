@@ -4,28 +4,37 @@
     softmax   over channels                   unit  x / |x|, 0 for the zero vector
     exp       e^(t x): kept as its logarithm t x, which the caller takes relative to a shift
 
-They are `softless.algebra.feature_maps`, where the reasons are. x is [tokens, BD] in float32; columns beyond D hold 0.
-NaN stays NaN.
+`softless.algebra.feature_maps` defines the same maps and gives the reasons. x is [tokens, BD] in float32, and 0 beyond
+column D. NaN stays NaN.
 """
+
+from typing import Any
 
 import triton
 import triton.language as tl
 
+from softless.algebra.kernel_spec import KernelSpec
 from softless.kernels.common.arithmetic import exponential
 from softless.kernels.common.rows import keep
 
-NAMES = ("identity", "relu", "leaky_relu", "elu", "softmax", "unit", "exp")
-SIGNED = ("identity", "leaky_relu", "unit")  # those that may be negative
+SIGNED = ("identity", "leaky_relu", "unit")  # features that may be negative
 
 
-def may_cancel(phi_q: str, phi_k: str, reader: str) -> bool:
-    """Whether a division's mass is a sum of either sign: its products are finer than those of the inputs."""
-    return reader == "divide" and (phi_q in SIGNED or phi_k in SIGNED)
+def may_cancel(spec: KernelSpec) -> bool:
+    """Whether the mass of a division has terms of either sign: its products are then finer than the inputs."""
+    return spec.reader == "divide" and (spec.phi_q in SIGNED or spec.phi_k in SIGNED)
+
+
+def named(spec: KernelSpec) -> dict[str, Any]:
+    """A spec as constants of a kernel. Exponential features do not count as signed: their units differ by channel."""
+    signed = may_cancel(spec) and "exp" not in (spec.phi_q, spec.phi_k)
+    names = {"PHI_Q": spec.phi_q, "PHI_K": spec.phi_k, "READER": spec.reader}
+    return names | {"SIGNED": signed, "CONSTANT": spec.constant}
 
 
 @triton.jit
 def feature(x, t, D: tl.constexpr, PHI: tl.constexpr):
-    """phi(x), its logarithm for exp; 0 beyond column D."""
+    """phi(x), or its logarithm for exp; 0 beyond column D."""
     columns = tl.arange(0, x.shape[1])[None, :]
     if PHI == "identity":
         return x
@@ -48,7 +57,7 @@ def feature(x, t, D: tl.constexpr, PHI: tl.constexpr):
 
 @triton.jit
 def inverse_norm(x):
-    """1 / |x| as [tokens, 1], by way of the largest entry: |x|^2 cannot overflow. 1 for the zero vector."""
+    """1 / |x| as [tokens, 1]; 1 for the zero vector. x is divided by its largest entry, lest |x|^2 overflow."""
     largest = tl.max(tl.abs(x), 1)[:, None]
     scale = tl.where(largest > 0, 1.0 / tl.where(largest > 0, largest, 1.0), 1.0)
     square = tl.sum(x * scale * (x * scale), 1)[:, None]
@@ -57,7 +66,7 @@ def inverse_norm(x):
 
 @triton.jit
 def slope(x, phi, gradient, t, PHI: tl.constexpr):
-    """Gradient of x from that of phi(x); for exp, `gradient` is that of the features and `phi` the features."""
+    """The gradient of x from that of phi(x). For exp, `phi` is the features themselves, not their logarithm."""
     if PHI == "identity":
         return gradient
     elif PHI == "relu":

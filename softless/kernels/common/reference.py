@@ -1,26 +1,25 @@
-"""What the tokens of a span have in common: keys are taken relative to it before they are rounded.
+"""A typical token of a span. Keys are taken relative to it before they are rounded.
 
     ninther = median(median(x_0, x_3, x_6), median(x_1, x_4, x_7), median(x_2, x_5, x_8))            Tukey 1978
 
-channel by channel, of nine tokens spread evenly over the span: no three outliers move it, nor does a third of the span.
-A monotone phi maps medians to medians, so it is applied once, to the ninther of x. Where a token is hidden, the first
-visible one stands in. Any reference gives the same sums; a good one costs few bits.
+channel by channel, of nine tokens spread evenly over the span. Neither three outliers nor a third of the span move it.
+A monotone phi maps medians to medians, so it is applied once, to the ninther of x. The first visible token stands in
+for a hidden one. Any reference gives the same sums; a good one costs few bits.
 """
 
 import triton
 import triton.language as tl
 
 from softless.kernels.common.features import feature
-from softless.kernels.common.mask import first_visible, visible
-from softless.kernels.common.rows import load
+from softless.kernels.common.rows import first_visible, load, visible
 
 
 @triton.jit
 def typical(x, mask, b, h, begin, end, t, columns, D: tl.constexpr, PHI: tl.constexpr):
     """The ninther of phi(x) over tokens begin..end, or of its logarithm for exp, [BD]; 0 beyond D.
 
-    Wide ones are loaded as ROWS equal rows and reduced, so that Triton lays them out as the tiles they are subtracted
-    from; narrow ones would wait for that.
+    A wide ninther is loaded as ROWS equal rows and reduced, so that Triton lays it out like the tiles it is subtracted
+    from. A narrow one would only wait for that.
     """
     MONOTONE: tl.constexpr = PHI != "softmax" and PHI != "unit"
     ROWS: tl.constexpr = 16 if columns.shape[0] > 64 else 1
@@ -30,8 +29,8 @@ def typical(x, mask, b, h, begin, end, t, columns, D: tl.constexpr, PHI: tl.cons
     right = of_three(x, mask, b, h, begin, end, first, 2, t, columns, D, "identity" if MONOTONE else PHI, ROWS)
     ninther = median(left, middle, right)
     if MONOTONE:
-        there = visible(mask, b, first + tl.arange(0, 1), end)[:, None]
-        ninther = tl.where(there, feature(ninther, t, D, PHI), 0.0)
+        seen = visible(mask, b, first + tl.arange(0, 1), end)[:, None]
+        ninther = tl.where(seen, feature(ninther, t, D, PHI), 0.0)
     if ROWS == 1:
         return tl.reshape(ninther, (columns.shape[0],))
     else:

@@ -1,6 +1,10 @@
-"""Tensors as kernels see them: a pointer and three strides. Offsets are 64-bit; the last dimension is contiguous.
+"""How kernels see tensors, key masks and States in memory. Offsets are 64-bit.
 
-q [B, H, N, d]   ->   Rows(at, batch, head, token)      any strides: a packed projection is read in place
+Rows     q [B, H, N, d] as a pointer and three strides: only the last dimension must be contiguous, so a packed
+         projection is read in place
+Mask     key_mask [B, N] as a pointer and two strides, or None
+record   a State, or the gradient of one, as one row of float32 numbers per head:
+         comoment D x E | k_mean D | v_mean E | shift D | n        padded to a multiple of 32, so that rows are aligned
 """
 
 from typing import Any, NamedTuple
@@ -10,6 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from softless.kernels.common.arithmetic import rounded
+
+SCAN = tl.constexpr(1024)  # tokens that `first_visible` looks at together
+FLOOR = tl.constexpr(-3e38)  # below every logarithm, and finite: FLOOR - FLOOR is 0
 
 
 class Rows(NamedTuple):
@@ -28,12 +35,12 @@ def rows(x: Tensor) -> Rows:
 
 
 def dense(x: Tensor) -> Tensor:
-    """x, copied only if its last dimension is not contiguous: kernels take every other stride as it is."""
+    """Return x, copied only if its last dimension is not contiguous: kernels take all other strides as they are."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def output_like(q: Tensor, e: int) -> Tensor:
-    """An empty [B, H, N, e], its tokens outermost where q's are: [B, N, H e] is then a view."""
+    """Allocate [B, H, N, e], in memory as [B, N, H, e] if q is, so that [B, N, H e] is a view."""
     batch, heads, tokens, _ = q.shape
     if heads > 1 and q.stride(1) < q.stride(2):
         return q.new_empty(batch, tokens, heads, e).transpose(1, 2)
@@ -48,7 +55,7 @@ def spot(x, b, h, tokens, columns):
 
 @triton.jit
 def load(x, b, h, tokens, columns, here, FULL: tl.constexpr = False):
-    """A tile [tokens, columns] in float32; 0 where `here` is False, which is not read. FULL: it is True everywhere."""
+    """A tile [tokens, columns] in float32; 0, without reading, where `here` is False. FULL: it is True everywhere."""
     if FULL:
         return tl.load(spot(x, b, h, tokens, columns)).to(tl.float32)
     else:
@@ -72,3 +79,81 @@ def keep(values, here, other, FULL: tl.constexpr = False):
         return values
     else:
         return tl.where(here, values, other)
+
+
+class Mask(NamedTuple):
+    """A key mask [batch, tokens] as a kernel argument."""
+
+    at: Any
+    batch: int
+    token: int
+
+
+def mask_of(key_mask: Tensor | None) -> Mask | None:
+    return None if key_mask is None else Mask(key_mask, *key_mask.stride())
+
+
+@triton.jit
+def real(mask, b, tokens, here):
+    """Which tokens are real, among those where `here` is True."""
+    if mask is None:
+        return here
+    else:
+        return tl.load(mask.at + b * mask.batch + tokens.to(tl.int64) * mask.token, mask=here, other=0) != 0
+
+
+@triton.jit
+def visible(mask, b, tokens, stop):
+    """Which tokens are real and before `stop`."""
+    return real(mask, b, tokens, tokens < stop)
+
+
+@triton.jit
+def first_visible(mask, b, start, stop):
+    """The first real token from `start` on, or `stop` if there is none."""
+    if mask is None:
+        return tl.minimum(start, stop)
+    else:
+        first = stop
+        for at in range(start, stop, SCAN):
+            tokens = at + tl.arange(0, SCAN)
+            first = tl.minimum(first, tl.min(tl.where(visible(mask, b, tokens, stop), tokens, stop), 0))
+        return first
+
+
+def numbers(d: int, e: int) -> int:
+    """Return the length of a record."""
+    return -(-(d * e + 2 * d + e + 1) // 32) * 32
+
+
+@triton.jit
+def write_state(at, n, k_mean, v_mean, comoment, shift, D: tl.constexpr, E: tl.constexpr):
+    """Store a State at a record's address."""
+    columns, channels = tl.arange(0, comoment.shape[0]), tl.arange(0, comoment.shape[1])
+    within = (columns < D)[:, None] & (channels < E)[None, :]
+    tl.store(at + columns[:, None] * E + channels[None, :], comoment, mask=within)
+    tl.store(at + D * E + columns, k_mean, mask=columns < D)
+    tl.store(at + D * E + D + channels, v_mean, mask=channels < E)
+    tl.store(at + D * E + D + E + columns, shift, mask=columns < D)
+    tl.store(at + D * E + 2 * D + E, n)
+    fill(at, D, E)
+
+
+@triton.jit
+def fill(at, D: tl.constexpr, E: tl.constexpr):
+    """Write zeros after a record's last number, so that no part of it stays uninitialized."""
+    SIZE: tl.constexpr = D * E + 2 * D + E + 1
+    spare = SIZE + tl.arange(0, 32)
+    tl.store(at + spare, tl.zeros((32,), tl.float32), mask=spare < (SIZE + 31) // 32 * 32)
+
+
+@triton.jit
+def read_state(at, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr):
+    """(n, k_mean, v_mean, comoment, shift), zero beyond D and E."""
+    columns, channels = tl.arange(0, BD), tl.arange(0, BE)
+    within = (columns < D)[:, None] & (channels < E)[None, :]
+    comoment = tl.load(at + columns[:, None] * E + channels[None, :], mask=within, other=0.0)
+    k_mean = tl.load(at + D * E + columns, mask=columns < D, other=0.0)
+    v_mean = tl.load(at + D * E + D + channels, mask=channels < E, other=0.0)
+    shift = tl.load(at + D * E + D + E + columns, mask=columns < D, other=0.0)
+    return tl.load(at + D * E + 2 * D + E), k_mean, v_mean, comoment, shift

@@ -1,10 +1,10 @@
-"""The delta rule on the kernels: which are launched, with what, and how the work is cut.
+"""The delta rule on the kernels: which kernels are launched, with what, and how the work is cut.
 
     forward    solve (T of every chunk) -> walk
     backward   walk again for the memory before each chunk -> walk back -> gradient of every chunk
 
-Walks go through the chunks of a head one after another, and nothing else does: what can be done for all chunks at the
-same time is. Tiles are fixed, with a reason for each; nothing is timed.
+Only the walks go through the chunks of a head one after another. Everything else is done for all chunks at the same
+time. Tiles are fixed, with a reason for each; nothing is timed.
 
 Shapes: q [B, H, N, d]   k [B, G, N, d]   v [B, G, N, e]   beta [B, G, N]   key_mask [B, N]   memory [B, G, d, e].
 """
@@ -15,54 +15,44 @@ import torch
 from torch import Tensor
 
 from softless.kernels.common.launch import block, launch
-from softless.kernels.common.mask import mask_of
-from softless.kernels.common.rows import rows
+from softless.kernels.common.rows import mask_of, rows
+from softless.kernels.common.tiles import Tile
 from softless.kernels.delta.gradient import gradient_kernel
 from softless.kernels.delta.solve import solve_kernel
-from softless.kernels.delta.walk import walk_kernel
-from softless.kernels.delta.walk_back import walk_back_kernel
+from softless.kernels.delta.walk import walk_back_kernel, walk_kernel
 
-CHUNK = {torch.bfloat16: 64, torch.float16: 64, torch.float32: 16}  # 64 rows are one product of a tensor core
-# Numbers of T. 11 bits tell bfloat16 results to an eighth of an ulp, and no entry is larger than what is erased.
+# Numbers of T. 11 bits give bfloat16 results to an eighth of an ulp, and no entry is larger than what is erased.
 SOLVED = {torch.bfloat16: torch.float16, torch.float16: torch.float32, torch.float32: torch.float32}
-
-
-class Tile(NamedTuple):
-    """Value columns a program, or a step of one; warps for heads of up to 64, and for wider ones; loads in flight."""
-
-    columns: int
-    warps: tuple[int, int]
-    stages: int
-
-
-# A walk waits for itself, product after product: 32 columns make two programs of a head of 64, and these wait at the
-# same time. Two stages load the next chunk meanwhile. As tf32 a factor takes twice the room: one stage.
+# Tokens per step are those of a chunk, the same in all kernels: 64 rows are one product of a tensor core. A walk waits
+# for itself, product after product: with 32 columns a head of 64 has two programs, and these wait at the same time. Two
+# stages load the next chunk meanwhile. As tf32 a factor takes twice the room: one stage.
 WALK = {
-    torch.bfloat16: Tile(32, (4, 4), 2),
-    torch.float16: Tile(32, (4, 4), 1),
-    torch.float32: Tile(32, (8, 8), 1),  # no tensor cores: every factor is in registers
+    torch.bfloat16: Tile(64, 4, 2, 32),
+    torch.float16: Tile(64, 4, 1, 32),
+    torch.float32: Tile(16, 8, 1, 32),  # no tensor cores: every factor is in registers
 }
-# All of a chunk in one program: dk adds up over the columns. Its sums take [64, d], twice.
+# One program does all of a chunk, because dk adds up over the columns. Its sums take [64, d], twice.
 GRADIENT = {
-    torch.bfloat16: Tile(64, (4, 8), 2),
-    torch.float16: Tile(32, (8, 8), 1),
-    torch.float32: Tile(32, (8, 8), 1),
+    torch.bfloat16: Tile(64, 4, 2, 64),
+    torch.float16: Tile(64, 8, 1, 32),
+    torch.float32: Tile(16, 8, 1, 32),
 }
+WIDE_GRADIENT = GRADIENT | {torch.bfloat16: Tile(64, 8, 2, 64)}  # for heads wider than 64
 
 
 class Solved(NamedTuple):
-    """What a call's keys alone decide: 1/|k|, a and gain [B, G, 3, N], and T [B, G, chunks, L, L]."""
+    """What depends on a call's keys and beta alone: 1/|k|, a and gain [B, G, 3, N], and T [B, G, chunks, L, L]."""
 
     scalars: Tensor
     inverse: Tensor
 
 
 def chunks_of(k: Tensor) -> int:
-    return -(-k.shape[2] // CHUNK[k.dtype])
+    return -(-k.shape[2] // WALK[k.dtype].tokens)
 
 
 def solved_like(k: Tensor) -> Solved:
-    heads, size = k.shape[:2], CHUNK[k.dtype]
+    heads, size = k.shape[:2], WALK[k.dtype].tokens
     inverse = k.new_empty(*heads, chunks_of(k), size, size, dtype=SOLVED[k.dtype])
     return Solved(k.new_empty(*heads, 3, k.shape[2], dtype=torch.float32), inverse)
 
@@ -72,27 +62,27 @@ def memory_like(k: Tensor, v: Tensor) -> Tensor:
 
 
 def sizes(table: dict[torch.dtype, Tile], q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
-    """What a kernel is compiled for, but for its stages."""
+    """Return what a kernel is compiled for, except its stages."""
     tile, d, e = table[k.dtype], k.shape[3], v.shape[3]
-    blocks = {"D": d, "E": e, "BD": block(d), "BE": min(block(e), tile.columns), "CHUNK": CHUNK[k.dtype]}
-    return blocks | {"SHARED": q.shape[1] // k.shape[1], "num_warps": tile.warps[max(d, e) > 64]}
+    blocks = {"D": d, "E": e, "BD": block(d), "BE": min(block(e), tile.columns), "CHUNK": tile.tokens}
+    return blocks | {"SHARED": q.shape[1] // k.shape[1], "num_warps": tile.warps}
 
 
 def solve(k: Tensor, beta: Tensor, key_mask: Tensor | None, rule: str) -> Solved:
-    found, chunks = solved_like(k), chunks_of(k)
+    solved, chunks = solved_like(k), chunks_of(k)
     launch(
-        solve_kernel, k.shape[0] * k.shape[1] * chunks, k, rows(k), rows(beta[..., None]), mask_of(key_mask), *found,
-        k.shape[1], k.shape[2], chunks, D=k.shape[3], BD=block(k.shape[3]), CHUNK=CHUNK[k.dtype], RULE=rule,
+        solve_kernel, k.shape[0] * k.shape[1] * chunks, k, rows(k), rows(beta[..., None]), mask_of(key_mask), *solved,
+        k.shape[1], k.shape[2], chunks, D=k.shape[3], BD=block(k.shape[3]), CHUNK=WALK[k.dtype].tokens, RULE=rule,
         num_warps=4,
     )  # fmt: skip
-    return found
+    return solved
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, memory: Tensor | None, solved: Solved, out: Tensor,
     scale: float,
 ) -> Tensor:  # fmt: skip
-    """Fill `out`; the memory after the last token."""
+    """Fill `out`; return the memory after the last token."""
     after, size = memory_like(k, v), sizes(WALK, q, k, v)
     launch(
         walk_kernel, k.shape[0] * k.shape[1] * -(-v.shape[3] // size["BE"]), k, rows(q), rows(k), rows(v), rows(out),
@@ -103,7 +93,7 @@ def forward(
 
 
 class Filled(NamedTuple):
-    """Where gradients go; `memory` is None where none came in."""
+    """Where the gradients are written; `memory` is None if no memory came in."""
 
     q: Tensor
     k: Tensor
@@ -113,10 +103,10 @@ class Filled(NamedTuple):
 
 
 def backward(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, given: Tensor, key_mask: Tensor | None, memory: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, d_out: Tensor, key_mask: Tensor | None, memory: Tensor | None,
     solved: Solved, last: Tensor | None, filled: Filled, rule: str, scale: float,
 ) -> None:  # fmt: skip
-    """Fill the gradients; `last` is that of the memory after the last token."""
+    """Fill the gradients; `last` is the gradient of the memory after the last token."""
     (batch, groups, tokens, d), e, chunks = k.shape, v.shape[3], chunks_of(k)
     kind = k.dtype if k.dtype == torch.bfloat16 else torch.float32  # numbers as they are multiplied
     states, later = (k.new_empty(batch, groups, chunks, d, e, dtype=kind) for _ in range(2))
@@ -128,12 +118,13 @@ def backward(
         groups, tokens, chunks, scale, **size,
     )  # fmt: skip
     launch(
-        walk_back_kernel, programs, k, rows(q), rows(k), rows(given), rows(filled.v), mask, *solved, last,
+        walk_back_kernel, programs, k, rows(q), rows(k), rows(d_out), rows(filled.v), mask, *solved, last,
         filled.memory, later, rows(refused), groups, tokens, chunks, scale, **size,
     )  # fmt: skip
+    table = WIDE_GRADIENT if max(d, e) > 64 else GRADIENT
     launch(
-        gradient_kernel, batch * groups * chunks, k, rows(q), rows(k), rows(v), rows(beta[..., None]), rows(given),
+        gradient_kernel, batch * groups * chunks, k, rows(q), rows(k), rows(v), rows(beta[..., None]), rows(d_out),
         rows(filled.q), rows(filled.k), rows(filled.beta[..., None]), mask, solved.scalars, states, rows(written),
-        later, rows(refused), groups, tokens, chunks, scale, RULE=rule, num_stages=GRADIENT[k.dtype].stages,
-        **sizes(GRADIENT, q, k, v),
+        later, rows(refused), groups, tokens, chunks, scale, RULE=rule, num_stages=table[k.dtype].stages,
+        **sizes(table, q, k, v),
     )  # fmt: skip

@@ -1,8 +1,8 @@
-"""The delta rule as a torch operator: differentiable, compilable, and in the algebra's State.
+"""The delta rule as a PyTorch operator: differentiable, compilable, from one State of the algebra to the next.
 
     delta(q, k, v, beta, key_mask, state, rule, scale) -> out, State          gradients in all but the mask and means
 
-The memory is the State's co-moment; its means are zero, and pass through.
+The memory is the State's comoment. The State's means are zero and stay so.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from softless.algebra.state import State
-from softless.kernels.common.operator import fake, gradient, no_gradient, operator
+from softless.kernels.common.launch import fake, gradient, no_gradient, operator
 from softless.kernels.common.rows import dense, output_like
 from softless.kernels.delta import attend as delta_attend
 from softless.kernels.delta.attend import Filled, Solved, memory_like, solved_like
@@ -20,7 +20,7 @@ from softless.kernels.delta.attend import Filled, Solved, memory_like, solved_li
 def delta(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, key_mask: Tensor | None, state: State | None, rule: str, scale: float
 ) -> tuple[Tensor, State]:
-    """The rule `delta` or `efla`, going on from `state`; the output and the State after it."""
+    """Apply the rule `delta` or `efla`, continuing from `state`; return the output and the State after it."""
     q, k, v = dense(q), dense(k), dense(v)
     heads = (*k.shape[:2], 1) if k.shape[1] != q.shape[1] else tuple(k.shape[:2])
     memory = None if state is None else state.comoment.reshape(*k.shape[:2], *state.comoment.shape[-2:]).contiguous()
@@ -43,7 +43,7 @@ def _delta(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, key_mask: Tensor | None, memory: Tensor | None, rule: str,
     scale: float,
 ) -> Tensors4:  # fmt: skip
-    """(out, the memory after the last token, and what the backward pass needs to know of the keys)."""
+    """Return out, the memory after the last token, and what the backward pass needs to know about the keys."""
     out, solved = output_like(q, v.shape[3]), delta_attend.solve(k, beta, key_mask, rule)
     return out, delta_attend.forward(q, k, v, key_mask, memory, solved, out, scale), *solved
 
@@ -55,15 +55,15 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensors4:
 
 @operator("delta_backward")
 def _backward(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, given: Tensor, key_mask: Tensor | None, memory: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, d_out: Tensor, key_mask: Tensor | None, memory: Tensor | None,
     scalars: Tensor, inverse: Tensor, last: Tensor | None, rule: str, scale: float,
 ) -> Tensors5:  # fmt: skip
-    """Gradients of q, k, v, beta and the incoming memory: empty where there is none."""
+    """Return the gradients of q, k, v, beta and the incoming memory: empty if there is none."""
     filled = _room(q, k, v, beta, memory)
-    given = dense(given)
+    d_out = dense(d_out)
     last = None if last is None else last.contiguous()
     into = Filled(*filled[:4], None if memory is None else filled[4])
-    delta_attend.backward(q, k, v, beta, given, key_mask, memory, Solved(scalars, inverse), last, into, rule, scale)
+    delta_attend.backward(q, k, v, beta, d_out, key_mask, memory, Solved(scalars, inverse), last, into, rule, scale)
     return filled
 
 
@@ -75,7 +75,7 @@ def _room(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, memory: Tensor | None) 
 
 @fake("delta_backward")
 def _(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, given: Tensor, key_mask: Tensor | None, memory: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, d_out: Tensor, key_mask: Tensor | None, memory: Tensor | None,
     *_: Any,
 ) -> Tensors5:  # fmt: skip
     return _room(q, k, v, beta, memory)
@@ -89,11 +89,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors4) -> None:
     ctx.shape = out.shape
 
 
-def _differentiate(ctx: Any, given: Tensor | None, last: Tensor | None, *_: None) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, d_out: Tensor | None, last: Tensor | None, *_: None) -> tuple[Any, ...]:
     q, k, v, beta, key_mask, memory, *solved = ctx.saved_tensors
-    given = q.new_zeros(ctx.shape) if given is None else given
-    *found, of_memory = _backward(q, k, v, beta, given, key_mask, memory, *solved, last, *ctx.rule)
-    return *found, None, None if memory is None else of_memory, None, None
+    d_out = q.new_zeros(ctx.shape) if d_out is None else d_out
+    *gradients, of_memory = _backward(q, k, v, beta, d_out, key_mask, memory, *solved, last, *ctx.rule)
+    return *gradients, None, None if memory is None else of_memory, None, None
 
 
 gradient("delta", _differentiate, _save)

@@ -1,15 +1,25 @@
-"""The inverse that turns a chunk of the delta rule into products, and what each token erases and writes.
+"""How much each token of the delta rule erases and writes, and the inverse that turns a chunk into products.
 
-    A = stril(diag(a) k^ k^^T)          T = (I + A)^-1          k^ = k/|k|, 0 for no key: one shorter than 2^-126
+    delta   a = beta              gain = beta
+    efla    a = 1 - e^-x          gain = a / |k| = beta |k| D(x)          x = beta |k|^2,  D(x) = (1 - e^-x)/x
 
-Forward substitution row by row in blocks of 16, all blocks at the same time; then two blocks become one of twice the
-size, by products, until the chunk is one block:
+Below x = 1/2, where the quotient would cancel, D is the sum of its series, sum_n (-x)^n / (n+1)!. The derivatives, with
+flow = (a/gain) da + dgain:
+
+    delta   dbeta = flow                    efla   dbeta = e^-x |k| flow          d|k| = 2 beta e^-x flow - beta D dgain
+
+The inverse of a chunk:
+
+    A = stril(diag(a) k^ k^^T)          T = (I + A)^-1          k^ = k/|k|; 0 where |k| < 2^-126
+
+Blocks of 16 are solved by forward substitution, row by row, all blocks at the same time. Then products join two blocks
+into one of twice the size, until the chunk is one block:
 
     (I + [A1 0; C A2])^-1 = [T1 0; -T2 C T1  T2]
 
 Substitution is the recurrence in coordinates of the keys: no number in it is larger than what is erased.
 
-    scalars [P, 3, N]              1/|k|, a and gain of each token; 0 for those that are hidden
+    scalars [P, 3, N]              1/|k|, a and gain of each token; 0 for hidden tokens
     solved  [P, chunks, L, L]      T, in numbers of 11 bits or more: its entries are at most max(a)
 """
 
@@ -17,16 +27,63 @@ import triton
 import triton.language as tl
 
 from softless.kernels.common.arithmetic import factor, precise, product
-from softless.kernels.common.mask import visible
-from softless.kernels.common.rows import load
-from softless.kernels.delta.gate import gate
+from softless.kernels.common.launch import SIZES
+from softless.kernels.common.rows import load, visible
 
-SIZES = ("heads", "groups", "tokens", "chunks")  # numbers that no kernel is compiled anew for
+NEAR = tl.constexpr(0.5)
+TERMS = tl.constexpr(11)  # x^11 / 12! is 1e-12
+GONE = tl.constexpr(100.0)  # e^-100 is 0 in float32
+TINY = tl.constexpr(1e-30)
+FAR = tl.constexpr(2.0**60)  # longer keys have no gradient through e^-x, and their squares are finite
 ROWS = tl.constexpr(16)  # of a block that is solved row by row
 SMALLEST = tl.constexpr(1 << 23)  # 2^-126, as bits
 LARGEST = tl.constexpr(252 << 23)  # 2^125: its inverse is a normal number too
 SHORTEST = tl.constexpr(2.0**-126)  # the inverse of a shorter key would overflow
-TWICE_ONE = tl.constexpr(254 << 23)  # bits of 2^n and of 2^-n add up to it
+TWICE_ONE = tl.constexpr(254 << 23)  # the bits of 2^n and of 2^-n add up to this
+
+
+@triton.jit
+def series(x):
+    """D for x < NEAR."""
+    term = tl.zeros_like(x) + 1.0
+    total = term
+    for n in tl.static_range(1, TERMS):
+        term = term * x * (-1.0 / (n + 1))
+        total += term
+    return total
+
+
+@triton.jit
+def gate(length, beta, RULE: tl.constexpr):
+    """(a, gain) of keys of this length."""
+    if RULE == "delta":
+        return beta, beta
+    else:
+        tl.static_assert(RULE == "efla")
+        x = beta * length * length
+        near = series(tl.minimum(x, NEAR))
+        erased = 1.0 - tl.exp(-tl.minimum(x, GONE))
+        written = erased / tl.where(x < NEAR, 1.0, length)
+        return tl.where(x < NEAR, x * near, erased), tl.where(x < NEAR, beta * length * near, written)
+
+
+@triton.jit
+def gate_gradient(d_erase, d_gain, d_write, gain, length, beta, RULE: tl.constexpr):
+    """(dbeta, d|k|) from the gradients of a and gain; d_write is a da + gain dgain, whose terms do not cancel."""
+    ratio = length
+    if RULE == "delta":
+        ratio = tl.zeros_like(length) + 1.0
+    nonzero = tl.abs(gain) > TINY
+    flow = tl.where(nonzero, d_write / tl.where(nonzero, gain, 1.0), ratio * d_erase + d_gain)
+    if RULE == "delta":
+        return flow, tl.zeros_like(length)
+    else:
+        x = beta * length * length
+        left = tl.exp(-tl.minimum(x, GONE))
+        decline = tl.where(
+            x < NEAR, beta * series(tl.minimum(x, NEAR)), (1.0 - left) / tl.where(x < NEAR, 1.0, length * length)
+        )
+        return left * tl.minimum(length, FAR) * flow, 2.0 * beta * left * flow - decline * d_gain
 
 
 @triton.jit
@@ -37,7 +94,7 @@ def inverted(x):
 
 @triton.jit
 def scaled(keys):
-    """(keys over a power of two near their largest entry, |keys| after that, that power): no square overflows."""
+    """(keys divided by a power of two near their largest entry, their length, that power): no square overflows."""
     largest = tl.max(tl.abs(keys), 1)
     bits = largest.to(tl.int32, bitcast=True) & (255 << 23)
     bits = tl.minimum(tl.maximum(bits, SMALLEST), LARGEST)
@@ -47,7 +104,7 @@ def scaled(keys):
 
 @triton.jit
 def solve_blocks(matrix, CHUNK: tl.constexpr):
-    """(I + stril(matrix))^-1 of every block on the diagonal, zeros elsewhere."""
+    """(I + stril(matrix))^-1 of every diagonal block, zeros elsewhere."""
     BLOCKS: tl.constexpr = CHUNK // ROWS
     block, row = tl.arange(0, BLOCKS), tl.arange(0, ROWS)
     same = block[:, None, None, None] == block[None, None, :, None]
@@ -64,7 +121,7 @@ def solve_blocks(matrix, CHUNK: tl.constexpr):
 
 @triton.jit
 def join(matrix, solved, SIZE: tl.constexpr, CHUNK: tl.constexpr, DTYPE: tl.constexpr):
-    """Inverses of blocks of SIZE become those of blocks twice as large."""
+    """The inverses of blocks of twice the SIZE, from those of blocks of SIZE."""
     i, j = tl.arange(0, CHUNK)[:, None] // SIZE, tl.arange(0, CHUNK)[None, :] // SIZE
     zero = tl.zeros((CHUNK, CHUNK), tl.float32)
     below = tl.where((i // 2 == j // 2) & (i > j), matrix, 0.0)
@@ -85,7 +142,7 @@ def solve(matrix, CHUNK: tl.constexpr, DTYPE: tl.constexpr):
 @triton.jit(do_not_specialize=SIZES)
 def solve_kernel(k, beta, mask, scalars, solved, groups, tokens, chunks, D: tl.constexpr, BD: tl.constexpr,
                  CHUNK: tl.constexpr, RULE: tl.constexpr):  # fmt: skip
-    """One program a chunk and key head."""
+    """One program per chunk and key head."""
     DTYPE: tl.constexpr = k.at.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
     chunk, p = program % chunks, program // chunks

@@ -1,1 +1,1 @@
-"""Kernels for attention without a causal order."""
+"""Kernels for non-causal attention."""

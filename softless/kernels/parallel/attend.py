@@ -1,42 +1,28 @@
-"""Non-causal attention on the kernels: which are launched, and with what.
+"""Non-causal attention on the kernels: which kernels are launched, and with what.
 
-    forward    observe -> (merge) -> read                                 or one whole-head kernel
-    backward   queries' gradient -> sum over spans -> keys' gradient      or one whole-head kernel
+    forward    observe -> (merge) -> read                                 or one kernel for short sequences
+    backward   queries' gradient -> sum over spans -> keys' gradient      or one kernel for short sequences
 
 Shapes: q [B, H, N, d]   k [B, G, M, d]   v [B, G, M, e]   key_mask [B, M]   taps [B, H, 9, e]   records [B G, numbers].
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from softless.algebra.recipe import Recipe
-from softless.kernels.common.features import may_cancel
+from softless.algebra.kernel_spec import KernelSpec
+from softless.kernels.common import tiles
+from softless.kernels.common.features import may_cancel, named
 from softless.kernels.common.launch import as_triton, block, launch
-from softless.kernels.common.mask import Mask, mask_of
-from softless.kernels.common.record import numbers
-from softless.kernels.common.rows import dense, output_like, rows
-from softless.kernels.common.tiles import (
-    Tile,
-    finer,
-    is_short,
-    is_split,
-    is_whole,
-    observers,
-    readers,
-    short,
-    slice_width,
-    spans,
-    tile,
-)
+from softless.kernels.common.rows import Rows, dense, mask_of, numbers, output_like, rows
+from softless.kernels.common.tiles import Tile, finer, slice_width, spans, tile
 from softless.kernels.parallel.gradients import key_gradient_kernel, query_gradient_kernel, query_sums_kernel
 from softless.kernels.parallel.observe import merge_kernel, observe_kernel
 from softless.kernels.parallel.read import read_kernel
-from softless.kernels.parallel.short import short_kernel
-from softless.kernels.parallel.whole import whole_gradient_kernel, whole_kernel
+from softless.kernels.parallel.short import short_kernel, whole_gradient_kernel, whole_kernel
 
-MERGED = 128  # numbers of a comoment that one program merges: one a thread, many programs, all loads in flight at once
+MERGED = 128  # numbers of a comoment per program of a merge: one per thread, many programs, all loads in flight at once
 
 
 class Picture(NamedTuple):
@@ -47,148 +33,143 @@ class Picture(NamedTuple):
     width: int
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    taps: Tensor | None,
-    recipe: Recipe,
-    picture: Picture,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """(output, records, if they are kept). The output is allocated last: the parts of a merge are gone by then."""
-    if len(cuts := _slices(q, v)) > 1:
-        out = output_like(q, v.shape[3])
-        for each in cuts:
-            part = None if taps is None else taps[..., each].contiguous()
-            forward(q, k, v[..., each], key_mask, part, recipe, picture, out[..., each])
-        return out, _records(q, v, 0)
+class Operands(NamedTuple):
+    """All that a forward pass reads."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    key_mask: Tensor | None
+    taps: Tensor | None
+    spec: KernelSpec
+    picture: Picture
+
+    def columns(self, part: slice) -> "Operands":
+        """The same call with only some of the value columns."""
+        taps = None if self.taps is None else self.taps[..., part].contiguous()
+        return self._replace(v=self.v[..., part], taps=taps)
+
+    def slices(self) -> list[slice]:
+        """The value columns that fit beside the features, a slice at a time."""
+        e = self.v.shape[3]
+        width = slice_width(block(self.q.shape[3]), e)
+        return [slice(start, min(start + width, e)) for start in range(0, e, width)]
+
+    def sizes(self) -> dict[str, int]:
+        d, e = self.q.shape[3], self.v.shape[3]
+        return {"D": d, "E": e, "BD": block(d), "BE": block(e)}
+
+    def records(self, count: int) -> Tensor:
+        """Room for the records of so many States."""
+        return self.q.new_empty(count, numbers(self.q.shape[3], self.v.shape[3]), dtype=torch.float32)
+
+    def tapped(self) -> Rows | None:
+        return None if self.taps is None else rows(self.taps)
+
+
+def forward(x: Operands, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the output, and the records if the backward pass gets them.
+
+    The output is allocated last: the parts of a merge are freed by then.
+    """
+    if len(cuts := x.slices()) > 1:
+        out = output_like(x.q, x.v.shape[3])
+        for part in cuts:
+            forward(x.columns(part), out[..., part])
+        return out, x.records(0)
+    q, k, v, key_mask, taps, spec, picture = x
     (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
-    sizes, mask, tapped = _sizes(q, v), mask_of(key_mask), None if taps is None else rows(taps)
-    dtype = _products(recipe, q.dtype, backward=False)
-    whole = is_whole(queries, keys, sizes["BD"], sizes["BE"])
+    sizes, mask, dtype = x.sizes(), mask_of(key_mask), _products(spec, q.dtype, backward=False)
+    wide = sizes["BD"], sizes["BE"]
+    whole = tiles.is_whole(queries, keys, *wide)
     kind = ("whole" if whole else "read") if taps is None else ("whole local" if whole else "local")
-    cut = _tile(kind, sizes, dtype)
-    common = {"GROUP": heads // groups, "DTYPE": as_triton(dtype), **sizes, **_names(recipe), **_meta(cut)}
-    records = _records(q, v, 0) if whole else _observe(k, v, mask, recipe, dtype)
+    cut = tile(kind, *wide, dtype)
+    constants = {"GROUP": heads // groups, "DTYPE": as_triton(dtype), **sizes, **named(spec), **_meta(cut)}
+    records = x.records(0) if whole else _observe(x, dtype)
     out = output_like(q, v.shape[3]) if out is None else out
-    if whole and taps is None and is_short(keys, recipe, sizes["BD"], sizes["BE"], dtype):
-        size, cut = short(keys)
+    if whole and taps is None and tiles.is_short(keys, spec, *wide, dtype):
+        size, cut = tiles.short(keys)
         launch(
             short_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(out), mask, queries, keys, groups,
-            recipe.scale, recipe.t, KEYS=size, **(common | _meta(cut)))  # fmt: skip
+            spec.scale, spec.t, KEYS=size, **(constants | _meta(cut)))  # fmt: skip
         return out, records
     if whole:
         launch(
-            whole_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(out), tapped, mask, queries, keys, groups,
-            recipe.scale, recipe.t, picture, **common)  # fmt: skip
+            whole_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(out), x.tapped(), mask, queries, keys,
+            groups, spec.scale, spec.t, picture, **constants)  # fmt: skip
         return out, records
-    span, splits = spans(queries, batch * heads, cut.tokens, readers(sizes["BD"], sizes["BE"]))
+    span, splits = spans(queries, batch * heads, cut.tokens, tiles.readers(*wide))
     launch(
-        read_kernel, batch * heads * splits, q, rows(q), rows(v), rows(out), tapped, mask, records, queries,
-        heads, span, splits, recipe.scale, recipe.t, picture, NUMBERS=records.shape[1],
-        EVEN=queries % cut.tokens == 0, **common)  # fmt: skip
-    return out, records if keeps_records(q, k, v, recipe.phi_k) else _records(q, v, 0)
+        read_kernel, batch * heads * splits, q, rows(q), rows(v), rows(out), x.tapped(), mask, records, queries,
+        heads, span, splits, spec.scale, spec.t, picture, NUMBERS=records.shape[1],
+        EVEN=queries % cut.tokens == 0, **constants)  # fmt: skip
+    return out, records if keeps_records(q, k, v, spec.phi_k) else x.records(0)
 
 
-def backward(
-    d_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    taps: Tensor | None,
-    records: Tensor,
-    recipe: Recipe,
-    picture: Picture,
-    d_q: Tensor,
-    d_k: Tensor,
-    d_v: Tensor,
-) -> Tensor | None:
-    """Write the gradients of q, k and v; return that of the taps, float32."""
-    if len(cuts := _slices(q, v)) > 1:
-        return _sliced_backward(d_out, q, k, v, key_mask, taps, cuts, recipe, picture, d_q, d_k, d_v)
+def backward(d_out: Tensor, x: Operands, records: Tensor, d_q: Tensor, d_k: Tensor, d_v: Tensor) -> Tensor | None:
+    """Write the gradients of q, k and v; return the gradient of the taps in float32, if there are taps."""
+    if len(x.slices()) > 1:
+        return _sliced_backward(d_out, x, d_q, d_k, d_v)
+    q, k, v, key_mask, taps, spec, picture = x
     (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
-    sizes, mask, tapped = _sizes(q, v), mask_of(key_mask), None if taps is None else rows(taps)
-    dtype = _products(recipe, q.dtype, backward=True)
-    products = {"DTYPE": as_triton(dtype)}
+    sizes, mask, dtype = x.sizes(), mask_of(key_mask), _products(spec, q.dtype, backward=True)
+    wide, constants = (sizes["BD"], sizes["BE"]), {"DTYPE": as_triton(dtype), **sizes}
     d_out = dense(d_out)
-    if is_whole(queries, keys, sizes["BD"], sizes["BE"]):
-        kind = "whole gradient divide" if recipe.reader == "divide" else "whole gradient"
-        cut = _tile(kind if taps is None else "whole local gradient", sizes, dtype)
+    if tiles.is_whole(queries, keys, *wide):
+        kind = "whole gradient divide" if spec.reader == "divide" else "whole gradient"
+        cut = tile(kind if taps is None else "whole local gradient", *wide, dtype)
         d_taps = None if taps is None else q.new_empty(batch, heads, 9, v.shape[3], dtype=torch.float32)
         launch(
-            whole_gradient_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(d_out), tapped, mask, rows(d_q),
-            rows(d_k), rows(d_v), d_taps, queries, keys, groups, recipe.scale, recipe.t, picture, GROUP=heads // groups,
-            STAGES=cut.stages, **sizes, **_names(recipe), **products, **_meta(cut))  # fmt: skip
+            whole_gradient_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(d_out), x.tapped(), mask,
+            rows(d_q), rows(d_k), rows(d_v), d_taps, queries, keys, groups, spec.scale, spec.t, picture,
+            GROUP=heads // groups, STAGES=cut.stages, **constants, **named(spec), **_meta(cut))  # fmt: skip
         return d_taps
     if records.shape[0] == 0:
-        records = _observe(k, v, mask, recipe, dtype)
-    gradients = _query_gradient(q, d_out, d_q, records, recipe, dtype, groups, sizes)
-    cut = _tile("key" if taps is None else "local key", sizes, dtype)
-    span, splits = spans(keys, batch * groups, cut.tokens, readers(sizes["BD"], sizes["BE"]))
+        records = _observe(x, dtype)
+    gradients = _query_gradient(d_out, x, records, d_q, dtype)
+    cut = tile("key" if taps is None else "local key", *wide, dtype)
+    span, splits = spans(keys, batch * groups, cut.tokens, tiles.readers(*wide))
     d_taps = None if taps is None else q.new_empty(batch, heads, splits, 9, v.shape[3], dtype=torch.float32)
     launch(
-        key_gradient_kernel, batch * groups * splits, q, rows(k), rows(v), rows(d_out), tapped, mask, rows(d_k),
-        rows(d_v), d_taps, records, gradients, keys, groups, span, splits, recipe.t, picture, NUMBERS=records.shape[1],
-        PHI_K=recipe.phi_k, EVEN=mask is None and keys % cut.tokens == 0, **sizes, **products,
-        **_meta(cut))  # fmt: skip
+        key_gradient_kernel, batch * groups * splits, q, rows(k), rows(v), rows(d_out), x.tapped(), mask, rows(d_k),
+        rows(d_v), d_taps, records, gradients, keys, groups, span, splits, spec.t, picture, NUMBERS=records.shape[1],
+        PHI_K=spec.phi_k, EVEN=mask is None and keys % cut.tokens == 0, **constants, **_meta(cut))  # fmt: skip
     return None if d_taps is None else d_taps.sum(2)
 
 
-def _query_gradient(
-    q: Tensor, d_out: Tensor, d_q: Tensor, records: Tensor, recipe: Recipe, dtype: torch.dtype, groups: int,
-    sizes: dict[str, int],
-) -> Tensor:  # fmt: skip
-    """Write that of the queries; return the gradient of every key head's record."""
-    batch, heads, queries, _ = q.shape
-    split = recipe.reader == "divide" and recipe.phi_q != "exp" and is_split(sizes["BD"], sizes["BE"], dtype)
-    cut = _tile("query divide" if recipe.reader == "divide" else "query", sizes, dtype)
+def _query_gradient(d_out: Tensor, x: Operands, records: Tensor, d_q: Tensor, dtype: torch.dtype) -> Tensor:
+    """Write the gradient of the queries; return the gradient of every key head's record."""
+    (batch, heads, queries, _), groups, spec, sizes = x.q.shape, x.k.shape[1], x.spec, x.sizes()
+    wide, divide = (sizes["BD"], sizes["BE"]), spec.reader == "divide"
+    split = divide and spec.phi_q != "exp" and tiles.is_split(*wide, dtype)
+    cut = tile("query divide" if divide else "query", *wide, dtype)
     span, splits = spans(queries, batch * heads, cut.tokens)
-    numbers_, even = records.shape[1], queries % cut.tokens == 0
-    scalars = q.new_empty(batch, heads, 2, queries, dtype=torch.float32) if split else None
-    gradients = None if split else _records(q, d_out, batch * heads * splits)
-    products = {"DTYPE": as_triton(dtype), **sizes}
+    scalars = x.q.new_empty(batch, heads, 2, queries, dtype=torch.float32) if split else None
+    gradients = None if split else x.records(batch * heads * splits)
+    constants = {"DTYPE": as_triton(dtype), "NUMBERS": records.shape[1], **sizes}
     launch(
-        query_gradient_kernel, batch * heads * splits, q, rows(q), rows(d_out), rows(d_q), scalars, records, gradients,
-        queries, heads, span, splits, recipe.scale, recipe.t, GROUP=heads // groups, NUMBERS=numbers_, EVEN=even,
-        STAGES=cut.stages, **products, **_names(recipe), **_meta(cut))  # fmt: skip
+        query_gradient_kernel, batch * heads * splits, x.q, rows(x.q), rows(d_out), rows(d_q), scalars, records,
+        gradients, queries, heads, span, splits, spec.scale, spec.t, GROUP=heads // groups,
+        EVEN=queries % cut.tokens == 0, STAGES=cut.stages, **constants, **named(spec), **_meta(cut))  # fmt: skip
     if gradients is None:
-        cut = _tile("query sums", sizes, dtype)
+        cut = tile("query sums", *wide, dtype)
         span, splits = spans(queries, batch * heads, cut.tokens)
-        gradients = _records(q, d_out, batch * heads * splits)
+        gradients = x.records(batch * heads * splits)
         launch(
-            query_sums_kernel, batch * heads * splits, q, rows(q), rows(d_out), scalars, gradients, queries, heads,
-            span, splits, recipe.t, NUMBERS=numbers_, PHI_Q=recipe.phi_q, PHI_K=recipe.phi_k,
-            EVEN=queries % cut.tokens == 0, STAGES=cut.stages, **products, **_meta(cut))  # fmt: skip
-    return gradients.view(batch * groups, heads // groups * splits, numbers_).sum(1)
+            query_sums_kernel, batch * heads * splits, x.q, rows(x.q), rows(d_out), scalars, gradients, queries, heads,
+            span, splits, spec.t, PHI_Q=spec.phi_q, PHI_K=spec.phi_k, EVEN=queries % cut.tokens == 0,
+            STAGES=cut.stages, **constants, **_meta(cut))  # fmt: skip
+    return gradients.view(batch * groups, heads // groups * splits, records.shape[1]).sum(1)
 
 
-def _sliced_backward(
-    d_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    taps: Tensor | None,
-    cuts: list[slice],
-    recipe: Recipe,
-    picture: Picture,
-    d_q: Tensor,
-    d_k: Tensor,
-    d_v: Tensor,
-) -> Tensor | None:
-    """Each slice of values gives its share of dq and dk: added up in float32."""
-    sum_q, sum_k = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k))
+def _sliced_backward(d_out: Tensor, x: Operands, d_q: Tensor, d_k: Tensor, d_v: Tensor) -> Tensor | None:
+    """Add up, in float32, what each slice of value columns contributes to dq and dk."""
+    sum_q, sum_k = (torch.zeros(y.shape, dtype=torch.float32, device=y.device) for y in (x.q, x.k))
     share_q, share_k = torch.empty_like(sum_q), torch.empty_like(sum_k)
-    d_taps, none = [], _records(q, v, 0)
-    for each in cuts:
-        values, part = v[..., each], None if taps is None else taps[..., each].contiguous()
-        found = backward(
-            d_out[..., each], q, k, values, key_mask, part, none, recipe, picture, share_q, share_k, d_v[..., each]
-        )
-        d_taps += [] if found is None else [found]
+    d_taps = []
+    for part in x.slices():
+        of_taps = backward(d_out[..., part], x.columns(part), x.records(0), share_q, share_k, d_v[..., part])
+        d_taps += [] if of_taps is None else [of_taps]
         sum_q += share_q
         sum_k += share_k
     d_q.copy_(sum_q)
@@ -197,66 +178,39 @@ def _sliced_backward(
 
 
 def keeps_records(q: Tensor, k: Tensor, v: Tensor, phi_k: str) -> bool:
-    """Whether the backward pass gets the forward's records; it makes its own for whole heads, slices and exp keys."""
-    whole = is_whole(q.shape[2], k.shape[2], block(q.shape[3]), block(v.shape[3]))
-    return phi_k != "exp" and not whole and len(_slices(q, v)) == 1
+    """Whether the backward pass gets the forward's records, instead of making its own."""
+    whole = tiles.is_whole(q.shape[2], k.shape[2], block(q.shape[3]), block(v.shape[3]))
+    return phi_k != "exp" and not whole and v.shape[3] <= slice_width(block(q.shape[3]), v.shape[3])
 
 
-def _products(recipe: Recipe, dtype: torch.dtype, *, backward: bool) -> torch.dtype:
-    """What to multiply in: the input's dtype, or finer where small differences of rounded factors count.
+def _products(spec: KernelSpec, dtype: torch.dtype, *, backward: bool) -> torch.dtype:
+    """The dtype to multiply in: the input's, or a finer one where small differences of rounded factors count.
 
-    A mass of signed features may nearly cancel; exponential keys saturate, and then their gradients do; those of
-    softmax features leave out what the channels of a sum that nothing centers have in common.
+    A mass of signed features may nearly cancel. Exponential keys saturate, and then so do their gradients. Gradients of
+    softmax features leave out what all channels share, which is large where nothing centers the sum (reader `none`).
     """
-    signed = may_cancel(*recipe[:3])
-    shared = recipe.reader == "none" and "softmax" in (recipe.phi_q, recipe.phi_k)
-    return finer(dtype) if signed or (backward and (shared or recipe.phi_k == "exp")) else dtype
+    shared = spec.reader == "none" and "softmax" in (spec.phi_q, spec.phi_k)
+    return finer(dtype) if may_cancel(spec) or (backward and (shared or spec.phi_k == "exp")) else dtype
 
 
-def _slices(q: Tensor, v: Tensor) -> list[slice]:
-    e, width = v.shape[3], slice_width(block(q.shape[3]), v.shape[3])
-    return [slice(start, min(start + width, e)) for start in range(0, e, width)]
-
-
-def _observe(k: Tensor, v: Tensor, mask: Mask | None, recipe: Recipe, dtype: torch.dtype) -> Tensor:
-    """The record of every key head, from products in `dtype`."""
-    batch, groups, keys, _ = k.shape
-    sizes = _sizes(k, v)
-    cut = _tile("observe", sizes, dtype)
-    span, splits = spans(keys, batch * groups, cut.tokens, observers(sizes["BD"], sizes["BE"]))
-    parts = _records(k, v, batch * groups * splits)
+def _observe(x: Operands, dtype: torch.dtype) -> Tensor:
+    """Return the record of every key head, from products in `dtype`."""
+    (batch, groups, keys, d), e, spec, sizes, mask = x.k.shape, x.v.shape[3], x.spec, x.sizes(), mask_of(x.key_mask)
+    cut = tile("observe", sizes["BD"], sizes["BE"], dtype)
+    span, splits = spans(keys, batch * groups, cut.tokens, tiles.observers(sizes["BD"], sizes["BE"]))
+    parts = x.records(batch * groups * splits)
     launch(
-        observe_kernel, batch * groups * splits, k, rows(k), rows(v), mask, parts, keys, groups, span, splits, recipe.t,
-        NUMBERS=parts.shape[1], PHI=recipe.phi_k, CENTERED=recipe.reader != "none",
-        DTYPE=as_triton(dtype), EVEN=mask is None and keys % cut.tokens == 0, **sizes, **_meta(cut))  # fmt: skip
+        observe_kernel, batch * groups * splits, x.k, rows(x.k), rows(x.v), mask, parts, keys, groups, span, splits,
+        spec.t, NUMBERS=parts.shape[1], PHI=spec.phi_k, CENTERED=spec.reader != "none", DTYPE=as_triton(dtype),
+        EVEN=mask is None and keys % cut.tokens == 0, **sizes, **_meta(cut))  # fmt: skip
     if splits == 1:
         return parts
-    records, d, e = _records(k, v, batch * groups), k.shape[3], v.shape[3]
+    records = x.records(batch * groups)
     launch(
-        merge_kernel, batch * groups * -(-d * e // MERGED), k, parts, records, splits, NUMBERS=parts.shape[1], D=d, E=e,
-        CELLS=MERGED, SHIFTED=recipe.phi_k == "exp", num_warps=4)  # fmt: skip
+        merge_kernel, batch * groups * -(-d * e // MERGED), x.k, parts, records, splits, NUMBERS=parts.shape[1], D=d,
+        E=e, CELLS=MERGED, SHIFTED=spec.phi_k == "exp", num_warps=4)  # fmt: skip
     return records
 
 
-def _records(q: Tensor, v: Tensor, count: int) -> Tensor:
-    return q.new_empty(count, numbers(q.shape[3], v.shape[3]), dtype=torch.float32)
-
-
-def _sizes(q: Tensor, v: Tensor) -> dict[str, int]:
-    d, e = q.shape[3], v.shape[3]
-    return {"D": d, "E": e, "BD": block(d), "BE": block(e)}
-
-
-def _tile(kind: str, sizes: dict[str, int], dtype: torch.dtype) -> Tile:
-    return tile(kind, sizes["BD"], sizes["BE"], dtype)
-
-
-def _names(recipe: Recipe) -> dict[str, str | bool]:
-    exponential = "exp" in (recipe.phi_q, recipe.phi_k)  # whose units differ by channel
-    signed = may_cancel(*recipe[:3]) and not exponential
-    named = {"PHI_Q": recipe.phi_q, "PHI_K": recipe.phi_k, "READER": recipe.reader}
-    return named | {"SIGNED": signed, "CONSTANT": recipe.constant}
-
-
-def _meta(cut: Tile) -> dict[str, int | None]:
+def _meta(cut: Tile) -> dict[str, Any]:
     return {"T": cut.tokens, "num_warps": cut.warps, "num_stages": cut.stages, "maxnreg": cut.registers}

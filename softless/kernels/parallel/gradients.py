@@ -1,13 +1,13 @@
-"""Backward in two passes, as the forward: over queries for the state's gradient, over keys to hand it on.
+"""The backward pass: one pass over queries makes dq and the State's gradient, one over keys makes dk and dv of it.
 
     u = do @ comoment^T                     the pull of each output on its query's features
-    dq = from u, see `query.pull`           d comoment = sum_i weighted_i do_i^T      d v_mean = sum_i do_i
+    dq = from u, see `read.pull`            d comoment = sum_i weighted_i do_i^T      d v_mean = sum_i do_i
     dv = (phi(k) - k_mean) @ d comoment + d v_mean / n
     dphi(k) = (v - v_mean) @ d comoment^T + d (n k_mean)
 
-The outputs are not needed: do.(o - v_mean) = gain (f.u), and that in float32.
-Reader `none` has means 0 and passes nothing through them. DTYPE is that of the products: the input's, but float32 for
-exponential keys, which saturate, and then differ by far less than they are.
+The outputs are not needed: do.(o - v_mean) = gain (f.u), computed in float32. Reader `none` has zero means and no
+gradient through them. DTYPE is that of the products: the input's, but float32 for exponential keys, which saturate and
+then differ by far less than their size.
 """
 
 import triton
@@ -25,11 +25,8 @@ from softless.kernels.common.arithmetic import (
 )
 from softless.kernels.common.features import feature, slope
 from softless.kernels.common.launch import SIZES
-from softless.kernels.common.mask import visible
-from softless.kernels.common.record import read_state, write_state
-from softless.kernels.common.rows import keep, load, store
-from softless.kernels.parallel.local import residual_gradient
-from softless.kernels.parallel.query import contrast, pull, query_features, query_slope
+from softless.kernels.common.rows import keep, load, read_state, store, visible, write_state
+from softless.kernels.parallel.read import contrast, pull, query_features, query_slope, residual_gradient
 
 
 @triton.jit
@@ -40,8 +37,8 @@ def query_gradient_tokens(q, d_out, d_q, scalars, b, h, begin, end, N, n, k_mean
                           STAGES: tl.constexpr):  # fmt: skip
     """Write dq for queries begin..end; return (d (n k_mean), d v_mean, d comoment). `comoment` is a factor.
 
-    With `scalars` [2, N] the gains and `along` are written there instead, for `query_sums_kernel`: a division of wide
-    heads has no registers for dq and the sums at once.
+    If `scalars` [2, N] is given, the gains and `along` are written there instead, for `query_sums_kernel`: a division
+    of wide heads has no registers for dq and the sums at once.
     """
     EXP_K: tl.constexpr = PHI_K == "exp"
     EXP: tl.constexpr = EXP_K or PHI_Q == "exp"
@@ -120,7 +117,7 @@ def query_gradient_kernel(q, d_out, d_q, scalars, records, gradients, N, H, span
                           BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr,
                           PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr, CONSTANT: tl.constexpr,
                           DTYPE: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """One program a query head and span of tokens; each writes its share of the state's gradient."""
+    """One program per query head and span of tokens; each writes its share of the state's gradient."""
     program = tl.program_id(0).to(tl.int64)
     head, begin = program // splits, (program % splits).to(tl.int32) * span
     b, h = head // H, head % H
@@ -141,7 +138,7 @@ def query_sums_kernel(q, d_out, scalars, gradients, N, H, span, splits, t, NUMBE
                       E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr,
                       PHI_K: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr,
                       STAGES: tl.constexpr):  # fmt: skip
-    """The state's gradient of a division, from the gains and `along` that `query_gradient_kernel` left."""
+    """Make the State's gradient of a division from the gains and `along` that `query_gradient_kernel` wrote."""
     program = tl.program_id(0).to(tl.int64)
     head, begin = program // splits, (program % splits).to(tl.int32) * span
     end, scalars = tl.minimum(begin + span, N), scalars + head * 2 * N
@@ -170,7 +167,7 @@ def key_gradient_kernel(k, v, d_out, taps, mask, d_k, d_v, d_taps, records, grad
                         NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                         T: tl.constexpr, PHI_K: tl.constexpr, DTYPE: tl.constexpr,
                         EVEN: tl.constexpr):  # fmt: skip
-    """One program a key head and span of tokens."""
+    """One program per key head and span of tokens."""
     program = tl.program_id(0).to(tl.int64)
     head, begin = program // splits, (program % splits).to(tl.int32) * span
     b, g = head // G, head % G

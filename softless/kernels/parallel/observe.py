@@ -3,13 +3,14 @@
     k' = phi(k) - k_ref       v' = v - v_ref           rounded to the input's dtype
     comoment = sum k' v'^T - (sum k')(sum v')^T / n    k_mean = k_ref + (sum k')/n      v_mean = v_ref + (sum v')/n
 
-The reference is what keys have in common (`reference`): rounding then costs in proportion to what they differ by. The
-same rounded numbers enter both terms, so their covariance is exact. Values in
-half precision are factors already: they have v_ref = 0, go to the tensor cores untouched, and their mean costs no more
-than a float32 sum's rounding, since it multiplies keys that add up to little. Without a normalizer (reader `none`)
-nothing is centered, and the comoment is sum phi(k) v^T.
+k_ref is what keys have in common (`reference`), so rounding costs in proportion to how much keys differ. The same
+rounded numbers enter both terms, so their covariance is exact. Values in half precision are factors already: they have
+v_ref = 0 and go to the tensor cores unchanged. Their mean costs no more than the rounding of a float32 sum, because it
+multiplies keys that add up to little. Without a normalizer (reader `none`) nothing is centered, and the comoment is
+sum phi(k) v^T.
 
-Exponential keys are kept in units of e^shift, the running maximum of each channel; all sums so far follow it.
+Exponential keys are kept in units of e^shift, the running maximum of each channel. When it grows, all sums so far are
+rescaled.
 """
 
 import triton
@@ -18,10 +19,8 @@ import triton.language as tl
 from softless.kernels.common.arithmetic import ONES, column_sums, exponential, factor, product, summed
 from softless.kernels.common.features import feature
 from softless.kernels.common.launch import SIZES
-from softless.kernels.common.mask import visible
-from softless.kernels.common.record import FLOOR, fill, write_state
 from softless.kernels.common.reference import typical
-from softless.kernels.common.rows import keep, load
+from softless.kernels.common.rows import FLOOR, fill, keep, load, visible, write_state
 
 
 @triton.jit
@@ -41,7 +40,7 @@ def observe_tokens(k, v, mask, b, g, begin, end, t, D: tl.constexpr, E: tl.const
         if DTYPE == tl.float32:
             v_ref = typical(v, mask, b, g, begin, end, t, channels, E, "identity")
     n = begin * 0.0
-    turned = tl.zeros((BE, BD), tl.float32)  # comoment^T: values are read where they lie, keys are stored once
+    turned = tl.zeros((BE, BD), tl.float32)  # comoment^T: values are read where they are, keys are stored once
     k_sums, v_sums = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
     for start in range(begin, end, T):
         tokens = start + tl.arange(0, T)
@@ -74,7 +73,7 @@ def observe_tokens(k, v, mask, b, g, begin, end, t, D: tl.constexpr, E: tl.const
 def observe_kernel(k, v, mask, records, M, G, span, splits, t, NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
                    BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr,
                    CENTERED: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
-    """One program a key head and span of tokens."""
+    """One program per key head and span of tokens."""
     program = tl.program_id(0).to(tl.int64)
     head, split = program // splits, (program % splits).to(tl.int32)
     begin = split * span
@@ -87,9 +86,9 @@ def observe_kernel(k, v, mask, records, M, G, span, splits, t, NUMBERS: tl.const
 @triton.jit(do_not_specialize=SIZES)
 def merge_kernel(parts, records, splits, NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, CELLS: tl.constexpr,
                  SHIFTED: tl.constexpr, TOGETHER: tl.constexpr = 8):  # fmt: skip
-    """The State of all splits of a head, CELLS numbers of the comoment a program. Relative to the first split's means,
+    """Merge the States of all splits of a head, CELLS numbers of the comoment per program, TOGETHER splits at a time.
 
-    comoment = sum_s (comoment_s + n_s k_s v_s^T) - (sum_s n_s k_s)(sum_s n_s v_s)^T / n         TOGETHER loads at once
+    comoment = sum_s (comoment_s + n_s k_s v_s^T) - (sum_s n_s k_s)(sum_s n_s v_s)^T / n   relative to the first's means
     """
     program = tl.program_id(0).to(tl.int64)
     GROUPS: tl.constexpr = (D * E + CELLS - 1) // CELLS

@@ -1,10 +1,10 @@
-"""The kernels as PyTorch operators: traceable by torch.compile, differentiable, refusing a second derivative.
+"""Non-causal attention as PyTorch operators: torch.compile traces them, autograd differentiates them once.
 
     softless::attend            q, k, v, or a packed projection  ->  output, records
     softless::attend_backward                                    ->  their gradients, and that of the taps
 
-A packed projection [B, N, 3, H, d] comes in q's place, without k and v; it is read in place, and its gradient is one
-packed tensor. `records` is what the backward pass needs to know of the keys.
+A packed projection [B, N, 3, H, d] is passed as q, with None for k and v. It is read in place, and its gradient is one
+packed tensor. `records` holds what the backward pass needs to know about the keys.
 """
 
 from collections.abc import Sequence
@@ -13,70 +13,52 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from softless.algebra.recipe import Recipe
-from softless.kernels.common.operator import fake, gradient, no_gradient, operator
-from softless.kernels.common.record import numbers
-from softless.kernels.common.rows import dense, output_like
+from softless.algebra.kernel_spec import KernelSpec
+from softless.kernels.common.launch import fake, gradient, no_gradient, operator
+from softless.kernels.common.rows import dense, numbers, output_like
 from softless.kernels.parallel import attend
-from softless.kernels.parallel.attend import Picture
+from softless.kernels.parallel.attend import Operands, Picture
 
 
 @operator("attend")
 def attend_op(
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
-    key_mask: Tensor | None,
-    taps: Tensor | None,
-    phi_q: str,
-    phi_k: str,
-    reader: str,
-    constant: bool,
-    scale: float,
-    t: float,
-    picture: Sequence[int],
-) -> tuple[Tensor, Tensor]:
-    """(output [B, H, N, e], records)."""
-    recipe = Recipe(phi_q, phi_k, reader, constant, scale, t)
-    return attend.forward(*heads_of(given(q, k, v)), key_mask, _contiguous(taps), recipe, Picture(*picture))
+    q: Tensor, k: Tensor | None, v: Tensor | None, key_mask: Tensor | None, taps: Tensor | None, phi_q: str, phi_k: str,
+    reader: str, constant: bool, scale: float, t: float, picture: Sequence[int],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the output [B, H, N, e] and the records."""
+    return attend.forward(
+        _operands(dense_qkv(q, k, v), key_mask, taps, (phi_q, phi_k, reader, constant, scale, t), picture)
+    )
 
 
 @operator("attend_backward")
 def attend_backward_op(
-    d_out: Tensor,
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
-    key_mask: Tensor | None,
-    taps: Tensor | None,
-    records: Tensor,
-    phi_q: str,
-    phi_k: str,
-    reader: str,
-    constant: bool,
-    scale: float,
-    t: float,
+    d_out: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, key_mask: Tensor | None, taps: Tensor | None,
+    records: Tensor, phi_q: str, phi_k: str, reader: str, constant: bool, scale: float, t: float,
     picture: Sequence[int],
-) -> list[Tensor]:
-    """The gradients of q, k and v, or of the packed projection, then dtaps if there are taps."""
-    qkv = given(q, k, v)
-    gradients, recipe = gradients_like(qkv), Recipe(phi_q, phi_k, reader, constant, scale, t)
-    d_taps = attend.backward(
-        d_out, *heads_of(qkv), key_mask, _contiguous(taps), records, recipe, Picture(*picture), *heads_of(gradients)
-    )
+) -> list[Tensor]:  # fmt: skip
+    """Return the gradients of q, k and v, or of the packed projection, then that of the taps if there are any."""
+    qkv = dense_qkv(q, k, v)
+    gradients, spec = gradients_like(qkv), (phi_q, phi_k, reader, constant, scale, t)
+    d_taps = attend.backward(d_out, _operands(qkv, key_mask, taps, spec, picture), records, *heads_of(gradients))
     return gradients if taps is None or d_taps is None else [*gradients, d_taps.to(taps.dtype)]
+
+
+def _operands(qkv, key_mask, taps, spec, picture) -> Operands:
+    taps = None if taps is None else dense(taps)
+    return Operands(*heads_of(qkv), key_mask, taps, KernelSpec(*spec), Picture(*picture))
 
 
 @fake("attend")
 def _(q, k, v, key_mask, taps, phi_q, phi_k, reader, constant, scale, t, picture):
-    q, k, v = heads_of(given(q, k, v))
+    q, k, v = heads_of(dense_qkv(q, k, v))
     heads = k.shape[0] * k.shape[1] if attend.keeps_records(q, k, v, phi_k) else 0
     return output_like(q, v.shape[3]), q.new_empty(heads, numbers(q.shape[3], v.shape[3]), dtype=torch.float32)
 
 
 @fake("attend_backward")
 def _(d_out, q, k, v, key_mask, taps, records, phi_q, phi_k, reader, constant, scale, t, picture):
-    gradients = gradients_like(given(q, k, v))
+    gradients = gradients_like(dense_qkv(q, k, v))
     return gradients if taps is None else [*gradients, taps.new_empty(taps.shape)]
 
 
@@ -98,9 +80,10 @@ no_gradient("attend_backward")
 
 @register_flop_formula(torch.ops.softless.attend)
 def attend_flops(q, k, v, key_mask, taps, phi_q, phi_k, reader, constant, scale, t, picture, **_):
-    """For FlopCounterMode: phi(k)^T v and phi(q) S, and nine products a value where there are taps. Shapes come in.
+    """Count phi(k)^T v, phi(q) S, and nine products per value where there are taps, for FlopCounterMode.
 
-    A counter made before this module was first imported does not know it, and counts nothing here.
+    The arguments are shapes. A counter made before this module was first imported does not know the operator and counts
+    nothing for it.
     """
     if k is None:
         (b, n, _three, h, d), keys, e = q, q[1], q[4]
@@ -116,20 +99,16 @@ def attend_backward_flops(d_out, q, k, v, key_mask, taps, records, *options, **_
     return 2 * attend_flops(q, k, v, key_mask, taps, *options)
 
 
-def given(q: Tensor, k: Tensor | None, v: Tensor | None) -> list[Tensor]:
-    """Those there are, each copied only if its last dimension is not contiguous."""
+def dense_qkv(q: Tensor, k: Tensor | None, v: Tensor | None) -> list[Tensor]:
+    """Return q, k and v, or q alone if it is packed, each copied only if its last dimension is not contiguous."""
     return [dense(x) for x in (q, k, v) if x is not None]
 
 
 def heads_of(qkv: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v [B, H, N, d], as views of [B, N, 3, H, d] where they are packed."""
+    """Return q, k, v [B, H, N, d]: views of [B, N, 3, H, d] if they are packed."""
     q, k, v = qkv[0].permute(2, 0, 3, 1, 4).unbind() if len(qkv) == 1 else qkv
     return q, k, v
 
 
 def gradients_like(qkv: Sequence[Tensor]) -> list[Tensor]:
     return [x.new_empty(x.shape) if len(qkv) == 1 else output_like(x, x.shape[3]) for x in qkv]
-
-
-def _contiguous(taps: Tensor | None) -> Tensor | None:
-    return None if taps is None else dense(taps)

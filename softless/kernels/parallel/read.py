@@ -1,14 +1,199 @@
-"""Read: one pass over queries answers them from the State (`softless.algebra.readers`), the local residual included."""
+"""Read: one pass over queries answers them from the State (`softless.algebra.readers`), the local residual included.
+
+    o = v_mean + e^top gain (f @ comoment)        f e^top = phi(q) e^shift, up to a factor that division cancels
+
+    divide    gain = 1 / (n f.k_mean)
+    subtract  gain = scale / n
+    channel   gain = 1                    f = rho(q) / (n k_mean), channel by channel
+    none      gain = scale                (k_mean and v_mean are 0, and the comoment is the plain sum)
+
+Taylor attention's features are [1, x^]: the 1 adds n to the mass and nothing to the comoment (CONSTANT). A query reads
+the mean where its mass is TINY or less, and where features are signed and rounding has lost the mass.
+
+InLine's local residual (Han et al. 2024, eq. 6) has a 3x3 kernel for every sample and channel:
+
+    residual_i = sum_o taps_o v_{i+o}      o over the 3x3 neighbors, zero beyond the border
+    dv_j = sum_o taps_o do_{j-o}           dtaps_o = sum_j do_{j-o} v_j
+
+Tokens from `prefix` on are a picture, row by row, `width` wide. The tokens before it neither get nor give a residual.
+The nine shifted tiles come from the cache: only the first read of a row costs memory bandwidth.
+"""
 
 import triton
 import triton.language as tl
 
-from softless.kernels.common.arithmetic import factor, product
+from softless.kernels.common.arithmetic import ONES, dots, exponential, factor, lost, product
+from softless.kernels.common.features import feature, slope
 from softless.kernels.common.launch import SIZES
-from softless.kernels.common.record import read_state
-from softless.kernels.common.rows import load, store
-from softless.kernels.parallel.local import residual
-from softless.kernels.parallel.query import answer, contrast, query_features
+from softless.kernels.common.rows import FLOOR, keep, load, read_state, real, store
+
+TINY = tl.constexpr(2.0**-126)  # above this, 1 / x is finite
+ALIVE = tl.constexpr(2.0**-100)  # above this, with room to spare for a gradient
+
+
+@triton.jit
+def occupied(k_mean, comoment):
+    """Channels that some key uses, [BD]: channels with neither mean nor covariance do not enter a maximum."""
+    return (k_mean != 0) | (tl.sum((comoment.to(tl.float32) != 0).to(tl.int32), 1) > 0)
+
+
+@triton.jit
+def query_features(x, n, k_mean, comoment, shift, t, D: tl.constexpr, PHI: tl.constexpr, EXP_K: tl.constexpr,
+                   READER: tl.constexpr):  # fmt: skip
+    """(phi, units, top): f = phi units, both [tokens, BD] or broadcastable to it; top [tokens, 1]."""
+    phi = feature(x, t, D, PHI)
+    zero = tl.zeros((x.shape[0], 1), tl.float32)
+    if READER == "channel":
+        total = (n * k_mean)[None, :]
+        return phi, tl.where(total != 0, 1.0 / tl.where(total != 0, total, 1.0), 0.0), zero
+    elif PHI == "exp":
+        logs = tl.where(occupied(k_mean, comoment)[None, :], phi + shift[None, :], FLOOR)
+        top = tl.max(logs, 1)[:, None]
+        return exponential(logs - top), zero + 1.0, top
+    elif EXP_K:
+        logs = tl.where(phi != 0, shift[None, :], FLOOR)
+        top = tl.max(logs, 1)[:, None]
+        return phi, exponential(logs - top), top
+    else:
+        return phi, zero + 1.0, zero
+
+
+@triton.jit
+def contrast(f, D: tl.constexpr, PHI_K: tl.constexpr, CENTERED: tl.constexpr):
+    """f as a factor of the comoment. Centered softmax keys cancel what all channels of f share, so it is removed."""
+    if PHI_K == "softmax" and CENTERED:
+        columns = tl.arange(0, f.shape[1])[None, :]
+        return keep(f - tl.sum(f, 1)[:, None] * (1.0 / D), columns < D, 0.0, D == f.shape[1])
+    else:
+        return f
+
+
+@triton.jit
+def grow(x, top):
+    """x e^top in two steps, so that only the result can overflow; 0 stays 0."""
+    half = tl.exp(0.5 * top)
+    return tl.where(x == 0, x, x * half * half)
+
+
+@triton.jit
+def spent(x):
+    """x, but 0 for infinity: an output that overflows needs no gradient, and one that does not had nothing to grow."""
+    return tl.where(tl.abs(x) == float("inf"), 0.0, x)
+
+
+@triton.jit
+def least_mass(f, total, n, floor, FEATURES: tl.constexpr, SIGNED: tl.constexpr, CONSTANT: tl.constexpr):
+    """The bound below which a mass f.total counts as 0, [tokens, 1] or one number: `floor`, or what rounding may leave.
+
+    The terms of Taylor attention are 1 and q^.k^ for each token: at most 2 n.
+    """
+    if CONSTANT:
+        return tl.maximum(lost(2.0 * n, n, FEATURES + 1), floor)
+    elif SIGNED:
+        return tl.maximum(lost(tl.sum(tl.abs(f.to(tl.float32) * total[None, :]), 1)[:, None], n, FEATURES), floor)
+    else:
+        return floor
+
+
+@triton.jit
+def answer(correlation, f, n, k_mean, v_mean, top, scale, D: tl.constexpr, EXP: tl.constexpr, READER: tl.constexpr,
+           SIGNED: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
+    """The output of the readers (`softless.algebra.readers.answer`); f is a factor."""
+    if READER == "divide":
+        sums = tl.zeros((1, ONES), tl.float32) + (n * k_mean)[:, None]
+        weight = dots(f, sums, DTYPE)[:, None] + (n if CONSTANT else 0.0)
+        alive = tl.abs(weight) > least_mass(f, n * k_mean, n, TINY, D, SIGNED, CONSTANT)
+        return v_mean[None, :] + correlation * tl.where(alive, 1.0 / tl.where(alive, weight, 1.0), 0.0)
+    elif READER == "channel":
+        return v_mean[None, :] + correlation
+    else:
+        step = correlation * (scale / tl.maximum(n, 1.0) if READER == "subtract" else scale)
+        return v_mean[None, :] + (grow(step, top) if EXP else step)
+
+
+@triton.jit
+def pull(u, f, n, k_mean, top, scale, D: tl.constexpr, EXP: tl.constexpr, READER: tl.constexpr,
+         SIGNED: tl.constexpr, CONSTANT: tl.constexpr):  # fmt: skip
+    """(df, g, weighted, along) from u = do @ comoment^T: the gradient of f, and what the query adds to the State's.
+
+    d comoment = sum weighted^T do         d (n k_mean) = -sum along weighted
+
+    divide    g = 1 / mass    along = g f.u = do.(o - v_mean)      weighted = g f    df = g (u - along n k_mean)
+    channel   g = 1           along = u / (n k_mean)               weighted = f      df = u
+    others    g = the gain    along is not used                    weighted = g f    df = g u
+
+    With exponential features the outputs of the others grow with e^top; df is without that factor.
+    """
+    if READER == "divide":
+        weight, along = tl.split(tl.sum(tl.join(f * (n * k_mean)[None, :], f * u), 1))  # both in the layout of u
+        weight, along = weight[:, None] + (n if CONSTANT else 0.0), along[:, None]
+        alive = tl.abs(weight) > least_mass(f, n * k_mean, n, ALIVE, D, SIGNED, CONSTANT)
+        gain = tl.where(alive, 1.0 / tl.where(alive, weight, 1.0), 0.0)
+        along *= gain
+        return gain * (u - along * (n * k_mean)[None, :]), gain, gain * f, along
+    elif READER == "channel":
+        total = (n * k_mean)[None, :]
+        return u, 1.0, f, u * tl.where(total != 0, 1.0 / tl.where(total != 0, total, 1.0), 0.0)
+    else:
+        gain = scale / tl.maximum(n, 1.0) if READER == "subtract" else scale
+        return gain * u, gain, spent(grow(gain * f, top)) if EXP else gain * f, f
+
+
+@triton.jit
+def query_slope(x, phi, units, top, df, t, EXP: tl.constexpr, PHI: tl.constexpr, READER: tl.constexpr):
+    """The gradient of q from that of f."""
+    gradient = slope(x, phi, df * tl.where(units < 1.0 / ALIVE, units, 0.0), t, PHI)
+    if READER == "divide" or READER == "channel" or not EXP:
+        return gradient
+    else:
+        return grow(gradient, top)
+
+
+@triton.jit
+def neighbor(tokens, down, right, prefix, height, width):
+    """(token, whether it is inside the picture) `down` rows and `right` columns from each token."""
+    place = tokens - prefix
+    line, column = place // width + down, place % width + right
+    inside = (place >= 0) & (line >= 0) & (line < height) & (column >= 0) & (column < width)
+    return tokens + down * width + right, inside
+
+
+@triton.jit
+def residual(v, taps, mask, b, h, tokens, here, prefix, height, width, E: tl.constexpr, BE: tl.constexpr):
+    """The residual of a tile of tokens, [tokens, BE]."""
+    channels = tl.arange(0, BE)
+    total = tl.zeros((tokens.shape[0], BE), tl.float32)
+    for tap in tl.static_range(9):
+        near, inside = neighbor(tokens, tap // 3 - 1, tap % 3 - 1, prefix, height, width)
+        inside = inside & here
+        if mask is not None:
+            inside = real(mask, b, near, inside)
+        values = load(v, b, h, near, channels, inside[:, None] & (channels < E)[None, :])
+        total += values * weights_of(taps, b, h, tap, channels, E)
+    return total
+
+
+@triton.jit
+def residual_gradient(d_out, taps, values, sums, b, h, tokens, seen, prefix, height, width, E: tl.constexpr,
+                      BE: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
+    """(dv of a tile, sums [ONES, BE] with dtaps_o added to row o); values are the tile's v."""
+    channels = tl.arange(0, BE)
+    d_values = tl.zeros((tokens.shape[0], BE), tl.float32)
+    lines = tl.arange(0, ONES)[:, None]
+    for tap in tl.static_range(9):
+        near, inside = neighbor(tokens, 1 - tap // 3, 1 - tap % 3, prefix, height, width)
+        cotangent = load(d_out, b, h, near, channels, (inside & seen)[:, None] & (channels < E)[None, :])
+        d_values += cotangent * weights_of(taps, b, h, tap, channels, E)
+        only = factor(tl.where(lines == tap, 1.0, tl.zeros((ONES, tokens.shape[0]), tl.float32)), DTYPE)
+        sums = product(only, factor(cotangent * values, DTYPE), sums, DTYPE)
+    return d_values, sums
+
+
+@triton.jit
+def weights_of(taps, b, h, tap, channels, E: tl.constexpr):
+    """One tap for every channel, [1, BE]."""
+    at = taps.at + b * taps.batch + h * taps.head + tap * taps.token + channels
+    return tl.load(at, mask=channels < E, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
@@ -41,7 +226,7 @@ def read_kernel(q, v, out, taps, mask, records, N, H, span, splits, scale, t, pi
                 T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
                 SIGNED: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr,
                 EVEN: tl.constexpr):  # fmt: skip
-    """One program a query head and span of tokens."""
+    """One program per query head and span of tokens."""
     program = tl.program_id(0).to(tl.int64)
     head, begin = program // splits, (program % splits).to(tl.int32) * span
     b, h = head // H, head % H

@@ -1,13 +1,19 @@
-"""Few tokens: the weights of a head fit in registers, and no State is made.
+"""Short sequences: one program does a key head from end to end, and nothing is written in between.
+
+Windows of 49 tokens and pictures of 197 are bound by launches and latency. `whole_kernel` and `whole_gradient_kernel`
+are one launch forward and one backward; the State and its gradient never leave the registers. The query heads that
+share the key head follow one another.
+
+`short_kernel` is for so few keys that the weights of a head fit in registers. It makes no State:
 
     w_ij = f_i.phi(k_j)
     divide     o = sum_j w_ij v_j / sum_j w_ij                                    the mean of v where that is 0
     subtract   o = v_mean + gain sum_j (w_ij - mean_j w_ij) (v_j - v_mean)
     none       o = gain sum_j w_ij v_j
 
-One program a key head loads each tensor once and loops over nothing. Normalizers are sums of the weights as they are
-rounded, so a row that should sum to one does. Subtraction is relative to what keys have in common (`reference`) before
-they are rounded, unless they are exact as they come.
+It loads each tensor once. Normalizers are sums of the rounded weights, so a row that should sum to one does.
+Subtraction takes keys relative to what they have in common (`reference`) before they are rounded, unless keys are exact
+as they come.
 """
 
 import triton
@@ -16,10 +22,54 @@ import triton.language as tl
 from softless.kernels.common.arithmetic import ONES, factor, product, summed
 from softless.kernels.common.features import feature
 from softless.kernels.common.launch import SIZES
-from softless.kernels.common.mask import visible
 from softless.kernels.common.reference import typical
-from softless.kernels.common.rows import keep, load, store
-from softless.kernels.parallel.query import TINY, contrast
+from softless.kernels.common.rows import keep, load, store, visible
+from softless.kernels.parallel.gradients import key_gradient_tokens, query_gradient_tokens, write_taps
+from softless.kernels.parallel.observe import observe_tokens
+from softless.kernels.parallel.read import TINY, contrast, read_tokens
+
+
+@triton.jit(do_not_specialize=SIZES)
+def whole_kernel(q, k, v, out, taps, mask, N, M, G, scale, t, picture, GROUP: tl.constexpr, D: tl.constexpr,
+                 E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr,
+                 PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr,
+                 CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
+    """Observe, then read."""
+    program = tl.program_id(0).to(tl.int64)
+    b, g = program // G, program % G
+    n, k_mean, v_mean, comoment, shift = observe_tokens(
+        k, v, mask, b, g, 0, M, t, D, E, BD, BE, T, PHI_K, READER != "none", DTYPE, False)  # fmt: skip
+    comoment = factor(comoment, DTYPE)
+    for member in range(GROUP):
+        read_tokens(q, v, out, taps, mask, b, g * GROUP + member, 0, N, n, k_mean, v_mean, comoment, shift, scale, t,
+                    picture, D, E, BD, BE, T, PHI_Q, PHI_K, READER, SIGNED, CONSTANT, DTYPE,
+                    False)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=SIZES)
+def whole_gradient_kernel(q, k, v, d_out, taps, mask, d_q, d_k, d_v, d_taps, N, M, G, scale, t, picture,
+                          GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+                          T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
+                          SIGNED: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr,
+                          STAGES: tl.constexpr):  # fmt: skip
+    """Observe again, then run both passes of `gradients`."""
+    program = tl.program_id(0).to(tl.int64)
+    b, g = program // G, program % G
+    n, k_mean, v_mean, comoment, shift = observe_tokens(
+        k, v, mask, b, g, 0, M, t, D, E, BD, BE, T, PHI_K, READER != "none", DTYPE, False)  # fmt: skip
+    comoment = factor(comoment, DTYPE)
+    d_k_total, d_v_mean = tl.zeros((BD,), tl.float32), tl.zeros((BE,), tl.float32)
+    d_comoment = tl.zeros((BD, BE), tl.float32)
+    for member in range(GROUP):
+        of_k, of_v, of_comoment = query_gradient_tokens(
+            q, d_out, d_q, None, b, g * GROUP + member, 0, N, N, n, k_mean, comoment, shift, scale, t, D, E, BD, BE, T,
+            PHI_Q, PHI_K, READER, SIGNED, CONSTANT, DTYPE, False, STAGES)  # fmt: skip
+        d_k_total, d_v_mean, d_comoment = d_k_total + of_k, d_v_mean + of_v, d_comoment + of_comoment
+    sums = key_gradient_tokens(
+        k, v, d_out, taps, mask, d_k, d_v, b, g, 0, M, n, k_mean, v_mean, shift, d_k_total, d_v_mean,
+        factor(d_comoment, DTYPE), t, picture, D, E, BD, BE, T, PHI_K, DTYPE, False)  # fmt: skip
+    if taps is not None:
+        write_taps(d_taps + program * 9 * E, sums, E)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -27,8 +77,9 @@ def short_kernel(q, k, v, out, mask, N, M, G, scale, t, GROUP: tl.constexpr, D: 
                  BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, KEYS: tl.constexpr, PHI_Q: tl.constexpr,
                  PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr, CONSTANT: tl.constexpr,
                  DTYPE: tl.constexpr):  # fmt: skip
-    """At most KEYS keys, T queries at a time; no exponential features, which would need a shift, and no division whose
-    mass may cancel.
+    """At most KEYS keys, T queries at a time.
+
+    Exponential features, which would need a shift, and divisions whose mass may cancel are not for this kernel.
     """
     tl.static_assert(not SIGNED)
     program = tl.program_id(0).to(tl.int64)

@@ -15,7 +15,7 @@ from softless.study.page.style import Look, look_of, mechanism_color
 from softless.study.page.words import listed
 
 MOST_TICKS = 9  # of a small histogram
-SAME = 1e-3  # Euclidean distance of rows; probes.confusion counts with the same one, after the paper's Fig. 2
+SAME = 1e-3  # Euclidean distance of rows; probes.injectivity counts with the same one, after the paper's Fig. 2
 
 
 def section(document: dict[str, Any], looks: Mapping[str, Look]) -> Section:
