@@ -1,6 +1,6 @@
-"""The one error family: every failure a user can cause is a `SoftlessError`.
+"""The errors of this library. Every failure that a user can cause is a `SoftlessError`.
 
-The text repeats what was given and what was needed, in one sentence.
+Each message is one sentence that repeats what was passed and what was needed.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ LONGEST = 80
 
 
 def shown(value: object) -> str:
-    """A value as an error quotes it: its repr on one line, cut short where it is long."""
+    """Return a value as error messages quote it: its repr on one line, shortened if it is long."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # noqa: BLE001  an int of 4300 digits has no repr, and a user's class may have a broken one
@@ -27,7 +27,7 @@ class ArgumentError(SoftlessError, ValueError):
 
 
 class UnsupportedError(SoftlessError, ValueError):
-    """The mechanism cannot do what was asked, and will not approximate it silently."""
+    """The mechanism or module cannot do this, and does not approximate it silently."""
 
 
 class BackendError(SoftlessError, ValueError):
@@ -35,7 +35,7 @@ class BackendError(SoftlessError, ValueError):
 
 
 class FileError(SoftlessError, ValueError):
-    """A file is missing, damaged, hostile, or does not hold what was needed."""
+    """A file is missing, damaged or hostile, or lacks what was needed."""
 
 
 class MissingExtraError(SoftlessError, ImportError):
@@ -43,11 +43,11 @@ class MissingExtraError(SoftlessError, ImportError):
 
 
 class NonFiniteError(SoftlessError, ArithmeticError):
-    """A loss or a gradient is NaN or infinite, and the update was not made."""
+    """A loss or a gradient is NaN or infinite, so the update was skipped."""
 
 
 def no_such(kind: str, name: object, known: Iterable[str]) -> str:
-    """The sentence for a name that does not exist: the nearest one that does, or else all of them.
+    """Return the sentence for a name that does not exist: with the nearest name that does, or with all of them.
 
     >>> from softless.errors import no_such
     >>> no_such("mechanism", "linnear", ["softmax", "linear"])
@@ -62,6 +62,6 @@ def no_such(kind: str, name: object, known: Iterable[str]) -> str:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """The question, with the name nearest to this one; empty where none is near."""
+    """Return "did you mean ...?" with the nearest known name, or an empty string if none is near."""
     close = get_close_matches(name, list(known), n=1) if isinstance(name, str) else []
     return f"did you mean {close[0]!r}?" if close else ""

@@ -1,10 +1,10 @@
-"""Our models in timm: importing this registers them, and nothing else does.
+"""Register the models of this library with timm. Importing this module does it, and nothing else does.
 
     import softless.timm
     timm.create_model("inline_swin_tiny", features_only=True)
 
-From there on they are timm's like any other: pretrained weights from hf-hub: and local-dir:, in_chans, num_classes,
-features_only, and our own arguments (mechanism, local, window, pattern, img_size).
+The models then work as timm's own: pretrained weights from hf-hub: and local-dir:, in_chans, num_classes and
+features_only. They also take the arguments of `softless.create_model` (mechanism, local, window, pattern, img_size).
 """
 
 from collections.abc import Callable
@@ -17,7 +17,8 @@ import torch.nn.functional as F
 
 from softless.errors import FileError, MissingExtraError
 from softless.models import create_model
-from softless.models.table import CONFIGS
+from softless.models.configure import reshaped
+from softless.models.table import CONFIGS, settings
 
 try:
     from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
@@ -28,14 +29,12 @@ except ModuleNotFoundError as missing:
     ) from None
 
 from softless.models.blocks import resample
-from softless.models.settings import settings
-from softless.models.shape import reshaped
 
 default_cfgs = generate_default_cfgs({f"{name}.untrained": settings(name, config) for name, config in CONFIGS.items()})
 
 
 def fit_tables(state_dict: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Weights under the model's names, their position tables resampled to its image size or window."""
+    """Return the weights under the model's names, with position tables resampled to its image size or window."""
     own = model.state_dict()
     fitted = dict(model.own_names(state_dict.get("model", state_dict)))
     for key, table in fitted.items():
@@ -47,9 +46,9 @@ def fit_tables(state_dict: dict[str, Any], model: Any) -> dict[str, Any]:
             fitted[key] = F.interpolate(square, (new, new), mode="bicubic")[0].flatten(1).mT.to(table.dtype)
         elif key.startswith("pos_embed"):
             stage = key.removeprefix("pos_embed")
-            here = model.positions[int(stage) - 1] if stage else model.positions
-            side = _side(key, table.shape[1] - here.prefix)
-            fitted[key] = resample(table, [side, side], here.native, here.mode, here.prefix)
+            positions = model.positions[int(stage) - 1] if stage else model.positions
+            side = _side(key, table.shape[1] - positions.prefix)
+            fitted[key] = resample(table, [side, side], positions.native, positions.mode, positions.prefix)
     return fitted
 
 
@@ -61,7 +60,7 @@ def _side(key: str, places: int) -> int:
 
 
 def _entry(name: str, family: str) -> Callable[..., Any]:
-    """The function that timm calls for a name."""
+    """Return the function that timm calls for a name."""
 
     def entry(pretrained: bool = False, **options: Any) -> Any:
         depths = reshaped(CONFIGS[name], **{size: options.get(size) for size in ("dims", "depths", "heads")}).depths
@@ -80,4 +79,4 @@ def _entry(name: str, family: str) -> Callable[..., Any]:
 for _name, _config in CONFIGS.items():
     register_model(_entry(_name, _config.family))
 
-__all__ = ["default_cfgs", "fit_tables"]  # register_model lists the models, which are found by timm and not here
+__all__ = ["default_cfgs", "fit_tables"]  # register_model would add the names of all models

@@ -95,23 +95,6 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ArgumentError(f"{shapes}: {q.shape[1]} query heads are not a multiple of {k.shape[1]} key heads")
 
 
-def check_tokens(x: Any, dim: int, *, packed: bool = False) -> None:
-    """Check the tokens x [B, N, C] of a module, or packed sequences [B, j, C] if it takes them."""
-    if not isinstance(x, Tensor):
-        raise ArgumentError(f"x is a {type(x).__name__} and must be a tensor [batch, tokens, {dim}]")
-    if not (packed and x.is_nested and x.layout is torch.jagged):
-        check_dense("x", x)
-    if x.dtype not in DTYPES:
-        raise ArgumentError(f"x is {x.dtype} and must be float16, bfloat16, float32 or float64")
-    if x.ndim != 3 or x.shape[-1] != dim:
-        raise ArgumentError(f"x has shape {list(x.shape)} and must be [batch, tokens, {dim}]")
-
-
-def check_token_mask(key_mask: Tensor | None, x: Tensor) -> None:
-    """Check a mask of the tokens x [B, N, C]."""
-    check_key_mask(key_mask, x[:, None])
-
-
 def check_key_mask(key_mask: Tensor | None, k: Tensor) -> None:
     if key_mask is None:
         return
@@ -221,7 +204,7 @@ def check_grid(grid: Any, mechanism: Mechanism, q: Tensor, k: Tensor) -> None:
         raise UnsupportedError(f"grid {shown(grid)} was given and mechanism '{mechanism.name}' does not read one")
     if not (mechanism.needs_grid or grid is not None) or 0 in (q.shape[2], k.shape[2]):
         return
-    inside = grid[0] * grid[1] if _are_sides(grid, 0) else 0
+    inside = grid[0] * grid[1] if are_sides(grid, 0) else 0
     if mechanism.needs_grid and not inside == q.shape[2] == k.shape[2]:
         raise ArgumentError(
             f"mechanism '{mechanism.name}' needs grid=(height, width) of the picture that its tokens form, and got "
@@ -271,25 +254,15 @@ def check_taps(taps: object, grid: Any, prefix: Any, q: Tensor, k: Tensor, v: Te
 
 def check_picture(grid: Any, prefix: Any) -> None:
     """Check a picture of height x width tokens that follow `prefix` others."""
-    if not _are_sides(grid, prefix):
+    if not are_sides(grid, prefix):
         raise ArgumentError(
             f"grid is {shown(grid)} with prefix {shown(prefix)}, and must be (height, width) of the tokens' picture, "
             f"at least 1 x 1, after a whole number of other tokens"
         )
 
 
-def check_fits(grid: Any, tokens: int, *, all_of_them: bool = False) -> None:
-    """Check that a picture fits the tokens: the last of them, or all of them."""
-    inside = grid[0] * grid[1] if _are_sides(grid, 0) else 0
-    if not 0 < inside <= tokens or (all_of_them and inside != tokens):
-        text = f"a {grid.dtype} tensor {list(grid.shape)}" if isinstance(grid, Tensor) else shown(grid)
-        which = f"all {tokens} tokens" if all_of_them else f"all {tokens} tokens, or the last of them"
-        hint = ": a mask is given as key_mask=" if isinstance(grid, Tensor) else ""
-        sides = f", and has {inside}" if inside else ""
-        raise ArgumentError(f"grid is {text} and must be (height, width) of a picture of {which}{sides}{hint}")
-
-
-def _are_sides(grid: Any, prefix: Any) -> bool:
+def are_sides(grid: Any, prefix: Any) -> bool:
+    """Whether `grid` is (height, width) of a picture, at least 1 x 1, and `prefix` a number of tokens before it."""
     if not isinstance(grid, tuple | list) or len(grid) != 2:
         return False
     return _is_side(grid[0], 1) and _is_side(grid[1], 1) and _is_side(prefix, 0)

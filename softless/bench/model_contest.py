@@ -30,14 +30,14 @@ from softless.errors import ArgumentError, SoftlessError
 from softless.functional import attention_qkv
 from softless.models import create_model, customize
 from softless.models.table import Config
-from softless.nn.mixing import Asked, Grid, Mixing, as_heads
+from softless.nn.mixing import AttentionCall, Grid, Mixing, as_heads
 
 SOFTMAX, TIMM = "softmax", "timm"
 # Numbers per token and channel: alive at once in a block, and saved per block for the backward pass.
 LIVE, SAVED = 24, 40
 
 # Takes a layer, its tokens, the taps and the prefix; gives [B, H, N, d].
-Attend = Callable[[Mixing, Asked, Tensor | None, int], Tensor]
+Attend = Callable[[Mixing, AttentionCall, Tensor | None, int], Tensor]
 
 TIMM_NAMES = {
     "deit_tiny": "deit_tiny_patch16_224",
@@ -267,25 +267,25 @@ def _remixed(model: nn.Module, attend: Attend) -> nn.Module:
 
 
 def _mix(layer: Mixing, attend: Attend, qkv: Tensor, grid: Grid | None = None, **options: Any) -> Tensor:
-    asked, cut = layer.asked(qkv, grid, **options)
-    taps, prefix = layer.taps(asked.source, asked.grid, asked.key_mask)
-    out = attend(layer, asked, taps, prefix).transpose(1, 2).flatten(2)  # [B, N, C]
+    call, cut = layer.as_call(qkv, grid, **options)
+    taps, prefix = layer.taps(call.source, call.grid, call.key_mask)
+    out = attend(layer, call, taps, prefix).transpose(1, 2).flatten(2)  # [B, N, C]
     return out if cut is None else cut.join(out)
 
 
-def _attend_plainly(layer: Mixing, asked: Asked, taps: Tensor | None, prefix: int) -> Tensor:
-    q, k, v = as_heads(asked.qkv)
-    mechanism, mask = layer.mechanism, asked.key_mask
+def _attend_plainly(layer: Mixing, call: AttentionCall, taps: Tensor | None, prefix: int) -> Tensor:
+    q, k, v = as_heads(call.qkv)
+    mechanism, mask = layer.mechanism, call.key_mask
     out = (plain(mechanism) if mask is None else plain_padded(mechanism, mask))(q, k, v)
     if taps is None:
         return out
-    assert asked.grid is not None
-    return out + plain_residual(v, taps, asked.grid, prefix)
+    assert call.grid is not None
+    return out + plain_residual(v, taps, call.grid, prefix)
 
 
-def _attend_on(backend: str, layer: Mixing, asked: Asked, taps: Tensor | None, prefix: int) -> Tensor:
-    assert isinstance(asked.qkv, Tensor)
-    inputs = layer.inputs(asked.source)
-    grid = asked.grid if taps is not None or layer.mechanism.reads_grid else None
+def _attend_on(backend: str, layer: Mixing, call: AttentionCall, taps: Tensor | None, prefix: int) -> Tensor:
+    assert isinstance(call.qkv, Tensor)
+    inputs = layer.inputs(call.source)
+    grid = call.grid if taps is not None or layer.mechanism.reads_grid else None
     picture: dict[str, Any] = {"taps": taps, "grid": grid, "prefix": prefix}
-    return attention_qkv(asked.qkv, layer.mechanism, **picture, key_mask=asked.key_mask, inputs=inputs, backend=backend)
+    return attention_qkv(call.qkv, layer.mechanism, **picture, key_mask=call.key_mask, inputs=inputs, backend=backend)

@@ -128,8 +128,7 @@ def _loaded(target: str, weights: Path | None, data: str | None) -> "tuple[nn.Mo
     from softless.data import open_images
     from softless.data.augment import as_timm_tests
     from softless.io.weights import load_weights
-    from softless.models.settings import settings
-    from softless.models.table import CONFIGS
+    from softless.models.table import CONFIGS, settings
     from softless.train.recipe import Architecture, Recipe, from_document
     from softless.train.tasks.classify import build, trained
 

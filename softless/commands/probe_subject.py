@@ -28,8 +28,7 @@ from softless.data.sampler import ResumableSampler
 from softless.errors import ArgumentError, FileError, MissingExtraError, UnsupportedError, did_you_mean
 from softless.io.weights import load_weights
 from softless.models import create_model
-from softless.models.settings import settings
-from softless.models.table import CONFIGS
+from softless.models.table import CONFIGS, settings
 
 TIMM, HUGGING_FACE = "timm:", "hf:"
 RANDOM, TRAINED, PRETRAINED = "random", "trained", "pretrained"

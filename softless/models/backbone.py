@@ -1,8 +1,8 @@
-"""timm's model contract, once for all families: a head that can be taken off, features of every stage, checkpointing.
+"""timm's model contract for all families: a removable head, features of every stage, gradient checkpointing.
 
     forward = head(pool(forward_features(images)))
 
-A family builds its blocks and says how images become features; `Pyramid` is for those with stages, four as published.
+A family builds its blocks and defines how images become features. `Pyramid` is the base of families with stages.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,20 +16,19 @@ from torch import Tensor, nn
 from softless.errors import ArgumentError, UnsupportedError, shown
 from softless.mechanisms import resolve
 from softless.mechanisms.scored import check_count
-from softless.models.blocks import Checked, Plan, Stage
-from softless.models.graphs import CallsBack, call_back
+from softless.models.blocks import BlockConfig, Checked, Stage
 from softless.models.table import Config
+from softless.nn.checks import check_rate
 from softless.nn.maps import AttentionMap, attention_maps
-from softless.nn.mixing import check_rate
 
 FORMATS = ("NCHW", "NHWC")
 
 
-class Backbone(CallsBack):
-    """A family's blocks with timm's contract around them. Make one with `softless.create_model`."""
+class Backbone(nn.Module):
+    """The base of all models: timm's contract around the blocks of a family. Build one with `softless.create_model`."""
 
     pools: tuple[str, ...] = ("avg", "")
-    has_positions = False  # a table of them
+    has_positions = False  # whether the model has a table of positions
     pretrained_cfg: dict[str, Any]  # how images are prepared, as timm reads it
 
     def __init__(
@@ -82,7 +81,7 @@ class Backbone(CallsBack):
         self.apply(self._initialize)
 
     def build(self) -> None:
-        """Everything but the head."""
+        """Build everything except the head."""
         raise NotImplementedError
 
     def _pool(self, name: str | None) -> str:
@@ -91,8 +90,8 @@ class Backbone(CallsBack):
         return self.pools[0] if name is None else name
 
     def _initialize(self, module: nn.Module) -> None:
-        """The authors' start: linear weights normal with deviation 0.02, biases zero; convolutions as in PyTorch."""
-        if isinstance(module, nn.Linear) and not module.weight.is_meta:  # there is nothing to draw there
+        """Initialize as the authors do: linear weights normal, biases zero, convolutions as in PyTorch."""
+        if isinstance(module, nn.Linear) and not module.weight.is_meta:
             trunc_normal_(module.weight, std=self.weight_std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
@@ -100,13 +99,13 @@ class Backbone(CallsBack):
     def _classifier(self) -> nn.Module:
         return nn.Linear(self.num_features, self.num_classes) if self.num_classes else nn.Identity()
 
-    def plans(self, stage: int) -> Iterator[Plan]:
-        """The blocks of a stage."""
+    def plans(self, stage: int) -> Iterator[BlockConfig]:
+        """Yield the configuration of each block of a stage."""
         c = self.config
         drop_paths = calculate_drop_path_rates(self.rates["drop_path_rate"], list(c.depths), stagewise=True)
         for index, rate in enumerate(drop_paths[stage]):
             mixed = index < c.mixed[stage]
-            yield Plan(
+            yield BlockConfig(
                 dim=c.dims[stage],
                 heads=c.heads[stage],
                 mlp_ratio=c.mlp_ratios[stage],
@@ -122,11 +121,8 @@ class Backbone(CallsBack):
             )
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Normalized features of the last stage; a family says how, in `compute`."""
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return call_back(self.number, x, None)
-        else:  # noqa: RET505, TorchScript compiles only one branch
-            return self.compute(x)
+        """Return the normalized features of the last stage."""
+        raise NotImplementedError
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         if self.global_pool == "avg":
@@ -141,7 +137,7 @@ class Backbone(CallsBack):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Another number of classes, 0 for none; the new head is where the old one was."""
+        """Replace the head by one with another number of classes, 0 for none."""
         check_count("num_classes", num_classes, 0, most=2**24)
         like = next(self.parameters())
         self.global_pool = self.global_pool if global_pool is None else self._pool(global_pool)
@@ -150,7 +146,7 @@ class Backbone(CallsBack):
         self._initialize(self.head)
 
     def attention_maps(self, images: Tensor) -> Iterator[AttentionMap]:
-        """The explicit weights [B, heads, N, M] of each layer for these images, one layer at a time.
+        """Yield the explicit weights [B, heads, N, M] of each layer for these images, one layer at a time.
 
         >>> import torch, softless
         >>> model = softless.create_model("inline_deit_tiny").eval()
@@ -161,30 +157,30 @@ class Backbone(CallsBack):
         return attention_maps(self, images)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keep only what enters each block, and compute the rest again in the backward pass."""
+        """Keep only the inputs of the blocks, and compute the rest again in the backward pass."""
         for module in self.modules():
             if isinstance(module, Stage):
                 module.grad_checkpointing = enable
 
     def own_names(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A file's weights under the names they have here."""
+        """Return the weights of a file under the names they have here."""
         return weights
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that the authors' recipe does not decay, besides all that have one dimension."""
+        """Return the parameters that the authors do not decay, besides all with one dimension."""
         return set()
 
 
 class Pyramid(Backbone):
-    """Stages, each half as high and wide as the one before it; pictures are [B, h, w, C]."""
+    """A model with stages, each half as high and wide as the one before. Pictures are [B, h, w, C]."""
 
     output_fmt = "NHWC"
 
     def stages(self) -> list[tuple[Callable[[Tensor], Tensor], Stage]]:
-        """For each stage, what makes its picture from the one before (or from the images), and its blocks."""
+        """Return two parts per stage: the embedding of what comes before it, and its blocks."""
         raise NotImplementedError
 
-    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+    def forward_features(self, x: Tensor) -> Tensor:
         x = self.checked(x)
         for embed, blocks in self.stages():
             x = blocks(embed(x))
@@ -205,9 +201,9 @@ class Pyramid(Backbone):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """The picture after each stage of `indices`, and unless `intermediates_only` the features too.
+        """Return the picture after each stage of `indices`, and the features too unless `intermediates_only`.
 
-        `norm` is the last stage's: the stages before it have none, and PVT has none at all.
+        `norm` applies to the last stage only: the stages before it have no norm, and PVT has none at all.
         """
         check_format(output_fmt, FORMATS)
         x, stages, pictures = self.checked(x), self.stages(), []
@@ -240,15 +236,15 @@ def check_format(output_fmt: str, formats: tuple[str, ...]) -> None:
         raise ArgumentError(f"output_fmt {output_fmt!r} is not one of {', '.join(formats)}")
 
 
-def deviation(name: str, given: float | None) -> float:
-    """Of what is drawn at the start; the authors' where none is given."""
-    if given is None:
+def deviation(name: str, value: float | None) -> float:
+    """Return a standard deviation of initial weights; the authors' 0.02 for None."""
+    if value is None:
         return 0.02
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= 1:
-        raise ArgumentError(f"{name} {shown(given)} is not a deviation above 0, of at most 1")
-    return given
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ArgumentError(f"{name} {shown(value)} is not a deviation above 0, of at most 1")
+    return value
 
 
 def table(*shape: int, std: float = 0.02) -> nn.Parameter:
-    """A table to be learned, of positions or class tokens."""
+    """Return a table to be learned, of positions or class tokens."""
     return nn.Parameter(trunc_normal_(torch.empty(shape), std=std))

@@ -1,4 +1,4 @@
-"""What every backbone is made of: the residual block, a stage of them, and the positions of a picture.
+"""The parts of every backbone: the residual block, a stage of blocks, and the positions of a picture.
 
     x = x + DropPath(attn(norm1(x)));   x = x + DropPath(mlp(norm2(x)))
 
@@ -12,18 +12,18 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from timm.layers import DropPath, Mlp
+from timm.models import register_notrace_module
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from softless.errors import ArgumentError
 from softless.mechanisms import Mechanism
-from softless.models.graphs import Whole
-from softless.nn.inputs import Before, moving
+from softless.nn.inputs import BufferSnapshot, moving
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What one block is to be. `mechanism` None means the family's own softmax attention."""
+class BlockConfig:
+    """The configuration of one block. `mechanism` None means the family's own softmax attention."""
 
     dim: int
     heads: int
@@ -32,7 +32,7 @@ class Plan:
     local: bool
     window: int | None
     reach: int | None
-    odd: bool  # of its stage: where Swin shifts its windows
+    odd: bool  # its index in the stage: Swin shifts the windows of odd blocks
     last_stage: bool
     drop_path: float
     proj_drop: float
@@ -40,14 +40,14 @@ class Plan:
 
     @property
     def shifted(self) -> bool:
-        """Whether a mixed block's windows start half a window earlier: those of one token cannot."""
+        """Whether a mixed block's windows start half a window earlier. Windows of one token cannot."""
         return self.odd and self.window is not None and self.window > 1
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP. `attn` takes tokens and their grid."""
+    """Pre-norm attention and MLP. `attn` is called with tokens and their grid."""
 
-    def __init__(self, plan: Plan, attn: nn.Module, eps: float):
+    def __init__(self, plan: BlockConfig, attn: nn.Module, eps: float):
         super().__init__()
         self.norm1 = nn.LayerNorm(plan.dim, eps)
         self.attn = attn
@@ -55,13 +55,13 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(plan.dim, eps)
         self.mlp = Mlp(plan.dim, plan.mlp_ratio * plan.dim, drop=plan.proj_drop)
 
-    @torch.jit.ignore
     def forward(self, x: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
         x = x + self.drop_path(self.attn(self.norm1(x), grid))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
-class Stage(Whole, nn.ModuleList):
+@register_notrace_module  # FX records one call of it, and does not look inside
+class Stage(nn.ModuleList):
     """Blocks in order, on tokens [B, N, C] with their grid or on a picture [B, h, w, C]."""
 
     def __init__(self, blocks: Iterable[nn.Module]):
@@ -73,7 +73,7 @@ class Stage(Whole, nn.ModuleList):
             return (rewound if moving(block) else checkpointed)(block, x, grid)
         return block(x, grid)
 
-    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
         height, width = x.shape[1:3] if grid is None else grid
         tokens = x.flatten(1, 2) if grid is None else x
         for block in self:
@@ -82,27 +82,28 @@ class Stage(Whole, nn.ModuleList):
 
 
 def checkpointed(block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Activations are not kept: the backward pass runs the block a second time."""
+    """Run a block without keeping its activations: the backward pass runs it a second time."""
     return checkpoint(block, x, grid, use_reentrant=False)
 
 
 @torch.compiler.disable
 def rewound(block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
-    """The same, of a block in which training moves something: the second run finds it as the first did.
+    """Run `checkpointed` on a block with buffers that training updates: the second run starts from the first's values.
 
-    A compiled graph would not: it takes no context, and reads what was moved.
+    This is not compiled, because a compiled graph takes no context and would read the updated buffers.
     """
-    return checkpoint(block, x, grid, use_reentrant=False, context_fn=Before(block).contexts)
+    return checkpoint(block, x, grid, use_reentrant=False, context_fn=BufferSnapshot(block).contexts)
 
 
-class Checked(Whole):
-    """Images as they are, if they are [B, channels, H, W] and at least one patch high and wide."""
+@register_notrace_module
+class Checked(nn.Module):
+    """Returns images unchanged, after checking that they are [B, channels, H, W] and at least one patch in size."""
 
     def __init__(self, channels: int, patch: int):
         super().__init__()
         self.channels, self.patch = channels, patch
 
-    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 4 or x.shape[1] != self.channels:
             needed = f"[batch, {self.channels}, height, width]"
             raise ArgumentError(f"images have shape {list(x.shape)} and must be {needed}")
@@ -112,19 +113,20 @@ class Checked(Whole):
         return x
 
 
-class Positions(Whole):
-    """A table of positions made for one picture, and resampled for others."""
+@register_notrace_module
+class Positions(nn.Module):
+    """Resamples a table of positions, made for one picture size, to another size."""
 
     def __init__(self, native: list[int], mode: str, prefix: int = 0):
         super().__init__()
         self.native, self.mode, self.prefix = native, mode, prefix
 
-    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
-        return resample(x, self.native, self.native if grid is None else grid, self.mode, self.prefix)
+    def forward(self, table: Tensor, grid: list[int]) -> Tensor:
+        return resample(table, self.native, grid, self.mode, self.prefix)
 
 
 def resample(table: Tensor, native: list[int], grid: list[int], mode: str, prefix: int) -> Tensor:
-    """Positions [1, prefix + H W, C] of the native picture at another size; as they are at their own."""
+    """Resample positions [1, prefix + H W, C] to another picture size."""
     if list(native) == list(grid):
         return table
     own, picture = table[:, :prefix], table[:, prefix:].unflatten(1, tuple(native)).permute(0, 3, 1, 2)

@@ -2,13 +2,14 @@
 
     images -> 7x7 convolution, norm -> 4 stages, a 3x3 convolution and a norm between two -> norm -> mean -> head
 
-A block's projections are its own, and its attention lies in branches:
+The projections belong to the block, and the attention is in branches:
 
     o = proj(branches of qkv(norm1(x)), side by side),      branch = attention(q, k, v) + conv3x3(v)
 
-One branch has all heads and the whole picture: mixed blocks, and the last stage. Two have half the heads each, and see
-stripes of the picture, one upright, one across; a stripe ends the convolution (LePE) too. The local residual of a mixed
-block reads the mean of x before norm1, unlike in the other families. Parameter names are the authors'.
+Mixed blocks and the last stage have one branch, with all heads and the full picture. Other blocks have two branches of
+half of the heads each, which see vertical and horizontal stripes of the picture; the convolution (LePE) does not cross
+the border of a stripe. The local residual of a mixed block reads the mean of x before norm1, unlike in the other
+families. Parameter names are the authors'.
 
 Shapes: B batch, N = h w tokens, C channels.
 """
@@ -19,24 +20,23 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from timm.layers import DropPath, Mlp
+from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from softless.errors import ArgumentError
 from softless.models.backbone import Pyramid
-from softless.models.blocks import Plan, Stage
-from softless.models.graphs import Whole
+from softless.models.blocks import BlockConfig, Stage
 from softless.nn.mixing import Mixing, Sides
 
 
 class Branch(Mixing):
-    """Attention of some heads in stripes or in the whole picture, plus a convolution of their values."""
+    """Attention of some heads in stripes or in the full picture, plus a convolution of their values."""
 
-    def __init__(self, plan: Plan, dim: int, heads: int, window: Sides):
+    def __init__(self, plan: BlockConfig, dim: int, heads: int, window: Sides):
         mechanism = "softmax" if plan.mechanism is None else plan.mechanism
         super().__init__(dim, heads, mechanism, plan.local, window=window, attn_drop=plan.attn_drop)
         self.get_v = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
 
-    @torch.jit.ignore
     def forward(
         self, qkv: Float[Tensor, "b n 3 heads d"], grid: tuple[int, int], source: Float[Tensor, "b n c"]
     ) -> Float[Tensor, "b n c"]:
@@ -48,7 +48,7 @@ class Branch(Mixing):
 class CSwinBlock(nn.Module):
     """Pre-norm attention in branches, and MLP."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: BlockConfig):
         super().__init__()
         dim, self.heads = plan.dim, plan.heads
         width = plan.window if plan.mechanism is not None else None if plan.last_stage else plan.reach
@@ -67,7 +67,6 @@ class CSwinBlock(nn.Module):
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = Mlp(dim, plan.mlp_ratio * dim, drop=plan.proj_drop)
 
-    @torch.jit.ignore
     def forward(self, x: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
         x = x + self.drop_path(self.proj_drop(self.proj(self.attend(x, grid))))
         return x + self.drop_path(self.mlp(self.norm2(x)))
@@ -86,20 +85,21 @@ class ToPicture(nn.Module):
         return x.permute(0, 2, 3, 1)
 
 
-class Merge(Whole):
-    """Half as high and wide, twice the channels."""
+@register_notrace_module
+class Merge(nn.Module):
+    """Halves height and width, and doubles the channels."""
 
     def __init__(self, dim: int):
         super().__init__()
         self.conv = nn.Conv2d(dim, 2 * dim, 3, 2, 1)
         self.norm = nn.LayerNorm(2 * dim)
 
-    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:  # [B, h, w, C] -> [B, h/2, w/2, 2 C]
+    def forward(self, x: Tensor) -> Tensor:  # [B, h, w, C] -> [B, h/2, w/2, 2 C]
         return self.norm(self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))
 
 
 class CSwin(Pyramid):
-    """Four stages of cross-shaped or whole-picture attention."""
+    """Four stages of attention in stripes or in the full picture."""
 
     def build(self) -> None:
         dims, patch = self.config.dims, self.config.patch

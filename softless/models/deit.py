@@ -1,8 +1,8 @@
-"""DeiT (Touvron et al. 2021) with the mechanism left open; by default InLine-DeiT (Han et al. 2024).
+"""DeiT (Touvron et al. 2021) with any mechanism; by default InLine-DeiT (Han et al. 2024).
 
     x = [class token; patches] + positions;   x = blocks(x);   logits = head(norm(x)[class token])
 
-All blocks are alike. The class token is a query, a key and part of the context; the 3x3 leaves it out.
+All blocks are alike. The class token is a query, a key and part of the context; the 3x3 kernels leave it out.
 Parameter names are timm's.
 
 Shapes: B batch, N = 1 + h w tokens, C channels.
@@ -15,7 +15,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from softless.models.backbone import FORMATS, Backbone, check_format, table
-from softless.models.blocks import Block, Plan, Positions, Stage
+from softless.models.blocks import Block, BlockConfig, Positions, Stage
 from softless.nn import Attention
 from softless.nn.patches import PatchEmbed
 
@@ -43,13 +43,13 @@ class DeiT(Backbone):
         ]
 
     def embed(self, x: Tensor) -> tuple[Tensor, list[int]]:
-        """Images to tokens with their positions, and the picture's height and width in patches."""
+        """Return tokens with positions, and the height and width of the picture in patches."""
         x = self.checked(x)
         grid = [(side + self.patch - 1) // self.patch for side in (x.shape[2], x.shape[3])]
         x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), self.patch_embed(x)], 1)
         return x + self.positions(self.pos_embed, grid), grid
 
-    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+    def forward_features(self, x: Tensor) -> Tensor:
         x, grid = self.embed(x)
         return self.norm(self.blocks(x, grid))
 
@@ -71,20 +71,20 @@ class DeiT(Backbone):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """The patches after each block of `indices`, and unless `intermediates_only` the features too."""
+        """Return the patches after each block of `indices`, and the features too unless `intermediates_only`."""
         check_format(output_fmt, (*FORMATS, "NLC"))
         take, last = feature_take_indices(len(self.blocks), indices)
-        (x, (height, width)), found = self.embed(x), []
+        (x, (height, width)), outputs = self.embed(x), []
         for index, block in enumerate(self.blocks):
             x = self.blocks.step(block, x, (height, width))
             if index in take:
                 tokens = self.norm(x) if norm else x
                 patches = tokens[:, 1:] if output_fmt == "NLC" else tokens[:, 1:].unflatten(1, (height, width))
                 patches = patches.permute(0, 3, 1, 2).contiguous() if output_fmt == "NCHW" else patches
-                found.append((patches, tokens[:, :1]) if return_prefix_tokens else patches)
+                outputs.append((patches, tokens[:, :1]) if return_prefix_tokens else patches)
             if stop_early and index == last:
                 break
-        return found if intermediates_only else (self.norm(x), found)
+        return outputs if intermediates_only else (self.norm(x), outputs)
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -102,14 +102,14 @@ class DeiT(Backbone):
         return {"pos_embed", "cls_token"}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """timm's groups of parameters. `coarse` is part of timm's contract, and unused: DeiT has no stages."""
+        """Return timm's groups of parameters. `coarse` is part of timm's contract and unused: DeiT has no stages."""
         return {
             "stem": r"^cls_token|pos_embed|patch_embed",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
         }
 
 
-def attention(plan: Plan) -> Attention:
+def attention(plan: BlockConfig) -> Attention:
     return Attention(
         plan.dim,
         plan.heads,

@@ -2,9 +2,9 @@
 
     4 stages:  x = norm(patches of x) + positions;  x = blocks(x)            then mean -> head, with no norm before it
 
-A mixed block's keys and values are all tokens, or those of its window; PVT's own softmax attention reduces them first,
-r x r tokens to one by a convolution. Both forms are the InLine authors': a mean where PVT has a class token.
-Their parameter names: attn.q, attn.kv (k above v), attn.sr, attn.norm.
+A mixed block takes keys and values from all tokens, or from its window. PVT's own softmax attention first reduces r x r
+tokens to one by a convolution. As in the InLine authors' code, the head reads a mean where PVT has a class token.
+Parameter names are theirs: attn.q, attn.kv (k above v), attn.sr, attn.norm.
 
 Shapes: B batch, N = h w tokens, C channels.
 """
@@ -19,16 +19,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from softless.models.backbone import Pyramid, table
-from softless.models.blocks import Block, Plan, Positions, Stage
+from softless.models.blocks import Block, BlockConfig, Positions, Stage
+from softless.nn.checks import is_plain
 from softless.nn.mixing import Mixing
 from softless.nn.patches import PatchEmbed
-from softless.nn.plain import is_plain
 
 
 class ReducedAttention(Mixing):
-    """Attention with its queries projected apart from keys and values, which a convolution may reduce first."""
+    """Attention with separate projections for queries and for keys and values, which a convolution may reduce first."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: BlockConfig):
         own = plan.mechanism is None
         super().__init__(
             plan.dim,
@@ -48,7 +48,6 @@ class ReducedAttention(Mixing):
             self.sr = nn.Conv2d(plan.dim, plan.dim, self.reduction, self.reduction)
             self.norm = nn.LayerNorm(plan.dim)
 
-    @torch.jit.ignore
     def forward(self, x: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
         if self.reduction > 1:
             q, (k, v) = self.q(x), self.kv(self.reduce(x, grid)).chunk(2, -1)
@@ -58,13 +57,13 @@ class ReducedAttention(Mixing):
         return self.proj_drop(self.proj(out))
 
     def packed(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n 3*c"]:
-        """q, k and v side by side, which the kernels read in place: one product, unless a layer does more than that."""
+        """Return q, k and v side by side, which the kernels read in place: by one product if both layers are plain."""
         if not (is_plain(self.q, nn.Linear) and is_plain(self.kv, nn.Linear)):
             return torch.cat([self.q(x), self.kv(x)], -1)
         return F.linear(x, torch.cat([self.q.weight, self.kv.weight]), torch.cat([self.q.bias, self.kv.bias]))
 
     def reduce(self, x: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b m c"]:
-        """r x r tokens become one; a border that does not fill a square is filled with zeros."""
+        """Reduce r x r tokens to one. A border that does not fill a square is padded with zeros."""
         below, beside = (-side % self.reduction for side in grid)
         picture = F.pad(x.mT.unflatten(2, grid), (0, beside, 0, below)) if below or beside else x.mT.unflatten(2, grid)
         return self.norm(self.sr(picture).flatten(2).mT)
@@ -77,7 +76,7 @@ class ReducedAttention(Mixing):
 
 
 class PVT(Pyramid):
-    """Four stages on the whole picture, each with its own positions."""
+    """Four stages on the full picture, each with its own positions."""
 
     has_positions = True
 
@@ -102,7 +101,7 @@ class PVT(Pyramid):
         return [(partial(self.embed, stage), getattr(self, f"block{stage + 1}")) for stage in range(self.depth)]
 
     def embed(self, stage: int, x: Tensor) -> Tensor:
-        """Images [B, 3, H, W], or the picture [B, h, w, C] of the stage before, to patches with positions."""
+        """Turn images [B, 3, H, W], or the picture [B, h, w, C] of the stage before, into patches with positions."""
         x = getattr(self, f"patch_embed{stage + 1}")(x if stage == 0 else x.permute(0, 3, 1, 2))
         grid = [x.shape[1], x.shape[2]]
         return x + self.positions[stage](getattr(self, f"pos_embed{stage + 1}"), grid).unflatten(1, grid)
@@ -115,5 +114,5 @@ class PVT(Pyramid):
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         fine = [(r"^(?:patch_embed|pos_embed)(\d)", (0,)), (r"^block(\d)\.(\d+)", None)]
-        whole = r"^(?:block|patch_embed|pos_embed)(\d)"
-        return {"stem": r"^patch_embed1|pos_embed1", "blocks": whole if coarse else fine}
+        stages = r"^(?:block|patch_embed|pos_embed)(\d)"
+        return {"stem": r"^patch_embed1|pos_embed1", "blocks": stages if coarse else fine}

@@ -2,29 +2,29 @@
 
     images -> 4x4 patches, norm -> 4 stages, a patch merging between two -> norm -> mean -> head
 
-A mixed block takes its mechanism over the whole picture, or over windows: no positions but those the 3x3 residual sees.
-The others are Swin's: softmax in windows, shifted by half a window in odd blocks, with a bias by relative position
+A mixed block runs its mechanism on the full picture or in windows; only the 3x3 residual tells it about positions. The
+other blocks are Swin's: softmax in windows, shifted by half a window in odd blocks, with a bias by relative position
 
     bias_ij = table[(y_i - y_j + W - 1)(2 W - 1) + (x_i - x_j + W - 1)]
 
-Parameter names are the authors', who follow Swin's; timm's are read too.
+Parameter names are the authors', who follow Swin's. Weights with timm's names can be loaded too.
 
 Shapes: B batch, h x w tokens, C channels, W window.
 """
 
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
+from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from softless.io.weights import DERIVED
 from softless.models.backbone import Pyramid, table
-from softless.models.blocks import Block, Plan, Stage
-from softless.models.graphs import Whole
+from softless.models.blocks import Block, BlockConfig, Stage
 from softless.nn import Attention
 from softless.nn.patches import PatchEmbed
 
@@ -32,9 +32,7 @@ from softless.nn.patches import PatchEmbed
 class WindowAttention(Attention):
     """Softmax in windows, with a bias for each relative position."""
 
-    __jit_unused_properties__: ClassVar = ["relative_position_index"]
-
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: BlockConfig):
         side = plan.reach
         assert side is not None
         super().__init__(
@@ -49,16 +47,17 @@ class WindowAttention(Attention):
         self.side = side
         self.relative_position_bias_table = table((2 * side - 1) ** 2, plan.heads)
 
-    @torch.jit.ignore
-    def forward(self, x: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
+    def forward(  # type: ignore[override]  # always a picture, and nothing else
+        self, x: Float[Tensor, "b n c"], grid: tuple[int, int]
+    ) -> Float[Tensor, "b n c"]:
         return super().forward(x, grid, bias=self.bias(self.windows(grid, x.shape[1]).size))
 
     def bias(self, size: tuple[int, int]) -> Float[Tensor, "heads m m"]:
-        """The bias of a window's tokens; a smaller window, in a small picture, has fewer differences."""
+        """Return the bias between the tokens of a window. A smaller window uses a part of the table."""
         return self.relative_position_bias_table[self.index(size)].permute(2, 0, 1)
 
     def index(self, size: tuple[int, int]) -> Int[Tensor, "m m"]:
-        """Where in the table the bias of two of a window's tokens is."""
+        """Return the row of the table that holds the bias of each two tokens of a window."""
         device, span = self.relative_position_bias_table.device, 2 * self.side - 1
         y, x = (torch.arange(side, device=device) for side in size)
         dy, dx = (at[:, None] - at + self.side - 1 for at in (y, x))  # [rows, rows], [columns, columns]
@@ -68,19 +67,20 @@ class WindowAttention(Attention):
 
     @property
     def relative_position_index(self) -> Int[Tensor, "m m"]:
-        """What files of the authors hold under this name."""
+        """The buffer that the authors' files have under this name."""
         return self.index((self.side, self.side))
 
 
-class Merging(Whole):
-    """2 x 2 tokens side by side, top left, bottom left, top right, bottom right; then half as many channels."""
+@register_notrace_module
+class Merging(nn.Module):
+    """Concatenates 2 x 2 tokens (top left, bottom left, top right, bottom right), then halves the channels."""
 
     def __init__(self, dim: int):
         super().__init__()
         self.norm = nn.LayerNorm(4 * dim)
         self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
 
-    def compute(self, x: Tensor, grid: list[int] | None = None) -> Tensor:  # [B, h, w, C] -> [B, h/2, w/2, 2 C]
+    def forward(self, x: Tensor) -> Tensor:  # [B, h, w, C] -> [B, h/2, w/2, 2 C]
         height, width = x.shape[1:3]
         if height % 2 or width % 2:
             x = F.pad(x, (0, 0, 0, width % 2, 0, height % 2))
@@ -88,8 +88,8 @@ class Merging(Whole):
         return self.reduction(self.norm(squares.permute(0, 1, 3, 4, 2, 5).flatten(3)))
 
 
-class Layer(nn.Module):
-    """A stage's blocks, and what makes the next stage's picture. Held for its names; its parts are called."""
+class SwinStage(nn.Module):
+    """A stage's blocks and the layer that makes the next stage's picture. It only groups their names."""
 
     def __init__(self, blocks: Stage, downsample: nn.Module):
         super().__init__()
@@ -98,7 +98,7 @@ class Layer(nn.Module):
 
 
 class Swin(Pyramid):
-    """Four stages of windowed or whole-picture attention."""
+    """Four stages of attention in windows or in the full picture."""
 
     def build(self) -> None:
         dims = self.config.dims
@@ -113,7 +113,7 @@ class Swin(Pyramid):
             dynamic_img_pad=True,
         )
         self.layers = nn.ModuleList(
-            Layer(
+            SwinStage(
                 Stage(Block(plan, attention(plan), 1e-5) for plan in self.plans(stage)),
                 Merging(dim) if stage < len(dims) - 1 else nn.Identity(),
             )
@@ -133,7 +133,7 @@ class Swin(Pyramid):
         self.layers[-1].downsample = nn.Identity()
 
     def own_names(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """timm keeps a merging with the stage after it, and the classifier in head.fc."""
+        """Translate timm's names: there a merging belongs to the stage after it, and the classifier is head.fc."""
         if not any(name.startswith(("layers.3.downsample.", "head.fc.")) for name in weights):
             return weights
 
@@ -152,8 +152,8 @@ class Swin(Pyramid):
         return {"stem": r"^patch_embed", "blocks": r"^layers\.(\d+)" if coarse else fine}
 
 
-def attention(plan: Plan) -> Attention:
-    """A mixed block's, or Swin's own."""
+def attention(plan: BlockConfig) -> Attention:
+    """Return the attention of a mixed block, or Swin's own."""
     if plan.mechanism is None:
         return WindowAttention(plan)
     return Attention(
@@ -169,8 +169,8 @@ def attention(plan: Plan) -> Attention:
 
 
 def _accept_names(module: Swin, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Read files of the authors and of timm; Swin's index and mask follow from sizes, and are left out."""
-    given = {key.removeprefix(prefix): state_dict.pop(key) for key in [*state_dict] if key.startswith(prefix)}
-    for name, tensor in module.own_names(given).items():
+    """Accept the names of the authors and of timm, and drop Swin's index and mask, which follow from the sizes."""
+    weights = {key.removeprefix(prefix): state_dict.pop(key) for key in [*state_dict] if key.startswith(prefix)}
+    for name, tensor in module.own_names(weights).items():
         if name.rpartition(".")[2] not in DERIVED:
             state_dict[prefix + name] = tensor

@@ -1,14 +1,14 @@
-"""The table of models, written by hand: plain numbers, and nothing to import.
+"""The table of models, written by hand, and how images are prepared for each of them.
 
-A stage's first `mixed` blocks take `mechanism` and `local`; the others are the family's own softmax attention, which
-sees a part of the picture: `reach` is Swin's window, CSwin's stripe, and PVT's reduction of keys.
+The first `mixed` blocks of a stage take `mechanism` and `local`. The other blocks have the family's own softmax
+attention, which sees a part of the picture: `reach` is Swin's window, CSwin's stripe, or PVT's reduction of keys.
 
     Han et al. 2024 (InLine), tables 15 to 18, corrected by the authors' code
     Touvron et al. 2021 (DeiT)    Wang et al. 2021 (PVT)    Liu et al. 2021 (Swin)    Dong et al. 2022 (CSwin)
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from softless.mechanisms import Mechanism
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One model. A tuple has one entry a stage."""
+    """The configuration of one model. A tuple has one entry per stage."""
 
     family: str  # deit | pvt | swin | cswin
     dims: tuple[int, ...]
@@ -24,12 +24,12 @@ class Config:
     heads: tuple[int, ...]
     mixed: tuple[int, ...]
     img_size: tuple[int, int] = (224, 224)
-    patch: int = 4  # pixels a side, of the first stage
+    patch: int = 4  # pixels per side of a patch, in the first stage
     mlp_ratios: tuple[int, ...] = (4, 4, 4, 4)
     reach: tuple[int, ...] = ()
     mechanism: "str | Mechanism" = "inline"
     local: bool = True
-    windows: tuple[int | None, ...] = ()  # of the mixed blocks; none, or None for a stage: they see the whole picture
+    windows: tuple[int | None, ...] = ()  # of the mixed blocks; empty, or None for a stage: the full picture
 
 
 def _deit(dim: int, heads: int, side: int) -> Config:
@@ -81,7 +81,7 @@ _INLINE = {
 
 
 def _original(name: str, *, mixed: tuple[int, ...] = (0, 0, 0, 0), **changes: object) -> Config:
-    """An InLine model's softmax ancestor."""
+    """Return the softmax model that an InLine model was made from."""
     return replace(_INLINE[name], mechanism="softmax", local=False, mixed=mixed, **changes)  # type: ignore[arg-type]
 
 
@@ -104,3 +104,36 @@ _ORIGINAL = {
 }
 
 CONFIGS: dict[str, Config] = _INLINE | _ORIGINAL
+
+FIRST_CONVOLUTION = {
+    "deit": "patch_embed.proj",
+    "pvt": "patch_embed1.proj",
+    "swin": "patch_embed.proj",
+    "cswin": "stage1_conv_embed.0",
+}
+
+
+def settings(name: str, config: Config) -> dict[str, Any]:
+    """Return timm's `pretrained_cfg` of a model with this name and these sizes.
+
+    The InLine authors resize an image to a square and crop it. Swin-B at 384 pixels, and the softmax models of 384
+    pixels, see the full image.
+    """
+    height, width = config.img_size
+    reduction = config.patch * 2 ** (len(config.dims) - 1)
+    inline = name.startswith("inline_")
+    full_image = name.endswith("_384") and name != "inline_cswin_base_384"
+    return {
+        "url": "",
+        "num_classes": 1000,
+        "input_size": (3, height, width),
+        "pool_size": None if config.family == "deit" else (height // reduction, width // reduction),
+        "crop_pct": 1.0 if full_image else 0.875 if inline else 0.9,
+        "crop_mode": "squash" if inline else "center",
+        "interpolation": "bicubic",
+        "fixed_input_size": False,
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+        "first_conv": FIRST_CONVOLUTION[config.family],
+        "classifier": "head",
+    }

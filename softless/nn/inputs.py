@@ -1,9 +1,9 @@
-"""What a mechanism needs beyond q, k and v, owned by a module.
+"""The tensors that a mechanism needs beyond q, k and v, held by a module.
 
-learned     a parameter, one for all tokens          affine_relu's weight and bias, focused's scale, linformer's e
-drawn       a buffer, saved with the weights         performer's projection, reformer's rotations, emanet's bases,
-                                                     which training moves
-predicted   sigmoid(W x + b), one number a token     the step of delta and efla
+learned     a parameter, shared by all tokens        affine_relu's weight and bias, focused's scale, linformer's e
+drawn       a buffer, saved with the weights         performer's projection, reformer's rotations, and emanet's bases,
+                                                     which training updates
+predicted   sigmoid(W x + b), one number per token   the step size of delta and efla
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from softless.packed import pack
 
 
 class Inputs(nn.Module):
-    """Called with the tokens, it gives the `inputs=` of an attention call. What is predicted is under `predicted`."""
+    """Returns the `inputs=` of an attention call, given the tokens."""
 
     def __init__(self, mechanism: Mechanism, dim: int, heads: int, kv_heads: int):
         super().__init__()
@@ -34,20 +34,19 @@ class Inputs(nn.Module):
                 mechanism.initialize(name, getattr(self, name).data)
         self.predicted = nn.ModuleDict({name: nn.Linear(dim, kv_heads) for name in mechanism.token_inputs})
 
-    @torch.jit.ignore
     def forward(self, x: Float[Tensor, "b n c"] | None) -> dict[str, Tensor]:
         names = self.mechanism.input_shapes(self.heads, self.head_dim)
-        found = {name: getattr(self, name) for name in names}
-        if self.training and self.mechanism.moves_inputs:  # a graph may hold them when they move
-            found = {name: x.clone() for name, x in found.items()}
+        tensors = {name: getattr(self, name) for name in names}
+        if self.training and self.mechanism.moves_inputs:  # a graph may still hold them when they are updated
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         for name, predict in self.predicted.items():
             assert x is not None, f"{name} is predicted from the tokens"
-            found[name] = predict(x).sigmoid().transpose(1, 2)  # [B, kv_heads, N]
-        return found
+            tensors[name] = predict(x).sigmoid().transpose(1, 2)  # [B, kv_heads, N]
+        return tensors
 
     @torch.no_grad()
     def move(self, k: Float[Tensor, "b g m d"], key_mask: Bool[Tensor, "b m"] | None) -> None:
-        """What was drawn, moved towards what this training batch says."""
+        """Update the drawn buffers with the keys of a training batch."""
         if k.is_nested:
             sequences = pack("k", k)
             key_mask = sequences.real()
@@ -60,27 +59,27 @@ class Inputs(nn.Module):
                 getattr(self, name).copy_(x)
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Draw anew what is drawn."""
+        """Draw the drawn buffers again."""
         for name, x in self.mechanism.draw(self.heads, self.head_dim, generator).items():
             getattr(self, name).copy_(x)
 
 
 def moving(module: nn.Module) -> list[Tensor]:
-    """The buffers of a module that training moves."""
-    owners = (each for each in module.modules() if isinstance(each, Inputs) and each.mechanism.moves_inputs)
-    return [buffer for owner in owners for buffer in owner.buffers()]
+    """Return the buffers of a module that training updates."""
+    inputs = (part for part in module.modules() if isinstance(part, Inputs) and part.mechanism.moves_inputs)
+    return [buffer for part in inputs for buffer in part.buffers()]
 
 
-class Before:
-    """What training moves in a module, as it is before a call, for a second run of the call to find it so again."""
+class BufferSnapshot:
+    """The buffers that training updates, copied before a call, so that a second run of the call can start from them."""
 
     def __init__(self, module: nn.Module):
         self.buffers = moving(module)
         self.values = [buffer.clone() for buffer in self.buffers]
 
     @contextmanager
-    def again(self) -> Iterator[None]:
-        """As it was then; and afterwards, as it is now."""
+    def restored(self) -> Iterator[None]:
+        """Restore the copies inside this context, and the current values after it."""
         now = [buffer.clone() for buffer in self.buffers]
         try:
             self._put(self.values)
@@ -93,5 +92,5 @@ class Before:
             buffer.copy_(value)
 
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """`context_fn=` of torch's checkpoint: around the call, and around its second run."""
-        return nullcontext(), self.again()
+        """Return the `context_fn=` of torch's checkpoint: a context for the call, and one for its second run."""
+        return nullcontext(), self.restored()

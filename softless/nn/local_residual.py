@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from softless.algebra.neighbors import local_residual
 from softless.errors import ArgumentError
-from softless.nn.plain import is_plain
+from softless.nn.checks import is_plain
 from softless.validation import check_picture
 
 
 class LocalResidual(nn.Sequential):
-    """Predicted 3x3 residual on v.
+    """The local residual: predicted 3x3 kernels on v.
 
     >>> import torch, softless
     >>> residual = softless.nn.LocalResidual(dim=64, heads=2)
@@ -31,8 +31,11 @@ class LocalResidual(nn.Sequential):
     >>> residual(context, v, grid=(7, 9), prefix=1).shape
     torch.Size([5, 2, 64, 32])
 
-    Add it to the attention output. Parameters are `0.*` and `2.*`, so as `attn.residual` it loads the
-    authors' weights by name.
+    Add the result to the attention output. The parameters are named `0.*` and `2.*`, as in the authors' weights.
+
+    Args:
+        dim: Channels C of the tokens.
+        heads: Number of heads, a divisor of dim.
     """
 
     def __init__(self, dim: int, heads: int):
@@ -42,9 +45,9 @@ class LocalResidual(nn.Sequential):
         self.heads, self.dim = heads, dim
 
     def taps(self, context: Float[Tensor, "b c"]) -> Float[Tensor, "b heads 9 d"]:
-        """The 3x3 kernel of every channel, row by row; tap 4 is the center.
+        """Return the 3x3 kernel of every channel, row by row; tap 4 is the center.
 
-        Convolutions of one point in groups are a matrix for each head: two batched products, not a kernel a group.
+        A grouped convolution of one point is one matrix per head, so two batched products replace the convolutions.
         """
         heads, d = self.heads, context.shape[1] // self.heads
         layers: list[Any] = list(self)
@@ -57,8 +60,7 @@ class LocalResidual(nn.Sequential):
         offset = last.bias.view(heads, d, 9).mT.reshape(heads, 1, 9 * d)
         return torch.baddbmm(offset, x, to_taps.mT).unflatten(2, (9, d)).transpose(0, 1)
 
-    @torch.jit.ignore
-    def forward(
+    def forward(  # type: ignore[override]  # Sequential's takes one argument
         self, context: Float[Tensor, "b c"], v: Float[Tensor, "b heads n d"], grid: tuple[int, int], prefix: int = 0
     ) -> Float[Tensor, "b heads n d"]:
         check_picture(grid, prefix)

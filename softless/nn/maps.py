@@ -1,9 +1,10 @@
-"""Attention maps: the explicit weights of every layer of a model, made one layer at a time.
+"""Attention maps: the explicit weights of every layer of a model, computed one layer at a time.
 
     o_i = sum_j w_ij v_j [+ residual_i]            w [B, heads, N, M], and with it the mean of the head's 3x3 kernels
 
-A local residual has a kernel a channel: a head's map shows their mean, at each token's 3x3 neighbors. Windows are put
-back in their place, with zeros where a token sees nothing. Quadratic in the tokens of a layer, so one layer at a time.
+A local residual has one kernel per channel: the map of a head shows their mean, at the 3x3 neighbors of each token.
+Weights within windows are placed in a matrix of all tokens, with zeros where a token sees nothing. A map is quadratic
+in the tokens of its layer, so maps are computed one at a time.
 """
 
 from collections.abc import Iterator
@@ -21,10 +22,10 @@ from softless.nn.windows import Windows
 
 
 class AttentionMap(NamedTuple):
-    """One layer's weights: a matrix a head, or a channel where hydra mixes.
+    """The weights of one layer: one matrix per head, or per channel for hydra.
 
-    `mechanism.combine` makes the output of them, weights v; angular, transnormer and diagonal's t1 then divide that by
-    its length, which no matrix says.
+    `mechanism.combine` computes the output from them, weights v. Angular, transnormer and diagonal's t1 then divide the
+    output by its length, which no matrix expresses.
     """
 
     layer: str
@@ -40,15 +41,15 @@ class _Call(NamedTuple):
 
 
 def attention_maps(model: nn.Module, *inputs: Tensor) -> Iterator[AttentionMap]:
-    """Run a model once, and give the map of each of its layers, in the order they ran.
+    """Run a model once, and yield the map of each of its layers in the order they ran.
 
     >>> import torch, softless
     >>> from softless.nn.maps import attention_maps
     >>> layer = softless.nn.Attention(dim=8, heads=2)
-    >>> [(found.layer, found.weights.shape) for found in attention_maps(layer, torch.randn(1, 6, 8))]
+    >>> [(one.layer, one.weights.shape) for one in attention_maps(layer, torch.randn(1, 6, 8))]
     [('', torch.Size([1, 2, 6, 6]))]
 
-    Only what enters each layer is kept meanwhile; a map is made when it is asked for.
+    Only the inputs of the layers are kept; a map is computed when the iterator reaches it.
     """
     calls: list[_Call] = []
     with torch.no_grad(), _recorded(model, calls):
@@ -59,7 +60,7 @@ def attention_maps(model: nn.Module, *inputs: Tensor) -> Iterator[AttentionMap]:
 
 @contextmanager
 def _recorded(model: nn.Module, calls: list[_Call]) -> Iterator[None]:
-    """Within, every layer says what it was asked to mix."""
+    """Record the calls of every attention layer inside this context."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Mixing)}
 
     def record(
@@ -78,22 +79,22 @@ def _recorded(model: nn.Module, calls: list[_Call]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _map(call: _Call) -> AttentionMap:
-    module = call.module
-    asked, cut = module.asked(call.qkv, **call.options)
-    weights, local = module.weights(asked), None
-    taps, prefix = module.taps(asked.source, asked.grid, asked.key_mask)
-    if taps is not None and asked.grid is not None:
-        local = _neighbors(taps.mean(-1, keepdim=True), asked.grid, prefix, asked.key_mask)
+def _map(recorded: _Call) -> AttentionMap:
+    module = recorded.module
+    call, cut = module.as_call(recorded.qkv, **recorded.options)
+    weights, local = module.weights(call), None
+    taps, prefix = module.taps(call.source, call.grid, call.key_mask)
+    if taps is not None and call.grid is not None:
+        local = _neighbors(taps.mean(-1, keepdim=True), call.grid, prefix, call.key_mask)
     if cut is not None:
         weights, local = _placed(weights, cut), None if local is None else _placed(local, cut)
-    return AttentionMap(call.layer, weights, local)
+    return AttentionMap(recorded.layer, weights, local)
 
 
 def _neighbors(
     taps: Float[Tensor, "b heads 9 1"], grid: tuple[int, int], prefix: int, key_mask: Tensor | None
 ) -> Float[Tensor, "b heads n n"]:
-    """A 3x3 kernel as a matrix: the residual of the N values that are 1 at one token and 0 elsewhere."""
+    """Return a 3x3 kernel as a matrix: the residual of the N values that are 1 at one token and 0 elsewhere."""
     tokens = prefix + grid[0] * grid[1]
     ones = torch.eye(tokens, dtype=taps.dtype, device=taps.device).expand(*taps.shape[:2], -1, -1)
     matrix = local_residual(ones, taps.expand(-1, -1, -1, tokens), grid, prefix)
@@ -101,12 +102,12 @@ def _neighbors(
 
 
 def _placed(pieces: Float[Tensor, "bw heads m m"], cut: Windows) -> Float[Tensor, "b heads n n"]:
-    """The weights within windows, as weights between the tokens of the picture."""
+    """Return weights within windows as weights between all tokens of the picture."""
     tokens, (rows, columns) = cut.grid[0] * cut.grid[1], cut.counts
     numbers = torch.arange(1, tokens + 1, device=pieces.device)
     where = cut.cut(numbers[None, :, None])[..., 0]  # [windows, m]; 0 for what pads them
     pieces = pieces.unflatten(0, (-1, rows * columns))
-    whole = pieces.new_zeros(pieces.shape[0], pieces.shape[2], tokens + 1, tokens + 1)
+    weights = pieces.new_zeros(pieces.shape[0], pieces.shape[2], tokens + 1, tokens + 1)
     for window, at in enumerate(where):
-        whole[:, :, at[:, None], at[None]] = pieces[:, window]
-    return whole[:, :, 1:, 1:]
+        weights[:, :, at[:, None], at[None]] = pieces[:, window]
+    return weights[:, :, 1:, 1:]

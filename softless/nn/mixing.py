@@ -1,15 +1,14 @@
-"""What attention does between its projections: heads mixed by a mechanism, windows, the local residual.
+"""The part of attention between its projections: a mechanism mixes the heads, in windows if asked, plus the residual.
 
     o = attention(q, k, v) [+ local residual of v, its kernels predicted from the mean of `source`]
 
-One core for every backbone here. They differ in how they project (qkv; q and kv; a projection that lives on the block),
-in what predicts the kernels, and in which tokens see each other; a subclass says that and calls `mix`. In windows, each
-window has its own means, context and 3x3, and padding takes part in none of them.
+`Mixing` is the base of every attention module here. Its subclasses differ in how they project q, k and v, and call
+`mix` with the result. In windows, each window has its own means, context and 3x3 kernels, and padding takes part in
+none of them.
 
 Shapes: B batch, N tokens, C channels, d = C / heads.
 """
 
-import numbers
 from typing import Any, NamedTuple
 
 import torch
@@ -19,24 +18,22 @@ from torch import Tensor, nn
 from softless.algebra.neighbors import local_residual
 from softless.algebra.state import keep
 from softless.backends import hide
-from softless.errors import ArgumentError, UnsupportedError, shown
+from softless.errors import ArgumentError, UnsupportedError
 from softless.functional import attention, attention_qkv, attention_weights
 from softless.mechanisms import Call, Mechanism, resolve
 from softless.mechanisms.scored import check_count
+from softless.nn.checks import check_fits, check_heads, check_rate, check_switch
 from softless.nn.inputs import Inputs
 from softless.nn.local_residual import LocalResidual
 from softless.nn.windows import Windows, windows
-from softless.validation import check_fits
 
-MOST_CHANNELS = 2**20  # the square of which is a matrix of 4 TB
-MOST_LAYERS = 10_000
 Heads = tuple[Tensor, Tensor, Tensor]  # q [B, heads, N, d], k and v [B, kv_heads, M, d]
 Grid = tuple[int, int]
 Sides = tuple[int | None, int | None]  # height and width of a window; None for the whole side
 
 
-class Asked(NamedTuple):
-    """Tokens that attend to each other, and how."""
+class AttentionCall(NamedTuple):
+    """The arguments of one attention call. With windows, each window is a row of the batch."""
 
     qkv: Tensor | Heads
     grid: Grid | None
@@ -47,7 +44,7 @@ class Asked(NamedTuple):
 
 
 class Mixing(nn.Module):
-    """Owns what a mechanism learns, and the local residual. The base of `Attention`."""
+    """Holds the tensors that a mechanism learns, and the local residual. The base of `Attention`."""
 
     def __init__(
         self,
@@ -68,13 +65,18 @@ class Mixing(nn.Module):
         check_switch("shifted", shifted)
         if shifted and (window is None or 1 in window):
             raise ArgumentError(f"shifted=True needs windows of 2 tokens or more on a side, got window {window}")
-        self.heads, self.head_dim, self.window, self.shifted = heads, dim // heads, window, shifted
+        kv_heads = heads if kv_heads is None else kv_heads
+        check_count("kv_heads", kv_heads)
+        if heads % kv_heads:
+            raise ArgumentError(f"heads {heads} is not a multiple of kv_heads {kv_heads}")
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim // heads
+        self.window, self.shifted = window, shifted
         self.mechanism = resolve(mechanism)
         if attn_drop and self.mechanism.family != "scored":
             raise UnsupportedError(
                 f"attn_drop {attn_drop} needs explicit weights, and '{self.mechanism.name}' has none"
             )
-        self.inputs = Inputs(self.mechanism, dim, heads, kv_heads or heads)
+        self.inputs = Inputs(self.mechanism, dim, heads, kv_heads)
         self.residual = LocalResidual(dim, heads) if local else None
         self.attn_drop = nn.Dropout(attn_drop)
 
@@ -88,14 +90,18 @@ class Mixing(nn.Module):
         bias: Tensor | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b n c"]:
-        """Mixed heads, side by side. `source` holds the tokens whose mean predicts the local residual's kernels."""
-        asked, cut = self.asked(qkv, grid, source, key_mask, bias, is_causal)
-        out = self._mix(asked)
+        """Run attention and return the heads side by side.
+
+        `source` holds the tokens that k and v come from. They predict the local residual's kernels and the inputs that
+        the mechanism needs per token.
+        """
+        call, cut = self.as_call(qkv, grid, source, key_mask, bias, is_causal)
+        out = self._mix(call)
         if self.training and self.mechanism.moves_inputs:
-            self.inputs.move(as_heads(asked.qkv)[1], asked.key_mask)
+            self.inputs.move(as_heads(call.qkv)[1], call.key_mask)
         return out if cut is None else cut.join(out)
 
-    def asked(
+    def as_call(
         self,
         qkv: Tensor | Heads,
         grid: Grid | None = None,
@@ -103,10 +109,10 @@ class Mixing(nn.Module):
         key_mask: Tensor | None = None,
         bias: Tensor | None = None,
         is_causal: bool = False,
-    ) -> tuple[Asked, Windows | None]:
-        """What attends to itself: the picture as it is, or each of its windows."""
+    ) -> tuple[AttentionCall, Windows | None]:
+        """Return the call to run, and the windows that its tokens were cut into, if any."""
         if self.window is None:
-            return Asked(qkv, grid, source, key_mask, bias, is_causal), None
+            return AttentionCall(qkv, grid, source, key_mask, bias, is_causal), None
         if not isinstance(qkv, Tensor) or is_causal:
             raise UnsupportedError(f"window {self.window} needs a key head for each query head, and no causal order")
         cut = self.windows(grid, qkv.shape[1])
@@ -114,20 +120,20 @@ class Mixing(nn.Module):
         wanted = self.residual is not None or len(self.inputs.predicted) > 0
         source = cut.cut(source) if wanted and source is not None else None
         bias = rolled_bias(bias, cut.pairs(qkv.device), qkv)
-        return Asked(cut.cut(qkv), cut.size, source, real, bias, False), cut
+        return AttentionCall(cut.cut(qkv), cut.size, source, real, bias, False), cut
 
     def windows(self, grid: Grid | None, tokens: int) -> Windows:
-        """How this module cuts a picture."""
+        """Return how this module cuts a picture."""
         assert self.window is not None
         if grid is None:
             raise ArgumentError(f"window {self.window} needs grid=(height, width) of all {tokens} tokens, got None")
         check_fits(grid, tokens, all_of_them=True)
         height, width = (side if most is None else most for side, most in zip(grid, self.window, strict=True))
-        rolled = self.mechanism.takes_bias and self.residual is None  # a 3x3 and its context cannot skip neighbors
+        rolled = self.mechanism.takes_bias and self.residual is None  # a 3x3 kernel cannot skip neighbors
         return windows((grid[0], grid[1]), (height, width), shifted=self.shifted, rolled=rolled)
 
-    def _mix(self, asked: Asked) -> Tensor:
-        qkv, grid, source, key_mask, bias, is_causal = asked
+    def _mix(self, call: AttentionCall) -> Tensor:
+        qkv, grid, source, key_mask, bias, is_causal = call
         taps, prefix = self.taps(source, grid, key_mask, is_causal)
         dropped = self.training and self.attn_drop.p > 0
         if isinstance(qkv, Tensor) and not (dropped or is_causal or bias is not None):
@@ -137,37 +143,37 @@ class Mixing(nn.Module):
             return out.transpose(1, 2).flatten(2)
         q, k, v = as_heads(qkv)
         if dropped:
-            out = self.combined(self.attn_drop(self.weights(asked)), asked)
+            out = self.combined(self.attn_drop(self.weights(call)), call)
         else:
-            out = attention(q, k, v, self.mechanism, **self._options(asked))
+            out = attention(q, k, v, self.mechanism, **self._options(call))
         if taps is not None:
             assert grid is not None
             out = out + local_residual(hide(v, key_mask), taps, grid, prefix)
         return out.transpose(1, 2).flatten(2)
 
-    def weights(self, asked: Asked) -> Float[Tensor, "b matrices n m"]:
-        """The explicit weights of what is asked, without the local residual."""
-        q, k, _ = as_heads(asked.qkv)
-        return attention_weights(q, k, self.mechanism, **self._options(asked))
+    def weights(self, call: AttentionCall) -> Float[Tensor, "b matrices n m"]:
+        """Return the explicit weights of a call, without the local residual."""
+        q, k, _ = as_heads(call.qkv)
+        return attention_weights(q, k, self.mechanism, **self._options(call))
 
-    def combined(self, weights: Float[Tensor, "b matrices n m"], asked: Asked) -> Float[Tensor, "b heads n d"]:
-        """The heads that such weights give."""
-        v = hide(as_heads(asked.qkv)[2], asked.key_mask)
-        return self.mechanism.combine(weights, v, Call(key_mask=asked.key_mask))
+    def combined(self, weights: Float[Tensor, "b matrices n m"], call: AttentionCall) -> Float[Tensor, "b heads n d"]:
+        """Return the heads that explicit weights give."""
+        v = hide(as_heads(call.qkv)[2], call.key_mask)
+        return self.mechanism.combine(weights, v, Call(key_mask=call.key_mask))
 
-    def _options(self, asked: Asked) -> dict[str, Any]:
+    def _options(self, call: AttentionCall) -> dict[str, Any]:
         return {
-            "key_mask": asked.key_mask,
-            "bias": asked.bias,
-            "is_causal": asked.is_causal,
-            "inputs": self.inputs(asked.source),
-            "grid": asked.grid if self.mechanism.reads_grid else None,
+            "key_mask": call.key_mask,
+            "bias": call.bias,
+            "is_causal": call.is_causal,
+            "inputs": self.inputs(call.source),
+            "grid": call.grid if self.mechanism.reads_grid else None,
         }
 
     def taps(
         self, source: Tensor | None, grid: Grid | None, key_mask: Tensor | None = None, is_causal: bool = False
     ) -> tuple[Tensor | None, int]:
-        """The 3x3 kernels, predicted from the mean of the tokens, and how many tokens precede the picture."""
+        """Return the 3x3 kernels, predicted from the mean of the tokens, and how many tokens precede the picture."""
         if self.residual is None:
             return None, 0
         assert source is not None
@@ -185,7 +191,7 @@ class Mixing(nn.Module):
 
 
 def as_heads(qkv: Tensor | Heads) -> Heads:
-    """[B, N, 3, heads, d] -> q, k, v, each [B, heads, N, d]."""
+    """Split [B, N, 3, heads, d] into q, k and v, each [B, heads, N, d]."""
     if not isinstance(qkv, Tensor):
         return qkv
     q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
@@ -193,28 +199,8 @@ def as_heads(qkv: Tensor | Heads) -> Heads:
 
 
 def rolled_bias(bias: Tensor | None, pairs: Tensor | None, like: Tensor) -> Tensor | None:
-    """A bias [heads, n, n] that also keeps apart what a roll brought together, in every window of the batch."""
+    """Return a bias [heads, n, n] for every window that also hides the tokens which only a roll brought together."""
     if pairs is None:
         return bias
     apart = torch.where(pairs, 0.0, -torch.inf).to(like.dtype)[:, None]  # [windows, 1, n, n]
     return (apart if bias is None else apart + bias).repeat(like.shape[0], 1, 1, 1)
-
-
-def check_rate(name: str, rate: Any) -> None:
-    """A number from 0 to less than 1."""
-    number = isinstance(rate, numbers.Real) and not isinstance(rate, bool)
-    if not number or not 0 <= rate < 1:
-        raise ArgumentError(f"{name} {shown(rate)} is not a rate between 0 and 1")
-
-
-def check_switch(name: str, value: object) -> None:
-    """True or False, and not a word that says so."""
-    if not isinstance(value, bool):
-        raise ArgumentError(f"{name} is {shown(value)} and must be True or False")
-
-
-def check_heads(dim: object, heads: object) -> None:
-    """Whole numbers, and as many channels for each head."""
-    check_count("dim", dim, most=MOST_CHANNELS)
-    if type(heads) is not int or heads < 1 or dim % heads:  # type: ignore[operator]
-        raise ArgumentError(f"dim {dim} is not a multiple of heads {shown(heads)}")

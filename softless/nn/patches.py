@@ -1,11 +1,11 @@
-"""Patch embedding as one product: a convolution whose kernel tiles the picture is a matrix times each patch.
+"""Patch embedding as one matrix product, which equals a convolution whose kernel tiles the picture.
 
     y[b, :, i, j] = W x[b, :, i p : i p + p, j p : j p + p] + bias
 
-cuDNN runs it as a convolution, several times slower where channels are few.
+cuDNN would run it as a convolution, which is several times slower with few channels.
 """
 
-from typing import Any, cast, no_type_check
+from typing import Any, cast
 
 import torch.nn.functional as F
 from timm import layers
@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 @register_notrace_module
 class Patches(nn.Conv2d):
-    """A convolution with stride = kernel size and no padding, of pictures of whole patches."""
+    """A convolution with stride = kernel size and no padding. Height and width must be multiples of the kernel size."""
 
-    @no_type_check  # TorchScript compiles it, and finds no names through a checker's wrapper
     def forward(self, x: Tensor) -> Tensor:
         p, q = self.kernel_size
         b, c, h, w = x.shape
@@ -27,7 +26,7 @@ class Patches(nn.Conv2d):
 
 
 class PatchEmbed(layers.PatchEmbed):
-    """timm's, with `Patches` as its projection."""
+    """timm's PatchEmbed, with `Patches` as its projection."""
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)

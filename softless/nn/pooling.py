@@ -1,11 +1,11 @@
-"""Runs of tokens pooled to one token each, and tokens repeated to runs.
+"""Pool windows of tokens to one token each, and repeat tokens to undo it.
 
     pool     window t = tokens p + s t to p + s t + r - 1, p the prefix, s the stride, r the width
              y_t = mean, maximum or first of its real tokens;    real if any of them is
     repeat   token t becomes s tokens, the prefix stays
 
-The first `prefix` tokens (class tokens) stay apart. The last window may reach beyond the end: what is not there counts
-as padding does, so a sequence gives the same alone and padded at its end.
+The first `prefix` tokens (class tokens) are not pooled. The last window may reach beyond the end, where it reads
+padding: so a sequence gives the same result alone and padded at its end.
 
 Shapes: B batch, N tokens, C channels, n = p + ceil((N - p) / s).
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 from softless.algebra.state import keep
 from softless.errors import ArgumentError
 from softless.mechanisms.scored import check_count
-from softless.validation import check_token_mask
+from softless.nn.checks import check_token_mask
 
 MODES = ("mean", "max", "first")
 
@@ -47,20 +47,31 @@ def pool_tokens(
     mode: str = "mean",
     prefix: int = 0,
 ) -> Tokens:
-    """One token for each window of tokens.
+    """Pool each window of tokens to one token.
 
     >>> import torch
     >>> from softless.nn import pool_tokens
     >>> x = torch.tensor([0.0, 1, 2, 3, 4, 5])[None, :, None]             # [B, N, C]
     >>> pool_tokens(x, prefix=1).x[0, :, 0]
     tensor([0.0000, 1.5000, 3.5000, 5.0000])
+
+    Args:
+        x: Tokens [B, N, C].
+        key_mask: bool [B, N], True for a real token. Default: None, all real.
+        stride: Tokens from one window to the next. Default: 2.
+        width: Tokens in a window, at least the stride. Default: None, the stride.
+        mode: "mean", "max" or "first" of the real tokens. Default: "mean".
+        prefix: How many of the first tokens are not pooled. Default: 0.
+
+    Returns:
+        The pooled tokens [B, n, C] and their mask [B, n].
     """
     if mode not in MODES:
         raise ArgumentError(f"mode {mode!r} is not one of {', '.join(MODES)}")
     _check_prefix(prefix, x)
     check_token_mask(key_mask, x)
     real = x.new_ones(x.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
-    pieces, valid = (windows(each[:, prefix:], stride, width) for each in (x, real[..., None]))  # [B, n, r, .]
+    pieces, valid = (windows(part[:, prefix:], stride, width) for part in (x, real[..., None]))  # [B, n, r, .]
     if mode == "mean":
         pooled = keep(pieces, valid[..., 0]).sum(2) / valid.sum(2).clamp(min=1)
     elif mode == "max":
@@ -68,12 +79,12 @@ def pool_tokens(
     else:
         first = valid.int().argmax(2, keepdim=True)
         pooled = pieces.gather(2, first.expand(-1, -1, -1, x.shape[2]))[:, :, 0]
-    some = valid.any(2)[..., 0]
-    return Tokens(torch.cat([x[:, :prefix], keep(pooled, some)], 1), torch.cat([real[:, :prefix], some], 1))
+    any_real = valid.any(2)[..., 0]
+    return Tokens(torch.cat([x[:, :prefix], keep(pooled, any_real)], 1), torch.cat([real[:, :prefix], any_real], 1))
 
 
 def repeat_tokens(x: Float[Tensor, "b n c"], stride: int, length: int, prefix: int = 0) -> Float[Tensor, "b m c"]:
-    """Each token as many times as it stands for tokens, up to `length` of them.
+    """Repeat each token `stride` times, up to `length` tokens. The first `prefix` tokens stay single.
 
     >>> import torch
     >>> from softless.nn import repeat_tokens
@@ -91,7 +102,7 @@ def repeat_tokens(x: Float[Tensor, "b n c"], stride: int, length: int, prefix: i
 
 
 def windows(x: Tensor, stride: int, width: int | None = None) -> Tensor:
-    """[B, N, C] -> [B, ceil(N / stride), width, C], with zeros beyond the end."""
+    """Cut [B, N, C] into windows [B, ceil(N / stride), width, C], with zeros beyond the end."""
     width = stride if width is None else width
     if type(stride) is not int or type(width) is not int or stride < 1 or width < stride:
         raise ArgumentError(f"stride {stride} and width {width} must be at least 1, and no token may be left between")

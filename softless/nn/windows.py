@@ -1,12 +1,12 @@
-"""A picture of tokens cut into windows, and put together again.
+"""Cut a picture of tokens into windows, and join them again.
 
     cut    [B, h w, ...]  ->  [B windows, n, ...]       row by row; n tokens in a window
     join   its inverse
 
-Windows may reach beyond the picture: `mask` tells its own tokens from what pads them. A cut shifted by half a window
-(Liu et al. 2021) is made in one of two ways. It starts above and left of the picture, and has one row and one column of
-windows more; or the picture is rolled around its border, and `pairs` says which tokens of a window were neighbors
-before. The second needs a mechanism that can hide a key from one query and not from another.
+Windows may reach beyond the picture: `mask` tells real tokens from padding. There are two ways to shift windows by half
+a window (Liu et al. 2021). Either they start above and left of the picture, with one more row and column of windows; or
+the picture is rolled around its border, and `pairs` says which tokens of a window were neighbors before. The second way
+needs a mechanism that can hide a key from one query and not from another.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 class Windows(NamedTuple):
-    """How a picture is cut.
+    """How a picture is cut into windows.
 
     >>> import torch
     >>> cut = windows((4, 5), (2, 2), shifted=True)
@@ -36,7 +36,7 @@ class Windows(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Rows and columns of windows."""
+        """Return the numbers of rows and columns of windows."""
         rows, columns = (-(-(b + g) // s) for b, g, s in zip(self.before, self.grid, self.size, strict=True))
         return rows, columns
 
@@ -62,7 +62,7 @@ class Windows(NamedTuple):
         return picture[:, top : top + h, left : left + w].reshape(-1, h * w, *rest)
 
     def mask(self, x: Shaped[Tensor, "b n *c"]) -> Bool[Tensor, "bw m"] | None:
-        """True for the picture's own tokens, for a batch like x; None where nothing pads the windows."""
+        """Return True for real tokens and False for padding, for a batch like x; None if there is no padding."""
         padded = [count * size for count, size in zip(self.counts, self.size, strict=True)]
         if padded == list(self.grid):
             return None
@@ -70,7 +70,7 @@ class Windows(NamedTuple):
         return self.cut(real[..., None])[..., 0].repeat(x.shape[0], 1)
 
     def pairs(self, device: torch.device) -> Bool[Tensor, "w m m"] | None:
-        """True where two tokens of a window were neighbors before the roll; None where nothing was rolled."""
+        """Return True where two tokens of a window were neighbors before the roll; None without a roll."""
         if not any(self.roll):
             return None
         moved = [torch.arange(side, device=device) < by for side, by in zip(self.grid, self.roll, strict=True)]
@@ -79,7 +79,7 @@ class Windows(NamedTuple):
 
 
 def windows(grid: tuple[int, int], size: tuple[int, int], *, shifted: bool = False, rolled: bool = False) -> Windows:
-    """Windows of at most this size; a shift by half a window, except along a side that one window covers."""
+    """Return windows of at most this size. A shift is half a window, and none along a side that one window covers."""
     height, width = (min(side, most) for side, most in zip(grid, size, strict=True))
     down, right = (s // 2 if shifted and side > s else 0 for side, s in zip(grid, (height, width), strict=True))
     before = (0, 0) if rolled else (height - down if down else 0, width - right if right else 0)

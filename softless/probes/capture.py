@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from softless.algebra.neighbors import local_residual
 from softless.backends import hide
 from softless.errors import UnsupportedError
-from softless.nn.longformer import LongformerAttention
-from softless.nn.mixing import Asked, Grid, Heads, Mixing, as_heads
+from softless.nn.global_tokens import LongformerAttention
+from softless.nn.mixing import AttentionCall, Grid, Heads, Mixing, as_heads
 from softless.probes.layer import Keep, Layer, pixel_size, token_grid
 from softless.probes.trails import version_of
 from softless.probes.watching import AttentionWatcher
@@ -193,38 +193,38 @@ def _mix(
     grid: Grid | None = None,
     **options: Any,
 ) -> Tensor:
-    asked, cut = module.asked(qkv, grid, **options)
-    edited = keep(_own_layer(name, module, asked))
+    call, cut = module.as_call(qkv, grid, **options)
+    edited = keep(_own_layer(name, module, call))
     if edited is None:
         return mix(qkv, grid, **options)
     out = edited.transpose(1, 2).flatten(2)  # [B, N, C]
     return out if cut is None else cut.join(out)
 
 
-def _own_layer(name: str, module: Mixing, asked: Asked) -> Layer:
+def _own_layer(name: str, module: Mixing, call: AttentionCall) -> Layer:
     if isinstance(module, LongformerAttention):
         raise UnsupportedError(
             f"'{name}' is a LongformerAttention, with two sets of q, k and v, and a probe sees one: "
             "softless.nn.maps has its weights"
         )
-    q, k, v = as_heads(asked.qkv)
-    taps, _ = module.taps(asked.source, asked.grid, asked.key_mask, asked.is_causal)
+    q, k, v = as_heads(call.qkv)
+    taps, _ = module.taps(call.source, call.grid, call.key_mask, call.is_causal)
     local, prefix = None, 0
-    if asked.grid is not None:
-        prefix = q.shape[2] - asked.grid[0] * asked.grid[1]
+    if call.grid is not None:
+        prefix = q.shape[2] - call.grid[0] * call.grid[1]
         if taps is not None:
-            local = local_residual(hide(v, asked.key_mask), taps, asked.grid, prefix)
+            local = local_residual(hide(v, call.key_mask), taps, call.grid, prefix)
     return Layer(
         name,
         q,
         k,
         v,
         module.mechanism,
-        bias=None if asked.bias is None else asked.bias[(None,) * (4 - asked.bias.ndim)],
-        key_mask=asked.key_mask,
-        is_causal=asked.is_causal,
-        inputs=module.inputs(asked.source) or None,
-        grid=asked.grid and (asked.grid[0], asked.grid[1]),
+        bias=None if call.bias is None else call.bias[(None,) * (4 - call.bias.ndim)],
+        key_mask=call.key_mask,
+        is_causal=call.is_causal,
+        inputs=module.inputs(call.source) or None,
+        grid=call.grid and (call.grid[0], call.grid[1]),
         prefix=prefix,
         local=local,
     )

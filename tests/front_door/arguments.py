@@ -343,9 +343,12 @@ MODULES: dict[str, Case] = {
             "heads": 4,
             "mechanism": "inline",
             "local": True,
+            "num_heads": 4,
             "kv_heads": 1,
             "window": 2,
             "shifted": With(True, {"window": 2}),
+            "qk_norm": True,
+            "rotary": True,
             "qkv_bias": False,
             "attn_drop": 0.5,
             "proj_drop": 0.5,
@@ -357,6 +360,22 @@ MODULES: dict[str, Case] = {
         made(Longformer, X),
         {**SIZES, "window": 1},
         {"dim": 16, "heads": 4, "window": 2, "global_tokens": 2, "kv_heads": 1, "qkv_bias": False, "proj_drop": 0.5},
+    ),
+    "nn.MultiheadAttention": Case(
+        softless.nn.MultiheadAttention,
+        made(softless.nn.MultiheadAttention, X, X, X),
+        {"embed_dim": 8, "num_heads": 2, "mechanism": SOFTMAX},
+        {
+            "embed_dim": 16,
+            "num_heads": 4,
+            "mechanism": "inline",
+            "dropout": 0.5,
+            "bias": False,
+            "batch_first": True,
+            "kv_heads": 1,
+            "qk_norm": True,
+            "rotary": True,
+        },
     ),
     "nn.LocalResidual": Case(
         softless.nn.LocalResidual,
@@ -418,10 +437,27 @@ METHODS: dict[str, Case] = {
         {
             "x": OTHER,
             "grid": (3, 3),
+            "context": OTHER,
             "key_mask": mask(2),
             "is_causal": True,
             "bias": BIAS,
             "attn_mask": BIAS,
+        },
+    ),
+    "nn.MultiheadAttention.forward": Case(
+        softless.nn.MultiheadAttention.forward,
+        called(
+            "forward", softless.nn.MultiheadAttention, embed_dim=8, num_heads=2, mechanism=SOFTMAX, batch_first=True
+        ),
+        {"query": X, "key": X, "value": X},
+        {
+            "query": OTHER,
+            "key": OTHER,
+            "value": OTHER,
+            "key_padding_mask": ~mask(2),
+            "need_weights": True,
+            "attn_mask": some(6, 6),
+            "is_causal": True,
         },
     ),
     "nn.LocalResidual.forward": Case(

@@ -50,7 +50,7 @@ UNUSED: dict[tuple[str, str], tuple[object, str]] = {
     ("probes.examine", "advance"): (FUNCTIONS["probes.examine"].of, "`advance(images)` is called after each batch"),
     ("data.cached", "workers"): (inspect.getmodule(FUNCTIONS["data.cached"].of), "neither the number of workers nor"),
     ("data.cached", "damage"): (FUNCTIONS["data.cached"].of, "None stops at the first"),
-    ("nn.Attention.forward", "grid"): (nn.Attention, "Elsewhere it is unused, but must fit the tokens"),
+    ("nn.Attention.forward", "grid"): (nn.Attention.forward, "Elsewhere it is unused, but must fit the tokens"),
 }
 
 
@@ -238,6 +238,7 @@ def test_each_argument_of_a_layer_changes_it_or_is_refused_by_name(name):
     changes = {
         "x": OTHER,
         "grid": (3, 2) if one.reads_grid else (3, 3),  # unused, but it must fit
+        "context": OTHER,
         "key_mask": mask(2),
         "is_causal": not base["is_causal"],
         "bias": BIAS,

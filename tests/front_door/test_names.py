@@ -37,8 +37,10 @@ SIGNATURES = {
     "patch_size=None, dims=None, depths=None, heads=None, "
     "device=None, dtype=None, **options",
     "list_models": "",
-    "nn.Attention": "dim, heads, mechanism='inline', local=False, *, kv_heads=None, window=None, shifted=False, "
-    "qkv_bias=True, attn_drop=0.0, proj_drop=0.0",
+    "nn.Attention": "dim, heads=None, mechanism='inline', local=False, *, num_heads=None, kv_heads=None, window=None, "
+    "shifted=False, qk_norm=False, rotary=False, qkv_bias=True, attn_drop=0.0, proj_drop=0.0",
+    "nn.MultiheadAttention": "embed_dim, num_heads, mechanism='inline', *, dropout=0.0, bias=True, batch_first=False, "
+    "kv_heads=None, qk_norm=False, rotary=False",
     "nn.LocalResidual": "dim, heads",
     "nn.LongformerAttention": "dim, heads, *, window=256, global_tokens=1, kv_heads=None, qkv_bias=True, proj_drop=0.0",
     "nn.LocalResidual.forward": "self, context, v, grid, prefix=0",

@@ -11,6 +11,7 @@ from torch import Tensor
 from softless import attention, attention_weights, mechanism
 from softless.errors import SoftlessError
 from softless.nn import Attention
+from softless.nn.mixing import as_heads
 
 GRID, D = (6, 7), 4
 MADE = {
@@ -139,7 +140,7 @@ def test_what_does_not_cut_a_picture_is_refused(made, words: str):
 @pytest.mark.parametrize("name", MADE)
 def test_a_module_passes_its_picture_on(name: str):
     layer, x = Attention(8, 2, MADE[name]).double(), torch.randn(2, 1 + 42, 8, dtype=torch.float64)
-    q, k, v = layer._project(x)
+    q, k, v = as_heads(layer.project(x))
     out = layer.proj(expected(name, q, k, v).transpose(1, 2).flatten(2))
     torch.testing.assert_close(layer(x, grid=GRID), out, rtol=1e-9, atol=1e-9)
     assert not torch.allclose(layer(x), out)

@@ -7,7 +7,7 @@ import torch
 import softless
 from softless.models import customize
 from softless.models.backbone import Backbone
-from softless.models.blocks import Plan
+from softless.models.blocks import BlockConfig
 from softless.models.cswin import CSwin
 from softless.models.deit import DeiT
 from softless.models.pvt import PVT
@@ -43,7 +43,7 @@ def loud(model: Backbone) -> Backbone:
     return model
 
 
-def plan(sizes: dict[str, int], **changes: object) -> Plan:
+def plan(sizes: dict[str, int], **changes: object) -> BlockConfig:
     """A block of these sizes, softmax in the whole picture unless changed."""
     options = {
         "dim": sizes["dim"],
@@ -59,7 +59,7 @@ def plan(sizes: dict[str, int], **changes: object) -> Plan:
         "proj_drop": 0.0,
         "attn_drop": 0.0,
     }
-    return Plan(**(options | changes))
+    return BlockConfig(**(options | changes))
 
 
 def images(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:

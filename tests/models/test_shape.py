@@ -67,7 +67,7 @@ def test_a_stage_that_was_all_the_mechanisms_still_is():
     [
         ("inline_deit_tiny", {"dims": [64, 64]}, r"dims \[64, 64\] must be a positive number, for deit"),
         ("inline_swin_tiny", {"depths": 4}, r"depths \[4\], heads .* must have a number each for every stage"),
-        ("inline_swin_tiny", {"depths": []}, r"depths \[\] must be 1 to 4 positive numbers, one a stage, for swin"),
+        ("inline_swin_tiny", {"depths": []}, r"depths \[\] must be 1 to 4 positive numbers, one per stage, for swin"),
         ("inline_pvt_tiny", {"heads": [1, 2, 2, 0]}, "must be 1 to 4 positive numbers"),
         ("inline_deit_tiny", {"dims": 64.0}, r"dims 64.0 must be a positive number"),
         ("inline_deit_tiny", {"dims": 50, "heads": 4}, r"dims \[50\] are not multiples of heads \[4\]"),

@@ -7,6 +7,7 @@ from torch import Tensor
 import softless
 from softless.errors import UnsupportedError
 from softless.nn import Attention
+from softless.nn.mixing import as_heads
 from tests.golden.fill import load
 from tests.numerics.cases import CASES, FORMS, STATEFUL
 
@@ -166,7 +167,7 @@ def test_what_a_mechanism_needs_for_each_token_is_predicted_from_it(kv_heads):
     names = {name for name, _ in layer.inputs.named_parameters()}
     assert names == {"predicted.beta.weight", "predicted.beta.bias"}
     x, mask = torch.randn(2, 9, 12, dtype=torch.float64), torch.arange(9).expand(2, 9) > 2
-    q, k, v = layer._project(x)
+    q, k, v = as_heads(layer.project(x))
     beta = (x @ layer.inputs.predicted["beta"].weight.mT + layer.inputs.predicted["beta"].bias).sigmoid().mT
     expected = softless.attention(q, k, v, "efla", is_causal=True, key_mask=mask, inputs={"beta": beta})
     expected = layer.proj(expected.transpose(1, 2).flatten(2))
@@ -193,7 +194,7 @@ def test_local_padding_is_as_if_it_were_not_there(name, biased, grid, prefix):
     poisoned = layer(torch.where(mask[..., None], x, 1e3), grid, key_mask=mask, bias=bias)
     torch.testing.assert_close(poisoned[mask], clean[mask], rtol=1e-12, atol=1e-12)
 
-    q, k, v = layer._project(x)
+    q, k, v = as_heads(layer.project(x))
     context = torch.stack([row[keep].mean(0) for row, keep in zip(x, mask, strict=True)])
     v = torch.where(mask[:, None, :, None], v, 0.0)
     options = {"bias": bias, "inputs": layer.inputs(x), "grid": grid if layer.mechanism.reads_grid else None}
@@ -354,7 +355,7 @@ def test_one_projection_serves_queries_and_keys(name):
     q, v = (part.unflatten(-1, (3, 4)).transpose(1, 2) for part in layer.qkv(x).chunk(2, -1))
     out = softless.attention(q, q, v, name, inputs=layer.inputs(x))
     torch.testing.assert_close(layer(x), layer.proj(out.transpose(1, 2).flatten(2)))
-    with pytest.raises(softless.errors.ArgumentError, match=f"'{name}' has k = q"):
+    with pytest.raises(softless.errors.ArgumentError, match=f"'{name}', which has k = q"):
         Attention(12, 4, name, kv_heads=2)
 
 
@@ -368,7 +369,7 @@ def test_training_moves_the_bases_of_emanet_and_nothing_else_does(detach, kv_hea
     out = layer.eval()(x, key_mask=mask)
     assert torch.equal(layer.inputs.bases, old)
     torch.testing.assert_close(layer.train()(x, key_mask=mask), out, rtol=1e-12, atol=1e-12)
-    k = layer._project(x)[1]
+    k = as_heads(layer.project(x))[1]
     for head in range(3):
         ends = []
         for b, count in enumerate((9, 6)):  # the third sample has no token

@@ -33,5 +33,5 @@ def test_what_timm_passes_and_means_is_obeyed_or_refused():
     layer, x = softless.nn.Attention(8, 2, "softmax"), torch.randn(1, 5, 8)
     assert torch.equal(layer(x, attn_mask=None, is_causal=False), layer(x))
     assert not torch.equal(layer(x, attn_mask=None, is_causal=True), layer(x))
-    with pytest.raises(UnsupportedError, match=r"attn_mask \[5, 5\] is not taken: give key_mask \[batch, tokens\]"):
+    with pytest.raises(UnsupportedError, match=r"attn_mask \[5, 5\] is not taken: pass key_mask \[batch, tokens\]"):
         layer(x, attn_mask=torch.zeros(5, 5))

@@ -55,7 +55,7 @@ def test_its_weights_are_those_behind_its_output(some: int, kv_heads: int):
     out, weights = layer.with_weights(torch.where(mask[..., None], x, torch.nan), key_mask=mask)
     torch.testing.assert_close(out[mask], layer(x, key_mask=mask)[mask], rtol=1e-12, atol=1e-12)
     assert not weights[1, :, :9, 9:].any()
-    causal = layer.asked(layer._project(x), source=x, is_causal=True)[0]
+    causal = layer.as_call(layer.project(x), source=x, is_causal=True)[0]
     out = layer.combined(layer.weights(causal), causal).transpose(1, 2).flatten(2)
     torch.testing.assert_close(layer.proj(out), layer(x, is_causal=True), rtol=1e-12, atol=1e-12)
 

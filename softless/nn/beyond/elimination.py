@@ -1,13 +1,14 @@
-"""PoWER-BERT (Goyal et al. 2020, arXiv 2001.08950): tokens that no one attends to are dropped, layer after layer.
+"""PoWER-BERT (Goyal et al. 2020, arXiv 2001.08950): each layer drops the tokens that get the least attention.
 
     significance   s_j = mean over heads of sum_{i != j} A_ij,     i over real queries
     eliminate      the class token and the most significant others stay, l in all, in their order
     search         the token of rank r is multiplied by W_r in [0, 1], learned;   l = ceil(sum_r W_r)
     penalty        sum over layers j = 1, 2, ... of j sum_r W_jr,                  added to the loss, times a lambda
 
-It sits between the attention of a layer and its feed-forward part. Three phases: train on all tokens, search, train
-again with what was found. Padding ranks last, asks nothing, and is the first to go; the class token, the first real
-one, ranks first. Who stays has no gradient. The paper rounds l up and its code down: here it is up.
+Elimination happens between the attention of a layer and its feed-forward part. There are three phases: train on all
+tokens, search for the numbers l, train again with them. Padding ranks last and is dropped first; the class token, which
+is the first real token, ranks first. The choice of tokens has no gradient. The paper rounds l up and its code rounds
+down: here l is rounded up.
 
 Shapes: B batch, N tokens, C channels, n tokens left.
 """
@@ -25,12 +26,12 @@ from softless.errors import ArgumentError
 from softless.mechanisms import Mechanism
 from softless.mechanisms.scored import check_count
 from softless.nn.attention import Attention
-from softless.nn.mixing import MOST_CHANNELS, MOST_LAYERS, check_heads
-from softless.validation import check_key_mask, check_token_mask, check_tokens
+from softless.nn.checks import MOST_CHANNELS, MOST_LAYERS, check_heads, check_token_mask, check_tokens
+from softless.validation import check_key_mask
 
 
 class Survivors(NamedTuple):
-    """The tokens that are left, which of them are real, and where they stood at first.
+    """The tokens that are left, which of them are real, and their positions in the input.
 
     >>> import torch, softless
     >>> encoder = softless.nn.EliminationEncoder(dim=8, heads=2, depth=2, length=10)
@@ -48,7 +49,7 @@ class Survivors(NamedTuple):
 def significance(
     weights: Float[Tensor, "b heads n n"], key_mask: Bool[Tensor, "b n"] | None = None
 ) -> Float[Tensor, "b n"]:
-    """How much attention each token gets from the others.
+    """Return how much attention each token gets from the others.
 
     >>> import torch
     >>> from softless.nn import significance
@@ -57,12 +58,12 @@ def significance(
     tensor([[0.3000, 1.2000, 0.1000]])
     """
     if not isinstance(weights, Tensor) or weights.ndim != 4 or weights.shape[2] != weights.shape[3]:
-        given = list(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
-        raise ArgumentError(f"weights are {given} and must be a tensor [batch, heads, tokens, tokens]")
+        shape = list(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+        raise ArgumentError(f"weights are {shape} and must be a tensor [batch, heads, tokens, tokens]")
     check_key_mask(key_mask, weights)
     own = torch.eye(weights.shape[-1], dtype=torch.bool, device=weights.device)
-    asked = ~own if key_mask is None else ~own & key_mask[:, None, :, None]
-    return torch.where(asked, weights, 0.0).sum(-2).mean(1)
+    counted = ~own if key_mask is None else ~own & key_mask[:, None, :, None]
+    return torch.where(counted, weights, 0.0).sum(-2).mean(1)
 
 
 class EliminationEncoder(nn.Module):
@@ -80,8 +81,13 @@ class EliminationEncoder(nn.Module):
     >>> encoder(x).x.shape
     torch.Size([5, 10, 64])
 
-    length      the longest sequence that a search can rank; unused before and after it
-    mechanism   its explicit weights are formed
+    Args:
+        dim: Channels C of the tokens.
+        heads: Number of heads, a divisor of dim.
+        depth: Number of layers.
+        length: The longest sequence that a search can rank; unused before and after the search.
+        mechanism: Any mechanism; its explicit weights are formed. Default: "softmax".
+        ratio: Width of the feed-forward layers, as a multiple of dim. Default: 4.
     """
 
     def __init__(
@@ -112,18 +118,18 @@ class EliminationEncoder(nn.Module):
         return now
 
     def train_all(self) -> None:
-        """Phase 1: every token stays."""
+        """Start phase 1: every token stays."""
         self.kept, self.searching = None, False
 
     def search(self) -> None:
-        """Phase 2: every token stays, and W learns how many need to."""
+        """Start phase 2: every token stays, and W learns how many are needed."""
         self.kept, self.searching = None, True
 
     def eliminate(self, kept: Sequence[int]) -> None:
-        """Phase 3: so many tokens stay in each layer."""
+        """Start phase 3: `kept` tokens stay in each layer."""
         counts = list(kept) if isinstance(kept, Sequence) else [kept]
-        whole = all(type(count) is int and count >= 1 for count in counts)
-        if len(counts) != len(self.layers) or not whole or counts != sorted(counts, reverse=True):
+        positive = all(type(count) is int and count >= 1 for count in counts)
+        if len(counts) != len(self.layers) or not positive or counts != sorted(counts, reverse=True):
             raise ArgumentError(
                 f"kept {counts} must be a number of tokens for each of {len(self.layers)} layers, at least 1 and "
                 f"never more than in the layer before"
@@ -131,7 +137,7 @@ class EliminationEncoder(nn.Module):
         self.kept, self.searching = tuple(counts), False
 
     def get_extra_state(self) -> Int[Tensor, " phase"]:
-        """The phase, saved with the weights: whether it searches, then how many stay in each layer, if that is set."""
+        """Return the phase, saved with the weights: whether it is a search, then the tokens kept per layer, if set."""
         return torch.tensor([int(self.searching), *(self.kept or ())])
 
     def set_extra_state(self, state: Int[Tensor, " phase"]) -> None:
@@ -142,17 +148,17 @@ class EliminationEncoder(nn.Module):
             self.kept, self.searching = None, bool(searching)
 
     def penalty(self) -> Float[Tensor, ""]:
-        """sum_j j |W_j|_1: later layers are worth more."""
+        """Return sum_j j |W_j|_1, in which later layers count more."""
         order = torch.arange(1, len(self.layers) + 1, device=self.retention.device)
         return (order[:, None] * self.retention.abs()).sum()
 
     @torch.no_grad()
     def clip(self) -> None:
-        """Bring W back into [0, 1], after each step of its optimizer."""
+        """Clip W to [0, 1]; call this after each optimizer step."""
         self.retention.clamp_(0, 1)
 
     def found(self) -> list[int]:
-        """How many tokens the search would keep in each layer."""
+        """Return how many tokens the search would keep in each layer."""
         masses = self.retention.detach().double().clamp(0, 1).sum(1).tolist()
         counts: list[int] = []
         for mass in masses:
@@ -185,13 +191,13 @@ class EliminationLayer(nn.Module):
 
     @staticmethod
     def _factors(weights: Tensor, key_mask: Tensor, retention: Tensor) -> Tensor:
-        """W of each token's rank [B, N, 1]; 1 for padding, which may hold anything."""
+        """Return W of each token's rank [B, N, 1], and 1 for padding."""
         rank = ranked(weights, key_mask).argsort(-1)
         return torch.where(key_mask, retention[rank], 1.0)[..., None]
 
 
 def ranked(weights: Tensor, key_mask: Tensor) -> Tensor:
-    """Tokens from the most to the least significant [B, N]: the class token, the others, padding."""
+    """Return the tokens from the most to the least significant [B, N]: the class token, the others, padding."""
     scores = significance(weights.detach(), key_mask).masked_fill(~key_mask, -torch.inf)
     first = key_mask.int().argmax(-1, keepdim=True)
     return scores.scatter(-1, first, torch.inf).argsort(dim=-1, descending=True, stable=True)

@@ -5,10 +5,10 @@
     decoder      layers on  h_0 + repeat(h_last),  h_0 the output of block 0
     layer        a = norm(q + attention(q, k, v));   norm(a + feed forward(a))
 
-The class tokens, the first `prefix`, are never pooled. Pooling takes real tokens alone, and a pooled token is real if
-one of its own is: pad at the end, and a sequence gives the same in any batch. The authors' `truncate_seq` drops the
-last token of the array to keep lengths even, which would make that false; it is left out. So are their relative
-positions, a kind of attention of its own: put positions into x.
+The first `prefix` tokens are class tokens and are never pooled. Pooling reads only real tokens, and a pooled token is
+real if one of its tokens is. So a sequence that is padded at its end gives the same output in any batch. The authors'
+`truncate_seq`, which drops the last token to keep lengths even, would break this and is left out. Their relative
+positions, an attention of another kind, are left out too: add positions to x.
 
 Shapes: B batch, N tokens, C channels, n = tokens left.
 """
@@ -25,13 +25,13 @@ from softless.errors import ArgumentError, UnsupportedError, shown
 from softless.mechanisms import Mechanism, resolve
 from softless.mechanisms.cosformer import Cosformer
 from softless.mechanisms.scored import check_count
-from softless.nn.mixing import MOST_CHANNELS, MOST_LAYERS, Mixing
+from softless.nn.checks import MOST_CHANNELS, MOST_LAYERS, check_token_mask, check_tokens
+from softless.nn.mixing import Mixing
 from softless.nn.pooling import MODES, Tokens, pool_tokens, repeat_tokens
-from softless.validation import check_token_mask, check_tokens
 
 
 class Funneled(NamedTuple):
-    """What an encoder leaves: the last block's tokens, and the first block's, which a decoder goes back to.
+    """The output of an encoder: the tokens of its last block, and those of its first, which a decoder returns to.
 
     >>> import torch, softless
     >>> encoder = softless.nn.FunnelEncoder(dim=8, heads=2, blocks=(1, 1))
@@ -49,14 +49,18 @@ class FunnelEncoder(nn.Module):
 
     >>> import torch, softless
     >>> encoder = softless.nn.FunnelEncoder(dim=64, heads=2, blocks=(2, 2, 2))
-    >>> found = encoder(torch.randn(5, 101, 64))                        # [B, N, C]
-    >>> found.short.x.shape, found.full.x.shape                         # a class token, 100 / 4 others; all of them
+    >>> encoded = encoder(torch.randn(5, 101, 64))                      # [B, N, C]
+    >>> encoded.short.x.shape, encoded.full.x.shape                     # a class token and 100 / 4 others; all tokens
     (torch.Size([5, 26, 64]), torch.Size([5, 101, 64]))
 
-    blocks     layers in each block
-    pool       mean | max | first: how a block after the first shortens the tokens; a single block does not
-    prefix     class tokens, which stay apart where tokens are pooled
-    mechanism  any that lets queries and keys differ in number
+    Args:
+        dim: Channels C of the tokens.
+        heads: Number of heads, a divisor of dim.
+        blocks: Number of layers in each block. Default: (4, 4, 4).
+        mechanism: Any mechanism that takes different numbers of queries and keys. Default: "softmax".
+        pool: How each block after the first shortens the tokens: "mean", "max" or "first". Default: "mean".
+        prefix: Number of class tokens, which are not pooled. Default: 1.
+        hidden: Width of the feed-forward layers. Default: None, 4 dim.
     """
 
     def __init__(
@@ -76,10 +80,12 @@ class FunnelEncoder(nn.Module):
         check_count("prefix", prefix, least=0)
         if pool not in MODES:
             raise ArgumentError(f"pool {shown(pool)} is not one of {', '.join(MODES)}")
-        made = resolve(mechanism)
-        if made.mixes_queries and len(blocks) > 1:
-            raise UnsupportedError(f"'{made.name}' mixes the queries, and cannot tell which pooled ones are padding")
-        if isinstance(made, Cosformer) and made.length is None and len(blocks) > 1:
+        mechanism = resolve(mechanism)
+        if mechanism.mixes_queries and len(blocks) > 1:
+            raise UnsupportedError(
+                f"'{mechanism.name}' mixes the queries, and cannot tell which pooled ones are padding"
+            )
+        if isinstance(mechanism, Cosformer) and mechanism.length is None and len(blocks) > 1:
             raise UnsupportedError("'cosformer' would count padding among pooled queries: give it a length=")
         self.dim, self.pool, self.prefix = dim, pool, prefix
         self.ends = tuple(accumulate(blocks))  # a block starts where the one before it ends
@@ -91,14 +97,14 @@ class FunnelEncoder(nn.Module):
         real = x.new_ones(x.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
         now = full = Tokens(keep(x, real), real)
         for number, layer in enumerate(self.layers):
-            asked = pool_tokens(*now, mode=self.pool, prefix=self.prefix) if number in self.ends else now
-            now = Tokens(layer(asked.x, *now), asked.key_mask)
+            queries = pool_tokens(*now, mode=self.pool, prefix=self.prefix) if number in self.ends else now
+            now = Tokens(layer(queries.x, *now), queries.key_mask)
             full = now if number < self.ends[0] else full
         return Funneled(now, full)
 
 
 class FunnelDecoder(nn.Module):
-    """The tokens of the last block, repeated and added to those of the first, and a few more layers on all of them.
+    """Repeats the tokens of the last block, adds them to those of the first, and runs a few more layers on the sum.
 
     >>> import torch, softless
     >>> encoder = softless.nn.FunnelEncoder(dim=64, heads=2, blocks=(2, 2, 2))
@@ -106,8 +112,14 @@ class FunnelDecoder(nn.Module):
     >>> decoder(encoder(torch.randn(5, 101, 64))).shape                 # [B, N, C]
     torch.Size([5, 101, 64])
 
-    blocks   how many the encoder has
-    prefix   as there; unused after a single block, which pooled nothing
+    Args:
+        dim: Channels C of the tokens.
+        heads: Number of heads, a divisor of dim.
+        blocks: How many blocks the encoder has.
+        layers: Number of layers here. Default: 2.
+        mechanism: Any mechanism. Default: "softmax".
+        prefix: Number of class tokens, as in the encoder; unused if the encoder has one block. Default: 1.
+        hidden: Width of the feed-forward layers. Default: None, 4 dim.
     """
 
     def __init__(
@@ -143,7 +155,7 @@ class FunnelDecoder(nn.Module):
 
 
 class FunnelLayer(Mixing):
-    """Queries from one set of tokens, keys and values from another; norms after the sums, as the authors have them."""
+    """Cross-attention and a feed-forward part, with norms after the sums, as the authors have them."""
 
     def __init__(self, dim: int, heads: int, mechanism: str | Mechanism = "softmax", hidden: int | None = None):
         super().__init__(dim, heads, mechanism)
@@ -154,11 +166,11 @@ class FunnelLayer(Mixing):
         self.feed = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
 
     def forward(
-        self, asked: Float[Tensor, "b n c"], x: Float[Tensor, "b m c"], key_mask: Bool[Tensor, "b m"] | None = None
+        self, queries: Float[Tensor, "b n c"], x: Float[Tensor, "b m c"], key_mask: Bool[Tensor, "b m"] | None = None
     ) -> Float[Tensor, "b n c"]:
         q, k, v = (
             part.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)  # [B, heads, N, d]
-            for part in (self.q(asked), *self.kv(x).chunk(2, -1))
+            for part in (self.q(queries), *self.kv(x).chunk(2, -1))
         )
-        asked = self.norm1(asked + self.proj(self.mix((q, k, v), source=x, key_mask=key_mask)))
-        return self.norm2(asked + self.feed(asked))
+        out = self.norm1(queries + self.proj(self.mix((q, k, v), source=x, key_mask=key_mask)))
+        return self.norm2(out + self.feed(out))

@@ -1,13 +1,13 @@
-"""Reversible residual layers (Gomez et al. 2017; Reformer, Kitaev et al. 2020): depth without its memory.
+"""Reversible residual layers (Gomez et al. 2017; Reformer, Kitaev et al. 2020): memory does not grow with depth.
 
     y1 = x1 + F(x2)            x2 = y2 - G(y1)
     y2 = x2 + G(y1)            x1 = y1 - F(x2)
 
-Only the last y1, y2 are kept for the backward pass; each layer's input is computed from its output, and F and G run a
-second time to have their gradients. That time they find the random numbers, autocast and buffers of the first.
+Only the last y1 and y2 are kept for the backward pass. It computes each layer's input from its output, and runs F and
+G a second time for their gradients, with the random numbers, autocast and buffers of the first run.
 
-Sums are taken in float64 on a grid of 2^-30, where they are exact up to 2^23: the inverse returns the very bits, so a
-choice made inside F (a hash, the k best keys) is made again. Streams of float64 come back within rounding.
+Sums are in float64 on a grid of 2^-30, where they are exact up to 2^23. So the inverse returns the same bits, and a
+choice made inside F (a hash, the k best keys) is repeated. Float64 streams are recovered up to rounding.
 
 Shapes: B batch, N tokens, C channels.
 """
@@ -26,13 +26,13 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 from softless.errors import ArgumentError, UnsupportedError
 from softless.mechanisms.base import transformed
-from softless.nn.inputs import Before
+from softless.nn.inputs import BufferSnapshot
 
 STEP = 2.0**-30
 
 
 class PreNorm(nn.Module):
-    """inner(norm(x)): what F and G usually are.
+    """Computes inner(norm(x)), as F and G usually do.
 
     >>> import torch, softless
     >>> softless.nn.PreNorm(64, softless.nn.Attention(64, 2))(torch.randn(5, 9, 64)).shape        # [B, N, C]
@@ -48,7 +48,7 @@ class PreNorm(nn.Module):
 
 
 class Reversible(nn.Module):
-    """A stack of pairs (F, G), whose activations take the memory of one layer.
+    """A stack of pairs (F, G) whose activations take the memory of one layer.
 
     >>> import torch, softless
     >>> from torch import nn
@@ -58,9 +58,12 @@ class Reversible(nn.Module):
     >>> stack(torch.randn(5, 100, 64), key_mask=torch.ones(5, 100).bool()).shape          # [B, N, C]
     torch.Size([5, 100, 64])
 
-    Both streams start as x, and their mean is returned; `streams` takes and gives the two. What the call says besides x
-    goes to every F, and tensors among it get their gradients. Gradients are those of the plain stack; they cannot be
-    differentiated again. The backward pass reads those tensors again, so it raises if one was changed in place.
+    Both streams start as x, and their mean is returned; `streams` takes and returns the two. Keyword arguments go to
+    every F, and tensors among them get gradients. The backward pass reads these tensors again, so it raises if one was
+    changed in place. Gradients equal those of the plain stack, and cannot be differentiated again.
+
+    Args:
+        pairs: The layers, each a pair (F, G) of modules that keep the shape of x.
     """
 
     def __init__(self, pairs: Iterable[Any]):
@@ -68,9 +71,9 @@ class Reversible(nn.Module):
         self.f, self.g = nn.ModuleList(), nn.ModuleList()
         for number, pair in enumerate(pairs):
             members = pair if isinstance(pair, tuple | list) else (pair,)
-            if [isinstance(each, nn.Module) for each in members] != [True, True]:
-                given = ", ".join(type(each).__name__ for each in members)
-                raise ArgumentError(f"pair {number} is ({given}) and must be two modules, (F, G)")
+            if [isinstance(member, nn.Module) for member in members] != [True, True]:
+                kinds = ", ".join(type(member).__name__ for member in members)
+                raise ArgumentError(f"pair {number} is ({kinds}) and must be two modules, (F, G)")
             self.f.append(pair[0])
             self.g.append(pair[1])
 
@@ -81,7 +84,7 @@ class Reversible(nn.Module):
     def streams(
         self, x1: Float[Tensor, "b n c"], x2: Float[Tensor, "b n c"], **context: Any
     ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b n c"]]:
-        """y1 and y2 of the last layer."""
+        """Return y1 and y2 of the last layer."""
         if transformed():
             raise UnsupportedError(
                 "Reversible computes its own gradients, in reverse mode: it cannot run under forward_ad or the "
@@ -92,7 +95,7 @@ class Reversible(nn.Module):
 
 
 class _Run(torch.autograd.Function):
-    """The stack as one step of autograd, which keeps its last streams alone."""
+    """The stack as one step of autograd, which saves only the last streams."""
 
     @staticmethod
     def forward(
@@ -115,42 +118,42 @@ class _Run(torch.autograd.Function):
         _check_unchanged(ctx.context, ctx.versions)
         y1, y2, *_ = ctx.saved_tensors
         dy1, dy2 = (each.double() for each in dy)
-        found: dict[Tensor, Tensor] = {}
+        gradients: dict[Tensor, Tensor] = {}
         layers = list(zip(ctx.stack.f, ctx.stack.g, ctx.moments, strict=True))
         for f, g, (before_f, before_g) in reversed(layers):
             with before_g.again(y1):
-                out, dx = _again(g, y1.to(ctx.dtype), {}, dy2, found)
+                out, dx = _again(g, y1.to(ctx.dtype), {}, dy2, gradients)
             y2, dy1 = y2 - out, dy1 + dx
             with before_f.again(y1):
-                out, dx = _again(f, y2.to(ctx.dtype), ctx.context, dy1, found)
+                out, dx = _again(f, y2.to(ctx.dtype), ctx.context, dy1, gradients)
             y1, dy2 = y1 - out, dy2 + dx
-        return None, None, dy1.to(ctx.dtype), dy2.to(ctx.dtype), *(found.get(leaf) for leaf in ctx.leaves)
+        return None, None, dy1.to(ctx.dtype), dy2.to(ctx.dtype), *(gradients.get(leaf) for leaf in ctx.leaves)
 
 
 def _again(
-    module: nn.Module, x: Tensor, context: dict[str, Any], grad: Tensor, found: dict[Tensor, Tensor]
+    module: nn.Module, x: Tensor, context: dict[str, Any], grad: Tensor, gradients: dict[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """What the module gave for x, and the gradient at x; gradients of what else it read are added to `found`."""
+    """Run a module again. Return its output and the gradient at x, and add the other gradients to `gradients`."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}  # a running mean moves once a step
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         out = functional_call(module, buffers, (x,), context)
     read = [x, *(each for each in (*module.parameters(), *_tensors(context)) if each.requires_grad)]
-    gradients = torch.autograd.grad(out, read, grad.to(out.dtype), allow_unused=True) if out.requires_grad else ()
-    for leaf, more in zip(read[1:], gradients[1:], strict=False):
-        if more is not None:
-            found[leaf] = found[leaf] + more if leaf in found else more
-    dx = gradients[0] if gradients and gradients[0] is not None else torch.zeros_like(x)
+    parts = torch.autograd.grad(out, read, grad.to(out.dtype), allow_unused=True) if out.requires_grad else ()
+    for leaf, part in zip(read[1:], parts[1:], strict=False):
+        if part is not None:
+            gradients[leaf] = gradients[leaf] + part if leaf in gradients else part
+    dx = parts[0] if parts and parts[0] is not None else torch.zeros_like(x)
     return _on_grid(out.detach()), dx.double()
 
 
 def _tensors(context: Any) -> list[Tensor]:
-    """Every tensor in an argument, inside tuples and dictionaries too."""
+    """Return every tensor in an argument, also inside tuples and dictionaries."""
     return [each for each in tree_leaves(context) if isinstance(each, Tensor)]
 
 
 def _versions(context: dict[str, Any]) -> dict[str, list[int]]:
-    """How often the tensors of each argument were written to. Tensors of inference mode do not count it."""
+    """Return how often the tensors of each argument were written to. Tensors of inference mode do not count that."""
     return {
         name: [each._version for each in _tensors(value) if not each.is_inference()] for name, value in context.items()
     }
@@ -166,23 +169,23 @@ def _check_unchanged(context: dict[str, Any], versions: dict[str, list[int]]) ->
 
 
 class Moment(NamedTuple):
-    """What a module's call may depend on besides its arguments: random numbers, autocast, and what training moves."""
+    """What a call depends on besides its arguments: random numbers, autocast, and buffers that training updates."""
 
     cpu: Tensor
     devices: list[int]
     states: list[Tensor]
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
-    before: Before
+    before: BufferSnapshot
 
     @classmethod
     def now(cls, module: nn.Module, x: Tensor) -> "Moment":
         kinds = [kind for kind in {"cpu", x.device.type} if torch.amp.is_autocast_available(kind)]
         autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
-        return cls(torch.get_rng_state(), *get_device_states(x), autocast, Before(module))
+        return cls(torch.get_rng_state(), *get_device_states(x), autocast, BufferSnapshot(module))
 
     @contextmanager
     def again(self, x: Tensor) -> Iterator[None]:
-        """As it was then; and afterwards, as it is now."""
+        """Restore that moment inside this context, and the present one after it."""
         kind = "cuda" if x.is_cpu else x.device.type
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(self.devices, device_type=kind))
@@ -190,17 +193,17 @@ class Moment(NamedTuple):
             set_device_states(self.devices, self.states, device_type=kind)
             for each, enabled, dtype in self.autocast:
                 stack.enter_context(torch.autocast(each, dtype, enabled))
-            stack.enter_context(self.before.again())
+            stack.enter_context(self.before.restored())
             yield
 
 
 def _checked(module: nn.Module, out: Any, x: Tensor) -> Tensor:
     if not isinstance(out, Tensor) or out.shape != x.shape:
-        given = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise ArgumentError(f"{type(module).__name__} gave {given} and must give the shape it got, {list(x.shape)}")
+        shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ArgumentError(f"{type(module).__name__} gave {shape} and must give the shape it got, {list(x.shape)}")
     return out
 
 
 def _on_grid(x: Tensor) -> Tensor:
-    """In float64, on multiples of STEP; float64 as it is."""
+    """Return x in float64, rounded to multiples of STEP; a float64 x is returned as it is."""
     return x if x.dtype == torch.float64 else (x.double() / STEP).round() * STEP

@@ -2,12 +2,12 @@
 
     y_t = W2 act(sum_r W1_r x_{s t + r} + b1) + b2,      r = 0 .. width - 1
 
-Padding is zero to the convolution, and so is what lies beyond the end; y_t is real if a token of its window is. With
-`renormalize` the sum is multiplied by width / (real tokens of the window), so that a window at the edge of the padding
-weighs as much as others. With stride 1 and width 1 this is the feed-forward layer of every transformer.
+The convolution reads zeros for padding and beyond the end. y_t is real if a token of its window is. With `renormalize`
+the sum is multiplied by width / (real tokens of the window), so that a window with padding weighs as much as others.
+With stride 1 and width 1 this is the usual feed-forward layer of a transformer.
 
-y_t reads its whole window, later tokens among them: it is not causal. `pool_tokens` shortens a residual over the same
-windows, `repeat_tokens` gives each token its window's y.
+The layer is not causal, because y_t reads all tokens of its window. `pool_tokens` shortens a residual over the same
+windows, and `repeat_tokens` gives each token the y of its window.
 
 Shapes: B batch, N tokens, C channels, n = ceil(N / s).
 """
@@ -19,13 +19,12 @@ from torch import Tensor, nn
 from softless.algebra.state import keep
 from softless.errors import ArgumentError
 from softless.mechanisms.scored import check_count
-from softless.nn.mixing import MOST_CHANNELS, check_switch
+from softless.nn.checks import MOST_CHANNELS, check_switch, check_token_mask, check_tokens
 from softless.nn.pooling import Tokens, windows
-from softless.validation import check_token_mask, check_tokens
 
 
 class StridedFeedForward(nn.Module):
-    """Tokens [B, N, C] to [B, ceil(N / stride), C], and the mask of what is real there.
+    """Shortens tokens [B, N, C] to [B, ceil(N / stride), C], and returns their mask too.
 
     >>> import torch, softless
     >>> x, mask = torch.randn(5, 100, 64), torch.ones(5, 100).bool()     # [B, N, C], [B, N]
@@ -34,9 +33,12 @@ class StridedFeedForward(nn.Module):
     >>> (short + feed(x, mask).x).shape, real.shape
     (torch.Size([5, 50, 64]), torch.Size([5, 50]))
 
-    hidden       width of the hidden layer, 4 C if not given
-    width        tokens in a window, the stride if not given; more, and windows overlap
-    renormalize  changes windows that have padding, or that reach beyond the end: others are full
+    Args:
+        dim: Channels C of the tokens.
+        hidden: Width of the hidden layer. Default: None, 4 C.
+        stride: Tokens from one window to the next. Default: 2.
+        width: Tokens in a window; more than the stride makes windows overlap. Default: None, the stride.
+        renormalize: Whether to rescale windows that have padding or reach beyond the end. Default: False.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class StridedFeedForward(nn.Module):
         check_tokens(x, self.dim)
         check_token_mask(key_mask, x)
         real = x.new_ones(x.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
-        pieces, valid = (windows(each, self.stride, self.width) for each in (keep(x, key_mask), real[..., None]))
+        pieces, valid = (windows(part, self.stride, self.width) for part in (keep(x, key_mask), real[..., None]))
         pieces = pieces.flatten(2)  # [B, n, width C]
         count = valid.sum(2)  # [B, n, 1]
         if self.renormalize:
