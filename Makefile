@@ -13,9 +13,8 @@ PYTEST := $(PY) -m pytest --no-header
 # Bytecode is written even where the environment forbids it, because a run starts a hundred processes with the same imports.
 PARALLEL := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PYTEST) -n $(JOBS) --dist worksteal
 INTERPRETED := TRITON_INTERPRET=1 SOFTLESS_TYPECHECK=0
-# What a change breaks first: forms, causality, padding, nn.Attention and the rules of the house.
-QUICK := tests/laws/test_forms.py tests/laws/test_causality.py tests/laws/test_neighbors.py tests/nn/test_attention.py \
-	tests/house/test_house.py tests/house/test_pages.py
+# What a change breaks first: the forms of every mechanism, causality, nn.Attention and the rules of the house.
+QUICK := tests/laws/test_forms.py tests/laws/test_causality.py tests/nn/test_attention.py tests/house/test_house.py tests/house/test_pages.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check quick test slow gpu timm-conformance bench study docs dist clean
