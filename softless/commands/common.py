@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -145,7 +145,7 @@ def console() -> "Console":
     return Console(highlight=False, emoji=False, markup=False)
 
 
-def emit_json(document: dict[str, Any]) -> None:
+def emit_json(document: Mapping[str, Any]) -> None:
     """The document and nothing else on stdout."""
     print(to_json(document))
 

@@ -1,16 +1,17 @@
-"""Words and cells around the figures: what was studied, on what, what was decided, and each layer in a sentence."""
+"""Sentences and tables around the figures: what was studied, on which machine, the decision, and each layer."""
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
-from softless.study.page.figure import Table, layer_names, means
-from softless.study.page.style import OWN, Look, mechanism_of
-from softless.study.schema import LARGEST
+from softless.report import units
+from softless.study.page.figure import OWN, Look, Table, layer_names, means, mechanism_of
+from softless.study.schema import LARGEST, Estimated, FairPair, ImageSizes, PaperTable, StudyDocument
 
 MISSING = "\u2013"
-CLOSE = 0.05  # points from the margin, within which one decimal would hide on which side an interval ends
-DECIMALS = 2  # of a number in a table, at most
+CLOSE = 0.05  # points from the margin: closer, one decimal would hide on which side an interval ends
+DECIMALS = 2  # at most, in a table
 HEADS = {
     "accuracy": "accuracy, %",
     "against softmax": "minus softmax",
@@ -19,46 +20,36 @@ REASONS = {"spread": "one seed has no spread", "paper": "the paper has no number
 
 
 def sentence(text: str) -> str:
-    """Begins with a capital, where its first word is not the name of a mechanism."""
+    """Begin with a capital, unless the first word is the name of a mechanism."""
     return text if mechanism_of(text) in OWN else text[:1].upper() + text[1:]
 
 
 def after(text: str, answer: str) -> str:
-    """A sentence without the answer that it begins with, because the page shows that above it."""
+    """Drop the answer that a sentence begins with, because the page shows it above."""
     begins = answer and text.lower().startswith(answer.lower()) and text[len(answer) : len(answer) + 1] in ".,:;"
     return text[len(answer) + 1 :].lstrip() or text if begins else text
 
 
 def first_sentence(text: str) -> tuple[str, str]:
-    """The first sentence, which the page shows large, and the rest."""
+    """Split a text into the first sentence, which the page shows large, and the rest."""
     first, dot, rest = text.partition(". ")
     return first + dot.rstrip(), rest
 
 
-def listed(names: Sequence[str]) -> str:
-    """a, b and c."""
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
-
-
 def short(value: float | None, form: str, unit: str = "") -> str:
-    """A number in a form, a dash for one that was not measured."""
+    """Format a number, or write a dash if it was not measured."""
     return MISSING if value is None else f"{value:{form}}{unit}"
 
 
 def bare(name: str) -> str:
-    """The file's own name, without the folders of the machine that the study ran on."""
+    """Return the name of a file without its folders, on any system."""
     return re.split(r"[\\/]", name)[-1]
 
 
 def cells(rows: Sequence[Sequence[Any]]) -> list[list[str]]:
-    """The rows of a table as texts; the numbers of a column have the same decimals, as many as one of them needs."""
-    columns = [_column(column) for column in zip(*_filled(rows), strict=True)]
+    """Return the rows of a table as texts; all numbers of a column have as many decimals as one of them needs."""
+    columns = [_column(column) for column in zip_longest(*rows)]
     return [list(row) for row in zip(*columns, strict=True)]
-
-
-def _filled(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    width = max(map(len, rows), default=0)
-    return [[*row, *[None] * (width - len(row))] for row in rows]
 
 
 def _column(values: Sequence[Any]) -> list[str]:
@@ -69,19 +60,19 @@ def _column(values: Sequence[Any]) -> list[str]:
 
 
 def _is_number(value: Any) -> bool:
-    """One to format: what is too large for that is shown as it is."""
+    """Tell whether a value can be formatted as a number."""
     return isinstance(value, float | int) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def _decimals(value: float) -> int:
-    """How many a number needs, of DECIMALS at most; a float has one at least."""
+    """Return the decimals that a number needs, at most DECIMALS; a float has at least one."""
     if isinstance(value, int):
         return 0
     return max(1, len(f"{value:.{DECIMALS}f}".rstrip("0").partition(".")[2]))
 
 
-def paper_table(table: Mapping[str, Any]) -> Table:
-    """A table of the study beside the paper's: columns without a number are left out, dashes are explained."""
+def paper_table(table: PaperTable) -> Table:
+    """Return a table of the paper as the page shows it: empty columns are left out, and dashes are explained."""
     columns, rows, setting = table["columns"], cells(table["rows"]), table.get("setting")
     told = [i for i in range(min(len(columns), *map(len, rows)) if rows else len(columns))
             if not rows or any(row[i] != MISSING for row in rows)]  # fmt: skip
@@ -97,29 +88,26 @@ def paper_table(table: Mapping[str, Any]) -> Table:
 
 
 def _head(name: str, setting: str | None) -> str:
-    """Plain words for the column of a table."""
+    """Return the heading of a column."""
     if name == "paper":
         return "paper, %" + (f" ({setting})" if setting else "")
-    if found := re.fullmatch(r"(local|random) (\d+)", name):
-        size = found[2]
-        return f"{size} x {size}" if found[1] == "local" else f"{size} random"
+    if mask := re.fullmatch(r"(local|random) (\d+)", name):
+        size = mask[2]
+        return f"{size} x {size}" if mask[1] == "local" else f"{size} random"
     return HEADS.get(name, name)
 
 
-def facts(document: dict[str, Any]) -> str:
-    """What was studied."""
+def facts(document: StudyDocument) -> str:
+    """Say how many images, classes, twins and seeds were studied."""
     data, twins = document["data"], document["twins"]
     seeds = max((len(twin.get("seeds") or []) for twin in twins), default=0)
-    said = [
-        f"{_count(data.get('train'))} images to train on and {_count(data.get('test'))} to test on",
-        f"{len(data['classes'])} classes",
-        f"{len(twins)} twins, {seeds} {'seed' if seeds == 1 else 'seeds'} each",
-    ]
-    return ", ".join(said) + "."
+    train, test = ("an unknown number of" if n is None else f"{n:,.0f}" for n in (data.get("train"), data.get("test")))
+    classes, count = units.counted(len(data["classes"]), "class", "classes"), units.counted(len(twins), "twin")
+    return f"{train} images to train on and {test} to test on, {classes}, {count}, {units.counted(seeds, 'seed')} each."
 
 
-def images(document: dict[str, Any]) -> str:
-    """What was done to the images before a twin saw them."""
+def images(document: StudyDocument) -> str:
+    """Say what was done to the images before a twin saw them."""
     data = document["data"]
     side, patch, tokens, came = data.get("image_size"), data.get("patch"), data.get("tokens"), data.get("came")
     rows, columns = [*data["grid"], 0, 0][:2]
@@ -137,28 +125,26 @@ def images(document: dict[str, Any]) -> str:
     return " ".join(filter(None, (says.strip(), data.get("split"))))
 
 
-def _sizes(came: Mapping[str, Any]) -> str:
-    small, middle, large = (_size(came.get(key)) for key in ("smallest", "median", "largest"))
+def _sizes(came: ImageSizes) -> str:
+    sizes = came.get("smallest"), came.get("median"), came.get("largest")
+    small, middle, large = (units.picture(size or ()) for size in sizes)
     if small == large or not small or not large:
         return middle
     return f"{small} to {large} (median {middle})"
 
 
-def _size(size: Sequence[int] | None) -> str:
-    return " x ".join(map(str, size or ()))
-
-
-def decision(document: dict[str, Any]) -> dict[str, Any] | None:
-    """The answer, and the pairs of twins that it rests on, the headline first."""
-    found = document.get("decision")
-    if not found or not found["pairs"]:
+def decision(document: StudyDocument) -> dict[str, Any] | None:
+    """Return the answer and the table of the pairs that it rests on, the headline first; None without a pair."""
+    decided = document.get("decision")
+    if not decided or not decided["pairs"]:
         return None
-    pairs, margin = found["pairs"], found["margin"]
-    first = min(max(found.get("headline") or 0, 0), len(pairs) - 1)
+    pairs, margin = decided["pairs"], decided["margin"]
+    first = min(max(decided.get("headline") or 0, 0), len(pairs) - 1)
     ordered = [pairs[first], *(pair for i, pair in enumerate(pairs) if i != first)]
     rule = (
-        f"Difference: the linear twin minus the softmax twin, in points of accuracy. A loss of {margin:g} or less does "
-        f"not matter here: “no” means that the whole interval lies above {-margin:g}, “yes” that it lies below."
+        "The difference is the accuracy of the linear twin minus that of the softmax twin, in points. A loss of "
+        f"{margin:g} or less does not matter here: “no” means that the whole interval lies above {-margin:g}, “yes” "
+        "that it lies below."
     )
     columns = ("comparison", "softmax needed?", "difference", "95% interval", "parameters")
     ends = [end for pair in ordered for end in (pair.get("low"), pair.get("high")) if end is not None]
@@ -166,7 +152,7 @@ def decision(document: dict[str, Any]) -> dict[str, Any] | None:
     rows = tuple(_pair(pair, decimals) for pair in ordered)
     alone = any(pair.get("low") is None for pair in ordered)
     notes = (rule, *((f"{MISSING}: one seed has no interval over seeds.",) if alone else ()))
-    said = " ".join(row["says"] for row in document["verdict"][:1]).lower()
+    verdict = " ".join(row["says"] for row in document["verdict"][:1]).lower()
     reasons = [
         f"{_versus(pair)}: {'. What would tell: '.join(new)}."
         for pair in ordered
@@ -174,7 +160,7 @@ def decision(document: dict[str, Any]) -> dict[str, Any] | None:
             new := [
                 text.rstrip(".")
                 for text in (pair["because"], pair.get("would_tell"))
-                if text and text.rstrip(".").lower() not in said
+                if text and text.rstrip(".").lower() not in verdict
             ]
         )
     ]
@@ -185,13 +171,13 @@ def decision(document: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _versus(pair: Mapping[str, Any]) -> str:
+def _versus(pair: FairPair) -> str:
     labels = [*pair["labels"], pair["softmax"], pair["linear"]][:2] if len(pair["labels"]) > 1 else []
     softmax, linear = labels or (pair["softmax"], pair["linear"])
     return f"{linear} against {softmax}"
 
 
-def _pair(pair: Mapping[str, Any], decimals: int) -> tuple[str, ...]:
+def _pair(pair: FairPair, decimals: int) -> tuple[str, ...]:
     low, high = pair.get("low"), pair.get("high")
     between = MISSING if low is None or high is None else f"{low:+.{decimals}f} to {high:+.{decimals}f}"
     sizes = list(dict.fromkeys(short(count, ",.0f") for count in pair.get("parameters") or []))
@@ -199,40 +185,36 @@ def _pair(pair: Mapping[str, Any], decimals: int) -> tuple[str, ...]:
     return _versus(pair), pair["answer"], short(pair.get("difference"), f"+.{decimals}f"), between, counts
 
 
-def made(document: dict[str, Any]) -> str:
-    """With what, and where."""
+def origin(document: StudyDocument) -> str:
+    """Say when, where and with which versions the study was made."""
     machine, versions = document["machine"], document["versions"]
     count = machine.get("threads")
-    threads = f", {count:g} {'thread' if count == 1 else 'threads'}" if count else ""
+    threads = f", {units.counted(count, 'thread')}" if count else ""
     on = f"{machine['processor']}, {machine['device']}{threads}"
     date = document["date"].replace("T", " ").replace("+00:00", " UTC")
     return f"{date}, preset {document['preset']}. {on}. softless {versions['softless']}, torch {versions['torch']}."
 
 
-def layers(document: dict[str, Any], looks: Mapping[str, Look]) -> list[dict[str, Any]]:
-    """Rows of the table of layers: those that run a softmax, for a linear kernel costs the others nothing new."""
+def layers(document: StudyDocument, looks: Mapping[str, Look]) -> list[dict[str, Any]]:
+    """Return the rows of the table of layers; only layers that run a softmax have something to lose."""
     every = document.get("layers") or []
     numbers = layer_names([layer["name"] for layer in every])
-    found = [layer for layer in every if layer.get("verdict") and looks[layer["twin"]].mechanism == "softmax"]
+    softmax = [layer for layer in every if looks[layer["twin"]].mechanism == "softmax"]
     return [
         {
             "twin": looks[layer["twin"]].label,
             "cells": [
                 numbers[layer["name"]],
-                _number(layer, "score_range", "{:.2f}"),
-                _number(layer, "first_order_error", "{:.1%}"),
-                _number(layer, "effective_rank", "{:.1f}"),
+                _mean(layer.get("score_range"), ".2f"),
+                _mean(layer.get("first_order_error"), ".1%"),
+                _mean(layer.get("effective_rank"), ".1f"),
             ],
-            "verdict": sentence(layer["verdict"]),
+            "verdict": sentence(verdict),
         }
-        for layer in found
+        for layer in softmax
+        if (verdict := layer.get("verdict"))
     ]
 
 
-def _number(layer: dict[str, Any], key: str, form: str) -> str:
-    (mean,) = means([layer.get(key)])
-    return MISSING if mean is None else form.format(mean)
-
-
-def _count(number: float | None) -> str:
-    return "an unknown number of" if number is None else f"{number:,.0f}"
+def _mean(estimated: Estimated | None, form: str) -> str:
+    return short(means([estimated])[0], form)

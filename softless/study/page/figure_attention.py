@@ -1,13 +1,21 @@
-"""How local a twin looks: the mass of the 3 x 3 around a query, and what masking it costs (Fig. 3, Tables 1 and 2)."""
+"""Where a twin looks: the attention viewer, the weight on the 3 x 3 around a query, and the cost of masking it.
 
-from collections.abc import Mapping
+The figures of locality answer Fig. 3 and Tables 1 and 2 of the paper.
+"""
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from softless.errors import FileError
 from softless.report.page import GRAYS
 from softless.study.page.figure import (
     Figure,
+    Look,
     Panel,
     Section,
+    Trace,
     has_numbers,
     layer_names,
     means,
@@ -16,8 +24,21 @@ from softless.study.page.figure import (
     plot,
     whiskers,
 )
-from softless.study.page.style import Look
+from softless.study.schema import (
+    Estimated,
+    InducedAccuracy,
+    LayerResult,
+    MaskedAccuracy,
+    StudyDocument,
+    TwinResult,
+    ViewerPart,
+)
 
+READING = (
+    "Point at a patch of the image, click it to hold it, or move with the arrow keys. In each map, the area of a "
+    "square is the weight that this patch gives to that place; a negative weight has no square."
+)
+PNG = "data:image/png;base64,"
 PER_TWIN = "test images per twin"
 INDUCED = {
     "none": "unchanged",
@@ -26,30 +47,78 @@ INDUCED = {
 }
 
 
-def section(document: dict[str, Any], looks: Mapping[str, Look]) -> Section:
-    """Mass, masks, then confusion brought about on purpose."""
-    counts = document.get("examined") or {}
-    made = (
+def viewer_section(document: StudyDocument, _: Mapping[str, Look]) -> Section:
+    """Return the section of the attention viewer, which static/viewer.js draws from the checked data."""
+    viewer, test = document.get("viewer"), document["data"].get("test")
+    ready, shown = bool(viewer and viewer["images"] and viewer["maps"]), ""
+    if viewer and ready:
+        check(viewer)
+        of = "" if test is None else f" of {test:,.0f}"
+        shown = f" Shown: {len(viewer['images'])}{of} test images."
+    return Section(
+        "viewer",
+        "Where it looks",
+        "Where it looks",
+        "Attention on real images, averaged over the heads of a layer. A twin's local residual is included.",
+        (Figure("attention", "Where each twin looks from a patch", READING + shown, (), "viewer"),) if ready else (),
+        "" if ready else "No attention maps: this study kept none.",
+    )
+
+
+def viewer_layers(document: StudyDocument) -> dict[str, str]:
+    """Return the names of the layers that have maps, each with its number."""
+    viewer = document.get("viewer")
+    return layer_names([each["layer"] for each in viewer["maps"]] if viewer else [])
+
+
+def check(viewer: ViewerPart) -> None:
+    """Raise a FileError for data that static/viewer.js cannot draw."""
+    if len(viewer["grid"]) != 2 or min(viewer["grid"]) < 1:
+        raise FileError(f"viewer.grid is {viewer['grid']}, and rows and columns were needed")
+    for index, image in enumerate(viewer["images"]):
+        if not image["png"].startswith(PNG) or _decoded(image["png"][len(PNG) :]) is None:
+            raise FileError(f"viewer.images[{index}].png is not a PNG as a data address")
+    patches = viewer["grid"][0] * viewer["grid"][1]
+    for index, each in enumerate(viewer["maps"]):
+        tokens, weights = len(each["row_max"]), _decoded(each["weights"])
+        if tokens < patches or weights is None or len(weights) != tokens**2:
+            size = "no base64" if weights is None else f"{len(weights)} bytes"
+            raise FileError(f"viewer.maps[{index}] has {size} for {tokens} tokens and {patches} patches")
+        if not 0 <= each["image"] < len(viewer["images"]):
+            raise FileError(f"viewer.maps[{index}] is of image {each['image']}, of {len(viewer['images'])}")
+
+
+def _decoded(text: str) -> bytes | None:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+def locality_section(document: StudyDocument, looks: Mapping[str, Look]) -> Section:
+    """Return the section on locality: weight on the neighbors, masked keys, and queries that are made to collide."""
+    counts = document.get("examined") or {"images": None, "masked": None}
+    drawn = (
         local_mass(document.get("layers") or [], looks, counts.get("images")),
         mask_out(document.get("mask_out") or [], looks, counts.get("masked")),
         induced(document.get("induced") or [], looks, document["twins"], counts.get("masked")),
     )
-    figures = tuple(figure for figure in made if figure)
+    figures = tuple(figure for figure in drawn if figure)
     return Section(
         "locality",
         "How local it looks",
         "Locality",
-        "In images, much of what attention does is to look at the patches next to the query. These figures show how "
-        "much each twin looks there, and how much accuracy it loses when it cannot. InLine's local residual, a 3 x 3 "
-        "convolution beside attention, gives a linear twin the same view.",
+        "In images, attention looks mostly at the patches next to the query. These figures show how much weight each "
+        "twin puts there, and how much accuracy it loses when it cannot look there. InLine's local residual, a 3 x 3 "
+        "convolution beside attention, lets a linear twin see its neighbors, too.",
         figures,
         "" if figures else "No locality: this study ran no probes of it.",
     )
 
 
-def local_mass(layers: list[dict[str, Any]], looks: Mapping[str, Look], images: float | None = None) -> Figure | None:
-    """Layer by layer, over what uniform weights would give."""
-    numbers, traces = layer_names([layer["name"] for layer in layers]), []
+def local_mass(layers: Sequence[LayerResult], looks: Mapping[str, Look], images: float | None = None) -> Figure | None:
+    """Draw the weight on the 3 x 3 layer by layer, beside that of equal weights."""
+    numbers, traces = layer_names([layer["name"] for layer in layers]), list[Trace]()
     for id_, look in looks.items():
         own = [layer for layer in layers if layer["twin"] == id_]
         masses = [layer.get("local_mass") for layer in own]
@@ -66,8 +135,8 @@ def local_mass(layers: list[dict[str, Any]], looks: Mapping[str, Look], images: 
             )
     if not traces:
         return None
-    baseline = {int(numbers[layer["name"]]): layer.get("local_baseline") for layer in layers}
-    baseline = {number: 100 * value for number, value in baseline.items() if value is not None}
+    shares = {int(numbers[layer["name"]]): layer.get("local_baseline") for layer in layers}
+    baseline = {number: 100 * share for number, share in shares.items() if share is not None}
     traces.append(
         {
             "x": list(baseline),
@@ -91,14 +160,14 @@ def local_mass(layers: list[dict[str, Any]], looks: Mapping[str, Look], images: 
     )
 
 
-def mask_out(rows: list[dict[str, Any]], looks: Mapping[str, Look], images: float | None = None) -> Figure | None:
-    """Two panels with the same axes: masked around the query, and masked anywhere."""
-    points: dict[tuple[str, str], dict[int, Any]] = {}
+def mask_out(rows: Sequence[MaskedAccuracy], looks: Mapping[str, Look], images: float | None = None) -> Figure | None:
+    """Draw accuracy against masked keys in two panels: keys around the query, and random keys."""
+    points: dict[tuple[str, str], dict[int, Estimated | None]] = {}
     for row in rows:
         kind, _, size = row["mask"].partition(" ")
         if kind == "none":
-            for each in ("local", "random"):
-                points.setdefault((each, row["twin"]), {})[0] = row["accuracy"]
+            for side in ("local", "random"):
+                points.setdefault((side, row["twin"]), {})[0] = row["accuracy"]
         elif kind in ("local", "random") and size.isdecimal():
             keys = int(size) ** 2 if kind == "local" else int(size)
             points.setdefault((kind, row["twin"]), {})[keys] = row["accuracy"]
@@ -123,12 +192,12 @@ def mask_out(rows: list[dict[str, Any]], looks: Mapping[str, Look], images: floa
 def _masked(
     kind: str,
     title: str,
-    points: dict[tuple[str, str], dict[int, Any]],
+    points: dict[tuple[str, str], dict[int, Estimated | None]],
     looks: Mapping[str, Look],
     heights: dict[str, Any],
 ) -> Panel:
-    """The twins stand side by side at each number of keys, so that their bars can be told apart."""
-    traces: list[dict[str, Any]] = []
+    """Draw one panel; twins stand side by side at each number of keys, so that their bars do not overlap."""
+    traces: list[Trace] = []
     lines = {id_: dict(sorted(points[kind, id_].items())) for id_ in looks if points.get((kind, id_))}
     places = sorted({keys for line in lines.values() for keys in line})
     step = 0.008 * max(places, default=0)
@@ -151,9 +220,9 @@ def _masked(
 
 
 def induced(
-    rows: list[dict[str, Any]], looks: Mapping[str, Look], twins: list[dict[str, Any]], images: float | None = None
+    rows: Sequence[InducedAccuracy], looks: Mapping[str, Look], twins: Sequence[TwinResult], images: float | None = None
 ) -> Figure | None:
-    """A trained twin whose weights are exchanged, beside twins trained with their own."""
+    """Draw the accuracy of a trained softmax twin whose queries are made to collide, beside that of all twins."""
     traces = []
     for id_, look in looks.items():
         own = [row for row in rows if row["twin"] == id_]
@@ -164,17 +233,17 @@ def induced(
     trained = [twin for twin in twins if means([twin["accuracy"]])[0] is not None]
     beside = [_across(looks[twin["id"]], [twin["label"]], [twin["accuracy"]]) for twin in trained]
     kinds = len({what for trace in traces for what in trace["y"]})
-    exchanged = "weights exchanged, not retrained"
+    exchanged = "attention changed, not retrained"
     panels = [Panel(_rows(traces), f"Accuracy of softmax twins: {exchanged}", exchanged, height=_tall(kinds))]
     if beside:
         panels.append(Panel(_rows(beside), "Accuracy of the trained twins", "trained twins", height=_tall(len(beside))))
     return Figure(
         "induced",
         "Confusion on purpose",
-        "The queries of a trained softmax twin are made to collide, by f1 or f2 (each divided by its length) or by "
-        "letting pairs of queries share a row. Its weights are exchanged without retraining, so this shows how much "
-        "the trained twin relies on telling queries apart, not what a model trained that way would reach. For that, "
-        f"see the second plot: its twins were trained with their own attention.{measured_on(images)}",
+        "The queries of a trained softmax twin are made to collide: by f1 or f2, each divided by its length, or by "
+        "letting pairs of queries share a row of weights. The twin is not retrained, so the first plot shows how much "
+        "it relies on telling queries apart, not what a model trained that way would reach. The second plot shows "
+        f"twins that were trained with their own attention.{measured_on(images)}",
         tuple(panels),
         "induced",
         height=_tall(kinds),
@@ -190,7 +259,7 @@ def _tall(rows: int) -> int:
     return 80 + 28 * rows
 
 
-def _across(look: Look, names: list[str], estimates: list[Any]) -> dict[str, Any]:
+def _across(look: Look, names: list[str], estimates: list[Estimated | None]) -> Trace:
     return look.trace() | {
         "x": means(estimates, 100),
         "y": names,
@@ -200,7 +269,7 @@ def _across(look: Look, names: list[str], estimates: list[Any]) -> dict[str, Any
     }
 
 
-def _rows(traces: list[dict[str, Any]]) -> Any:
-    """The first row on top; from 0 to 100, because some of them fall to chance."""
+def _rows(traces: list[Trace]) -> Any:
+    """Plot rows, the first on top, from 0 to 100 because some of them fall to chance."""
     y = {"type": "category", "autorange": "reversed", "showgrid": True}
     return plot(traces, x={"title": "accuracy, %", "range": [0, 101], "showgrid": True}, y=y)

@@ -1,15 +1,18 @@
-"""What each twin reaches and what it costs: accuracy against time, work or size, and how it got there."""
+"""Accuracy and cost of each twin: accuracy against time, work or size, and learning curves."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from softless.report.units import listed
 from softless.study.page.figure import (
     POINTS,
     Figure,
+    Look,
     Panel,
     Pick,
     Section,
     Table,
+    Trace,
     has_numbers,
     means,
     measured_on,
@@ -18,10 +21,11 @@ from softless.study.page.figure import (
     span,
     whiskers,
 )
-from softless.study.page.style import Look
-from softless.study.page.words import MISSING, listed, short
+from softless.study.page.text import MISSING, short
+from softless.study.schema import StudyDocument, TwinResult
 
-COSTS = {
+Cost = Literal["seconds_per_epoch", "macs", "parameters"]
+COSTS: dict[Cost, tuple[str, str, str]] = {
     "seconds_per_epoch": ("training time", "seconds per epoch of training", "~g"),
     "macs": ("multiply-adds", "multiply-adds per image", "~s"),
     "parameters": ("parameters", "parameters", "~s"),
@@ -29,38 +33,38 @@ COSTS = {
 AXIS = f"The accuracy axis spans at least {POINTS:g} points, so that small differences look small."
 
 
-def section(document: dict[str, Any], looks: Mapping[str, Look]) -> Section:
-    """Cost, learning curves, and the numbers of both."""
+def section(document: StudyDocument, looks: Mapping[str, Look]) -> Section:
+    """Return the section on accuracy and cost."""
     twins, test = document["twins"], document["data"].get("test")
-    made = [figure for figure in (cost(twins, looks, test), learning(twins, looks, test)) if figure]
+    figures = tuple(figure for figure in (cost(twins, looks, test), learning(twins, looks, test)) if figure)
     return Section(
         "accuracy",
         "What each twin reaches, and what it costs",
         "Accuracy and cost",
         shared(twins),
-        tuple(made),
-        "" if made else "No accuracies: this study trained no twins.",
-        tables=(numbers(twins, test),) if made else (),
+        figures,
+        "" if figures else "No accuracies: this study trained no twins.",
+        tables=(numbers(twins, test),) if figures else (),
     )
 
 
-def shared(twins: Sequence[dict[str, Any]]) -> str:
-    """What the twins have in common, and where their sizes differ."""
+def shared(twins: Sequence[TwinResult]) -> str:
+    """Say what the twins have in common, and which of them differ in size."""
     says = "All twins were trained on the same images, from the same seeds, with the same recipe, depth and width. "
     sizes: dict[float, list[str]] = {}
     for twin in twins:
-        if twin.get("parameters") is not None:
-            sizes.setdefault(twin["parameters"], []).append(twin["label"])
+        if (count := twin.get("parameters")) is not None:
+            sizes.setdefault(count, []).append(twin["label"])
     if len(sizes) < 2:
         return says + "They differ in attention alone."
-    each = "; ".join(f"{count:,.0f} parameters: {listed(labels)}" for count, labels in sorted(sizes.items()))
+    groups = "; ".join(f"{count:,.0f} parameters: {listed(labels)}" for count, labels in sorted(sizes.items()))
     local = any(twin.get("local") for twin in twins)
     why = " “+ local” adds the local residual, a 3 x 3 convolution beside attention." if local else ""
-    return f"{says}They differ in attention, and not all have the same size ({each}).{why}"
+    return f"{says}They differ in attention, and not all have the same size ({groups}).{why}"
 
 
-def cost(twins: list[dict[str, Any]], looks: Mapping[str, Look], test: float | None = None) -> Figure | None:
-    """One mark per twin; a switch chooses the cost."""
+def cost(twins: Sequence[TwinResult], looks: Mapping[str, Look], test: float | None = None) -> Figure | None:
+    """Draw one mark per twin; a switch chooses the cost."""
     known = [key for key in COSTS if has_numbers(twin.get(key) for twin in twins)]
     if not known or not has_numbers(means(twin["accuracy"] for twin in twins)):
         return None
@@ -68,7 +72,7 @@ def cost(twins: list[dict[str, Any]], looks: Mapping[str, Look], test: float | N
     picks = tuple(
         Pick(key, COSTS[key][0], {f"xaxis.{name}": value for name, value in _axis(twins, key).items()}) for key in known
     )
-    about = "; ".join(f"{twin['label']} {_percent(twin['accuracy'])}" for twin in twins)
+    about = "; ".join(f"{twin['label']} {_percent(twin)}" for twin in twins)
     y = percent_axis(twin["accuracy"] for twin in twins)
     return Figure(
         "cost",
@@ -81,19 +85,19 @@ def cost(twins: list[dict[str, Any]], looks: Mapping[str, Look], test: float | N
     )
 
 
-def _certainty(twins: Sequence[dict[str, Any]]) -> str:
-    if any((twin["accuracy"] or {}).get("low") is not None for twin in twins):
-        return "Bars are 95% intervals over seeds: where two overlap, do not read much into the order."
+def _certainty(twins: Sequence[TwinResult]) -> str:
+    if any(twin["accuracy"] and twin["accuracy"].get("low") is not None for twin in twins):
+        return "Bars are 95% intervals over seeds: where two of them overlap, the order may be chance."
     return "Each twin was trained from one seed, so there are no intervals: small differences may be chance."
 
 
-def _axis(twins: list[dict[str, Any]], key: str) -> dict[str, Any]:
-    """From zero, so that half the way is half the cost, with room for a name."""
+def _axis(twins: Sequence[TwinResult], key: Cost) -> dict[str, Any]:
+    """Return an axis from zero, so that half the way is half the cost, with room for a name."""
     _, title, form = COSTS[key]
     return {"title": title, "range": [0, 1.12 * max(twin.get(key) or 0 for twin in twins)], "tickformat": form}
 
 
-def _marks(twins: list[dict[str, Any]], key: str, looks: Mapping[str, Look], *, shown: bool) -> list[dict[str, Any]]:
+def _marks(twins: Sequence[TwinResult], key: Cost, looks: Mapping[str, Look], *, shown: bool) -> list[Trace]:
     drawn = [twin for twin in twins if twin.get(key) is not None and means([twin["accuracy"]])[0] is not None]
     return [
         looks[twin["id"]].trace(pick=key, label=twin["label"])
@@ -109,19 +113,19 @@ def _marks(twins: list[dict[str, Any]], key: str, looks: Mapping[str, Look], *, 
     ]
 
 
-def _percent(estimate: dict[str, Any] | None) -> str:
-    (mean,) = means([estimate], 100)
+def _percent(twin: TwinResult) -> str:
+    (mean,) = means([twin["accuracy"]], 100)
     return "not measured" if mean is None else f"{mean:.1f}%"
 
 
-def learning(twins: list[dict[str, Any]], looks: Mapping[str, Look], test: float | None = None) -> Figure | None:
-    """The mean over seeds, epoch by epoch."""
-    traces: list[dict[str, Any]] = []
+def learning(twins: Sequence[TwinResult], looks: Mapping[str, Look], test: float | None = None) -> Figure | None:
+    """Draw the mean accuracy over seeds, epoch by epoch."""
+    traces: list[Trace] = []
     for twin in twins:
         epochs: dict[float, list[float]] = {}
         for point in (point for seed in twin.get("seeds") or [] for point in seed.get("curve") or []):
-            if point.get("accuracy") is not None:
-                epochs.setdefault(point["epoch"], []).append(point["accuracy"])
+            if (accuracy := point.get("accuracy")) is not None:
+                epochs.setdefault(point["epoch"], []).append(accuracy)
         if epochs:
             mean = [100 * sum(values) / len(values) for values in epochs.values()]
             drawn = {"x": list(epochs), "y": mean, "mode": "lines" if len(epochs) > 1 else "markers"}
@@ -129,35 +133,32 @@ def learning(twins: list[dict[str, Any]], looks: Mapping[str, Look], test: float
             traces.append(looks[twin["id"]].trace() | drawn | hover)
     if not traces:
         return None
-    heights = [{"mean": y} for trace in traces for y in trace["y"]]
-    axes: dict[str, Any] = {
-        "x": {"title": "epoch"},
-        "y": {"title": "accuracy, %", "range": span(heights, least=POINTS, most=101)},
-    }
+    heights = [y for trace in traces for y in trace["y"]]
+    y = {"title": "accuracy, %", "range": span(heights, least=POINTS, most=101)}
     return Figure(
         "learning",
         "How fast the twins learn",
         "Each line is a twin's accuracy after each epoch of training, averaged over its seeds. A line that still rises "
         f"at the right end was stopped early.{measured_on(test)}",
-        (Panel(plot(traces, **axes), "Accuracy of each twin by epoch"),),
+        (Panel(plot(traces, x={"title": "epoch"}, y=y), "Accuracy of each twin by epoch"),),
         "curves",
         height=320,
         within="twins",
     )
 
 
-def numbers(twins: Sequence[dict[str, Any]], test: float | None) -> Table:
-    """The numbers of both figures."""
+def numbers(twins: Sequence[TwinResult], test: float | None) -> Table:
+    """Return the table of the numbers in both figures."""
     rows = []
     for twin in twins:
-        estimate = twin["accuracy"] or {}
-        low, high = estimate.get("low"), estimate.get("high")
+        accuracy = twin["accuracy"]
+        low, high = (accuracy.get("low"), accuracy.get("high")) if accuracy else (None, None)
         between = MISSING if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f}"
-        (mean,) = means([estimate], 100)
+        (mean,) = means([accuracy], 100)
         rows.append(
             (
                 twin["label"],
-                MISSING if mean is None else f"{mean:.1f}",
+                short(mean, ".1f"),
                 between,
                 str(len(twin.get("seeds") or [])),
                 short(twin.get("parameters"), ",.0f"),
@@ -168,8 +169,8 @@ def numbers(twins: Sequence[dict[str, Any]], test: float | None) -> Table:
     columns = (
         "twin", "accuracy, %", "95% interval", "seeds", "parameters", "multiply-adds per image", "seconds per epoch",
     )  # fmt: skip
-    lone = any(row[2] == MISSING and row[1] != MISSING for row in rows)
-    notes = (f"{MISSING} in the interval: one seed alone has none.",) if lone else ()
+    alone = any(row[2] == MISSING and row[1] != MISSING for row in rows)
+    notes = (f"{MISSING} in the interval: a single seed has none.",) if alone else ()
     return Table(
         "The twins in numbers",
         f"Accuracy after the last epoch.{measured_on(test)}",

@@ -1,25 +1,35 @@
-"""Which queries a twin confuses: Fig. 1 on keys of the reader's own model, and Fig. 2's histograms.
+"""Which queries a twin confuses: the paper's Fig. 1 on keys of a trained twin, and the histograms of Fig. 2.
 
-The page has one definition: a mechanism confuses two different queries if their rows of weights are less than SAME
-apart, and tells them apart otherwise.
+A mechanism confuses two different queries if their rows of weights are less than SAME apart.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import Any
 
 from softless.errors import FileError
 from softless.report.page import GRAYS, INK
-from softless.study.page.figure import Figure, Panel, Pick, Section, layer_names, measured_on, plot
-from softless.study.page.style import Look, look_of, mechanism_color
-from softless.study.page.words import listed
+from softless.report.units import listed
+from softless.study.page.figure import (
+    Figure,
+    Look,
+    Panel,
+    Pick,
+    Section,
+    Trace,
+    layer_names,
+    look_of,
+    measured_on,
+    mechanism_color,
+    plot,
+)
+from softless.study.schema import CollinearPart, CollinearRow, LayerResult, StudyDocument
 
-MOST_TICKS = 9  # of a small histogram
-SAME = 1e-3  # Euclidean distance of rows; probes.confusion counts with the same one, after the paper's Fig. 2
+MOST_TICKS = 9  # in a small histogram
+SAME = 1e-3  # Euclidean distance of rows, as in probes.confusion and in the paper's Fig. 2
 
 
-def section(document: dict[str, Any], looks: Mapping[str, Look]) -> Section:
-    """A query and its double, then histograms of real queries; twins that confuse none are named in a sentence."""
+def section(document: StudyDocument, looks: Mapping[str, Look]) -> Section:
+    """Return the section on confused queries; a sentence names the twins that confuse none."""
     pair, counted = collinear(document.get("collinear"), looks), confusions(document, looks)
     figures = tuple(figure for figure in (pair, counted) if figure)
     remark = told_apart(document, looks)
@@ -37,8 +47,8 @@ def section(document: dict[str, Any], looks: Mapping[str, Look]) -> Section:
     )
 
 
-def collinear(found: dict[str, Any] | None, looks: Mapping[str, Look]) -> Figure | None:
-    """Keys and two queries on one line through the origin; beside them, the weights each mechanism gives them."""
+def collinear(found: CollinearPart | None, looks: Mapping[str, Look]) -> Figure | None:
+    """Draw the keys and two queries on one line through the origin, and the weights that each mechanism gives."""
     if not found or not found["rows"]:
         return None
     panels = [_plane(found), *(_rows(row, looks) for row in found["rows"])]
@@ -57,9 +67,9 @@ def collinear(found: dict[str, Any] | None, looks: Mapping[str, Look]) -> Figure
     )
 
 
-def _plane(found: dict[str, Any]) -> Panel:
-    keys = found["keys"]
-    dots = {
+def _plane(found: CollinearPart) -> Panel:
+    keys, ends = found["keys"], {"q": found["q"], "p": found["p"]}
+    dots: Trace = {
         "x": [key[0] for key in keys],
         "y": [key[1] for key in keys],
         "mode": "markers",
@@ -68,8 +78,8 @@ def _plane(found: dict[str, Any]) -> Panel:
     }
     arrows = [
         {
-            "x": [0, found[name][0]],
-            "y": [0, found[name][1]],
+            "x": [0, ends[name][0]],
+            "y": [0, ends[name][1]],
             "mode": "lines+markers",
             "line": {"color": INK, "width": width},
             "marker": {"symbol": "arrow", "angleref": "previous", "size": [0, 13], "color": INK},
@@ -82,7 +92,7 @@ def _plane(found: dict[str, Any]) -> Panel:
     return Panel(plane, "Keys as dots; p and q as arrows on one line", "the keys, p and q")
 
 
-def _rows(row: dict[str, Any], looks: Mapping[str, Look]) -> Panel:
+def _rows(row: CollinearRow, looks: Mapping[str, Look]) -> Panel:
     look = look_of(row["label"], looks)
     color = look.color if look else mechanism_color(row["label"])
     order = sorted(range(min(len(row["p"]), len(row["q"]))), key=lambda key: -row["p"][key])
@@ -112,8 +122,8 @@ def _rows(row: dict[str, Any], looks: Mapping[str, Look]) -> Panel:
     return Panel(drawn, f"{row['label']}: {says}", f"{row['label']}: {says}")
 
 
-def confusions(document: dict[str, Any], looks: Mapping[str, Look]) -> Figure | None:
-    """One small histogram for each twin that confuses a pair, all on the same axes."""
+def confusions(document: StudyDocument, looks: Mapping[str, Look]) -> Figure | None:
+    """Draw one small histogram for each twin that confuses a pair, all on the same axes."""
     layers = _counted(document)
     shown = [look for look in looks.values() if _confuses(look, layers)]
     if not shown:
@@ -122,12 +132,12 @@ def confusions(document: dict[str, Any], looks: Mapping[str, Look]) -> Figure | 
     edges = sorted({edge for layer in layers for edge in _counts([layer])})
     panels = [_histogram(look, _of(look, layers), numbers, edges) for look in shown]
     picks = [Pick("all", "all layers"), *(Pick(name, f"layer {number}") for name, number in numbers.items())]
-    images = (document.get("examined") or {}).get("images")
     return Figure(
         "confusions",
         "Pairs of real queries that are confused",
         "Each bar is the share of images and heads in which that many pairs of different queries are confused. A twin "
-        f"that tells all queries apart has its whole bar at 0.{measured_on(images, 'test images per twin')}",
+        "that tells all queries apart has its whole bar at 0."
+        + measured_on(_examined(document), "test images per twin"),
         tuple(panels),
         "layers",
         height=200,
@@ -136,35 +146,40 @@ def confusions(document: dict[str, Any], looks: Mapping[str, Look]) -> Figure | 
     )
 
 
-def told_apart(document: dict[str, Any], looks: Mapping[str, Look]) -> str:
-    """The twins that need no histogram, in one sentence."""
+def told_apart(document: StudyDocument, looks: Mapping[str, Look]) -> str:
+    """Name the twins that confuse no queries, in one sentence."""
     layers = _counted(document)
     apart = [look.label for look in looks.values() if _of(look, layers) and not _confuses(look, layers)]
     if not apart:
         return ""
-    images = (document.get("examined") or {}).get("images")
+    images = _examined(document)
     on = "the test images examined" if images is None else f"{images:,.0f} test images"
-    whole = "All twins" if len(apart) == len(looks) else listed(apart)
+    who = "All twins" if len(apart) == len(looks) else listed(apart)
     verb = "tells" if len(apart) == 1 and len(looks) > 1 else "tell"
-    return f"{whole} {verb} all queries apart: in {on}, every layer and head, no pair of real queries is confused."
+    return f"{who} {verb} all queries apart: in {on}, every layer and head, no pair of real queries is confused."
 
 
-def _counted(document: dict[str, Any]) -> list[dict[str, Any]]:
+def _examined(document: StudyDocument) -> float | None:
+    examined = document.get("examined")
+    return examined and examined.get("images")
+
+
+def _counted(document: StudyDocument) -> list[LayerResult]:
     return [layer for layer in document.get("layers") or [] if layer.get("confusion_histogram")]
 
 
-def _of(look: Look, layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _of(look: Look, layers: Sequence[LayerResult]) -> list[LayerResult]:
     return [layer for layer in layers if layer["twin"] == look.id]
 
 
-def _confuses(look: Look, layers: list[dict[str, Any]]) -> bool:
+def _confuses(look: Look, layers: Sequence[LayerResult]) -> bool:
     return any(count > 0 for start, count in _counts(_of(look, layers)).items() if start > 0)
 
 
-def _histogram(look: Look, layers: list[dict[str, Any]], numbers: Mapping[str, str], edges: list[float]) -> Panel:
+def _histogram(look: Look, layers: list[LayerResult], numbers: Mapping[str, str], edges: list[float]) -> Panel:
     groups = {"all": layers} | {name: [layer for layer in layers if layer["name"] == name] for name in numbers}
     counts = {pick: _counts(group) for pick, group in groups.items()}
-    traces = []
+    traces: list[Trace] = []
     for pick, bins in counts.items():
         total = sum(bins.values()) or 1
         traces.append(
@@ -172,15 +187,15 @@ def _histogram(look: Look, layers: list[dict[str, Any]], numbers: Mapping[str, s
                 "type": "bar",
                 "x": [edges.index(start) + 0.5 for start in bins],
                 "y": [100 * count / total for count in bins.values()],
-                "customdata": [_name(start, [*edges, None][edges.index(start) + 1]) for start in bins],
+                "customdata": [_bin_name(start, [*edges, None][edges.index(start) + 1]) for start in bins],
                 "marker": {"color": look.color},
                 "meta": {"pick": pick},
                 "visible": pick == "all",
                 "hovertemplate": "%{customdata} pairs: %{y:.0f}%<extra></extra>",
             }
         )
-    some = range(0, len(edges), ceil(len(edges) / MOST_TICKS))
-    places = {"tickvals": list(some), "ticktext": [f"{edges[place]:g}" for place in some], "tickangle": 0}
+    ticks = range(0, len(edges), ceil(len(edges) / MOST_TICKS))
+    places = {"tickvals": list(ticks), "ticktext": [f"{edges[place]:g}" for place in ticks], "tickangle": 0}
     drawn = plot(
         traces,
         x={"title": "confused pairs", "range": [0, len(edges)], **places, "tickfont": {"size": 11, "color": GRAYS[0]}},
@@ -190,19 +205,20 @@ def _histogram(look: Look, layers: list[dict[str, Any]], numbers: Mapping[str, s
     return Panel(drawn, f"Confused pairs under {look.label}", look.label, look.id)
 
 
-def _counts(layers: list[dict[str, Any]]) -> dict[float, float]:
-    """How many images and heads, by the start of the bin."""
-    found: dict[float, float] = {}
+def _counts(layers: Sequence[LayerResult]) -> dict[float, float]:
+    """Return the number of images and heads by the start of the bin."""
+    total: dict[float, float] = {}
     for layer in layers:
-        edges, counts = layer["confusion_histogram"]["edges"], layer["confusion_histogram"]["counts"]
+        histogram = layer["confusion_histogram"]
+        edges, counts = (histogram["edges"], histogram["counts"]) if histogram else ([], [])
         if len(edges) not in (len(counts), len(counts) + 1):
             raise FileError(f"the confusion_histogram of {layer['name']} has {len(counts)} counts, {len(edges)} edges")
         for start, count in zip(edges, counts, strict=False):
-            found[start] = found.get(start, 0) + count
-    return found
+            total[start] = total.get(start, 0) + count
+    return total
 
 
-def _name(start: float, end: float | None) -> str:
+def _bin_name(start: float, end: float | None) -> str:
     if end is None:
         return f"{start:g} or more"
     return f"{start:g}" if end - start <= 1 else f"{start:g} to {end - 1:g}"

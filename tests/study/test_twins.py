@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from softless.errors import ArgumentError, UnsupportedError
-from softless.study.twins import QUESTIONS, TWINS, side_of, tokens_a_side, twins_named, twins_of
+from softless.study.twins import QUESTIONS, TWINS, side_of, tokens_per_side, twins_named, twins_of
 from softless.train.assemble import build
 from softless.train.recipe_file import read_recipe
 
@@ -96,7 +96,7 @@ def test_a_twin_in_windows_is_refused_where_the_model_has_none():
 def test_a_model_that_is_not_known_is_answered_with_those_there_are(patch_size):
     recipe = read_recipe("twins-digits")
     recipe = replace(recipe, model=replace(recipe.model, name="nope", patch_size=patch_size))
-    for ask in (tokens_a_side, side_of, lambda recipe: twins_named(["softmax"], recipe)):
+    for ask in (tokens_per_side, side_of, lambda recipe: twins_named(["softmax"], recipe)):
         with pytest.raises(ArgumentError, match="model 'nope' is not one of inline_deit_tiny"):
             ask(recipe)
 
@@ -110,7 +110,7 @@ SIDES = {
 @pytest.mark.parametrize("name", SIDES)
 def test_the_recipes_put_the_grids_where_they_say(name):
     recipe = read_recipe(f"twins-{name}")
-    assert tokens_a_side(recipe) == SIDES[name]
+    assert tokens_per_side(recipe) == SIDES[name]
     assert side_of(recipe) == (SIDES[name] if name.endswith("windows") else None)
     assert recipe.cache
     with torch.device("meta"):

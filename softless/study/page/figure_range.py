@@ -1,29 +1,43 @@
 """How wide a twin's scores are: first-order error against range, the threshold rule over tau, three distributions.
 
-With R the range of a row of scores, first order is off by at most R^2 / 2 of the row's norm; within a threshold tau of
-the row's maximum no range exceeds tau.
+Let R be the range of a row of scores. The first-order approximation of softmax is off by at most R^2 / 2 of the row's
+norm. Scores within a threshold tau of the row's maximum have a range of at most tau.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil, floor, log10
-from typing import Any
+from typing import Any, Literal
 
 from softless.report.page import GRAYS
-from softless.study.page.figure import Figure, Panel, Section, layer_names, means, measured_on, plot
-from softless.study.page.style import Look, look_of, mechanism_color, mechanism_of
+from softless.study.page.figure import (
+    Figure,
+    Look,
+    Panel,
+    Section,
+    Trace,
+    layer_names,
+    look_of,
+    means,
+    measured_on,
+    mechanism_color,
+    mechanism_of,
+    plot,
+)
+from softless.study.schema import Distribution, LayerRange, RangeCurve, RangePart, StudyDocument, ThresholdCurve
 
 DRAWN = ("inline", "threshold", "uniform", "taylor")
 
 
-def section(document: dict[str, Any], looks: Mapping[str, Look]) -> Section:
-    """Error, the rule with its slider, distributions."""
-    found, images = document.get("range") or {}, (document.get("examined") or {}).get("images")
-    made = (
-        error(found, looks, images),
-        threshold(found.get("threshold") or [], looks, images),
-        distributions(found.get("distributions") or []),
-    )
-    figures = tuple(figure for figure in made if figure)
+def section(document: StudyDocument, looks: Mapping[str, Look]) -> Section:
+    """Return the section on score ranges."""
+    ranges, examined = document.get("range"), document.get("examined")
+    images = examined and examined.get("images")
+    drawn = (
+        error(ranges, looks, images),
+        threshold(ranges.get("threshold") or [], looks, images),
+        distributions(ranges.get("distributions") or []),
+    ) if ranges else ()  # fmt: skip
+    figures = tuple(figure for figure in drawn if figure)
     return Section(
         "range",
         "How wide its scores are",
@@ -35,12 +49,12 @@ def section(document: dict[str, Any], looks: Mapping[str, Look]) -> Section:
     )
 
 
-def error(found: dict[str, Any], looks: Mapping[str, Look], images: float | None = None) -> Figure | None:
-    """Curves of mechanisms on random scores, the bound, and where the layers are that run a softmax."""
-    curves, layers = found.get("curves") or [], found.get("layers") or []
+def error(ranges: RangePart, looks: Mapping[str, Look], images: float | None = None) -> Figure | None:
+    """Draw the error of mechanisms on random scores, the bound, and the layers that run a softmax."""
+    curves, layers = ranges.get("curves") or [], ranges.get("layers") or []
     traces = [_curve(curve, looks) for curve in curves if mechanism_of(curve["label"]) in DRAWN]
     if curves and curves[0]["points"]:
-        traces.append(_bound(curves[0]["points"]))
+        traces.append(_bound(curves[0]))
     numbers = layer_names([layer["layer"] for layer in layers])
     for id_, look in looks.items():
         own = [layer for layer in layers if layer["twin"] == id_]
@@ -53,9 +67,9 @@ def error(found: dict[str, Any], looks: Mapping[str, Look], images: float | None
     return Figure(
         "range-error",
         "Error of a linear kernel against range",
-        "Marks are the layers that run a softmax, at the mean range of their scores and the error that a first-order "
-        "kernel would make there; further left, softmax does less. Lines are mechanisms on random scores, and the "
-        "dotted bound is never exceeded by first order. The dashed vertical line is the tau of the next figure."
+        "Marks are the layers that run a softmax, at the mean range of their scores and the error that a linear kernel "
+        "would make there; further left, softmax does less. Lines are mechanisms on random scores. A linear kernel "
+        "never exceeds the dotted bound. The dashed vertical line is the tau of the next figure."
         + measured_on(images, "test images per twin"),
         (Panel(plot(traces, x=x, y=y), "Error against score range"),),
         "range",
@@ -63,20 +77,20 @@ def error(found: dict[str, Any], looks: Mapping[str, Look], images: float | None
     )
 
 
-def _ticks(traces: list[dict[str, Any]]) -> list[float]:
-    """1, 2 and 5 of each power of ten; the powers alone where there are many."""
+def _ticks(traces: Sequence[Trace]) -> list[float]:
+    """Return 1, 2 and 5 times each power of ten; the powers alone if there are many."""
     ends = [x for trace in traces for x in trace["x"] if x and x > 0]
     low, high = floor(log10(min(ends, default=1))), ceil(log10(max(ends, default=1)))
     return [lead * 10.0**power for power in range(low, high + 1) for lead in ((1, 2, 5) if high - low <= 3 else (1,))]
 
 
-def _curve(curve: dict[str, Any], looks: Mapping[str, Look]) -> dict[str, Any]:
-    points = [p for p in curve["points"] if (p.get("range") or 0) > 0 and (p.get("error") or 0) > 0]
+def _curve(curve: RangeCurve, looks: Mapping[str, Look]) -> Trace:
+    x, y = _positive(curve, "error")
     label, look = curve["label"], look_of(curve["label"], looks)
     color = look.color if look else GRAYS[1] if label == "uniform" else mechanism_color(label)
     return {
-        "x": [point["range"] for point in points],
-        "y": [100 * point["error"] for point in points],
+        "x": x,
+        "y": y,
         "name": label,
         "mode": "lines",
         "meta": {"label": label} | ({} if look else {"ink": GRAYS[0] if label == "uniform" else color}),
@@ -85,11 +99,18 @@ def _curve(curve: dict[str, Any], looks: Mapping[str, Look]) -> dict[str, Any]:
     }
 
 
-def _bound(points: list[dict[str, Any]]) -> dict[str, Any]:
-    known = [p for p in points if (p.get("range") or 0) > 0 and (p.get("bound") or 0) > 0]
+def _positive(curve: RangeCurve, key: Literal["error", "bound"]) -> tuple[list[float], list[float]]:
+    """Return range and percentage of the points that a logarithmic plot can show."""
+    points = [(point.get("range") or 0.0, 100 * (point.get(key) or 0.0)) for point in curve["points"]]
+    points = [(x, y) for x, y in points if x > 0 and y > 0]
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _bound(curve: RangeCurve) -> Trace:
+    x, y = _positive(curve, "bound")
     return {
-        "x": [point["range"] for point in known],
-        "y": [100 * point["bound"] for point in known],
+        "x": x,
+        "y": y,
         "mode": "lines",
         "meta": {"label": "bound R²/2", "ink": GRAYS[0]},
         "line": {"color": GRAYS[2], "width": 1.4, "dash": "dot"},
@@ -97,7 +118,7 @@ def _bound(points: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _layers(look: Look, layers: list[dict[str, Any]], numbers: Mapping[str, str]) -> dict[str, Any]:
+def _layers(look: Look, layers: Sequence[LayerRange], numbers: Mapping[str, str]) -> Trace:
     return look.trace() | {
         "x": means(layer.get("range") for layer in layers),
         "y": means((layer.get("error") for layer in layers), 100),
@@ -108,11 +129,13 @@ def _layers(look: Look, layers: list[dict[str, Any]], numbers: Mapping[str, str]
     }
 
 
-def threshold(found: list[dict[str, Any]], looks: Mapping[str, Look], images: float | None = None) -> Figure | None:
-    """One path per twin, the mean of its layers; the slider moves a mark along each."""
-    traces: list[dict[str, Any]] = []
+def threshold(
+    curves: Sequence[ThresholdCurve], looks: Mapping[str, Look], images: float | None = None
+) -> Figure | None:
+    """Draw one path per twin, the mean over its layers; the slider moves a mark along each path."""
+    traces: list[Trace] = []
     for id_, look in looks.items():
-        path = _path([layer for layer in found if layer["twin"] == id_])
+        path = _path([curve for curve in curves if curve["twin"] == id_])
         if path:
             drawn = look.trace(path=True)
             shown = {"x": path["kept"], "y": path["discarded"], "customdata": path["tau"], "mode": "lines"}
@@ -132,27 +155,25 @@ def threshold(found: list[dict[str, Any]], looks: Mapping[str, Look], images: fl
         "What a threshold keeps",
         "The threshold rule keeps only the keys whose score is within tau of the row's largest score. Each line is a "
         "twin as tau grows from left to right, and the slider sets tau. Best is bottom left: few keys kept, and little "
-        "of softmax's weight lost. Where a twin runs no softmax, it is the weight that a softmax would give to its "
+        "of softmax's weight lost. For a twin without a softmax, it is the weight that a softmax would give to its "
         f"scores.{measured_on(images, 'test images per twin')}",
         (Panel(plot(traces, **axes), "Keys kept and weight lost, by tau"),),
         "range.threshold",
     )
 
 
-def _path(layers: list[dict[str, Any]]) -> dict[str, list[float]] | None:
-    if not layers:
-        return None
-    count = min(len(layer[key]) for layer in layers for key in ("tau", "kept", "discarded"))
+def _path(layers: Sequence[ThresholdCurve]) -> dict[str, list[float]] | None:
+    count = min((min(map(len, (each["tau"], each["kept"], each["discarded"]))) for each in layers), default=0)
 
-    def mean(key: str) -> list[float]:
+    def mean(key: Literal["kept", "discarded"]) -> list[float]:
         return [round(100 * sum(layer[key][i] for layer in layers) / len(layers), 3) for i in range(count)]
 
     return {"tau": layers[0]["tau"][:count], "kept": mean("kept"), "discarded": mean("discarded")} if count else None
 
 
-def distributions(found: list[dict[str, Any]]) -> Figure | None:
-    """Sorted by softmax's weight; the dashes are none of a twin's, because these are no twins."""
-    if not found:
+def distributions(rows: Sequence[Distribution]) -> Figure | None:
+    """Draw the weights of one row of scores under three rules; they are no twins, so their dashes differ."""
+    if not rows:
         return None
     colors = {"softmax": "softmax", "first order": "inline", "uniform": "", "threshold": "threshold"}
     dashes = {"uniform": "dot", "first order": "longdash"}
@@ -170,7 +191,7 @@ def distributions(found: list[dict[str, Any]]) -> Figure | None:
             "meta": {"label": each["name"]},
             "hovertemplate": f"{each['name']}: %{{y:.4f}}<extra></extra>",
         }
-        for each in found
+        for each in rows
     ]
     axes: dict[str, Any] = {
         "x": {"title": "keys, sorted by softmax's weight", "tickformat": "d"},
@@ -179,9 +200,9 @@ def distributions(found: list[dict[str, Any]]) -> Figure | None:
     return Figure(
         "distributions",
         "The same scores, three ways",
-        "The lines are the weights that softmax, its first order and equal weights give to one row of scores, a row of "
-        "median range from the first softmax twin, for one test image. If first order is closer to softmax than the "
-        "dotted uniform line is, a linear kernel is a fair substitute for this row.",
+        "The lines are three ways to turn one row of scores into weights: softmax, its first-order approximation, and "
+        "equal weights. The row is one of median range from the first softmax twin, for one test image. If first order "
+        "is closer to softmax than the dotted uniform line is, a linear kernel can replace softmax for this row.",
         (Panel(plot(traces, **axes), "Weights of one row under each distribution"),),
         "range.distributions",
         height=300,
