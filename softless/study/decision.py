@@ -64,17 +64,11 @@ def decide_pair(softmax: Group, linear: Group, spread: Spread, chance: float, ma
         assert apart is not None
         answer, because, would_tell = _judge(apart, spread, len(linear.accuracies), margin)
     return {
-        "softmax": softmax.id,
-        "linear": linear.id,
-        "labels": [softmax.label, linear.label],
-        "difference": None if apart is None else apart.difference,
-        "low": None if apart is None else apart.low,
-        "high": None if apart is None else apart.high,
-        "parameters": [softmax.parameters, linear.parameters],
-        "answer": answer,
-        "because": because,
-        "would_tell": would_tell,
-    }
+        "softmax": softmax.id, "linear": linear.id, "labels": [softmax.label, linear.label],
+        "difference": None if apart is None else apart.difference, "low": None if apart is None else apart.low,
+        "high": None if apart is None else apart.high, "parameters": [softmax.parameters, linear.parameters],
+        "answer": answer, "because": because, "would_tell": would_tell,
+    }  # fmt: skip
 
 
 def _judge(apart: Interval, spread: Spread, seeds: int, margin: float) -> tuple[str, str, str | None]:

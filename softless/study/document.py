@@ -16,29 +16,12 @@ from softless.data.images import Images
 from softless.errors import FileError
 from softless.io.files import write_json, write_text
 from softless.machine import circumstances, timestamp
+from softless.study import schema
 from softless.study.decision import decide
 from softless.study.examine import SampleImages, TwinExamination, png
 from softless.study.grid import GridResult
 from softless.study.page import write_page
 from softless.study.plan import Preset, StudyOptions
-from softless.study.schema import (
-    NAME,
-    SCHEMA,
-    CollinearPart,
-    Estimated,
-    ImageSizes,
-    LayerResult,
-    OwnSpeed,
-    RangeCurve,
-    RangePart,
-    SeedResult,
-    SpeedPart,
-    StudyDocument,
-    TwinResult,
-    TwinSpeed,
-    ViewerImage,
-    ViewerPart,
-)
 from softless.study.tables import estimate, groups, shared_spread, table_2, tables
 from softless.study.twin_run import RunRecord
 from softless.study.twins import patch_of, tokens_per_side
@@ -64,9 +47,9 @@ def assemble(
     in_windows: GridResult | None,
     examined: Examined,
     speed: Mapping[str, Any],
-    curves: list[RangeCurve],
+    curves: list[schema.RangeCurve],
     seconds: Mapping[str, float],
-) -> StudyDocument:
+) -> schema.StudyDocument:
     """Put the document of a study together, without its files; `in_windows` are the runs of table 4."""
     train, test = open_splits(options.data)
     by_twin, windows = groups(ran.records), in_windows or GridResult((), 0)
@@ -78,59 +61,41 @@ def assemble(
     induced: Any = [{"twin": id_, **row} for id_, twin in examined.items() for row in twin["induced"]]
     answered = [*tables(ran.records, windows.records), *table_2(masked, {twin["id"]: twin["label"] for twin in twins})]
     where = circumstances(sample.device)
-    document: StudyDocument = {
-        "schema": SCHEMA,
-        "command": options.command(sample.device),
-        "date": timestamp(),
-        "versions": where["versions"],
-        "machine": where["machine"],
-        "seed": options.seed,
-        "preset": options.preset,
+    document: schema.StudyDocument = {
+        "schema": schema.SCHEMA, "command": options.command(sample.device), "date": timestamp(),
+        "versions": where["versions"], "machine": where["machine"], "seed": options.seed, "preset": options.preset,
         "data": {
-            "name": "digits" if options.data is None else Path(options.data).name,
-            "train": len(train),
-            "test": len(test),
-            "classes": list(train.classes),
-            "image_size": recipe.image_size,
-            "patch": patch_of(recipe),
-            "grid": [side, side],
-            "came": original_sizes((train, test)),
-            "tokens": tokens,
-            "recipe": recipe_name,
-            "epochs": recipe.all_epochs,
-            "chance": chance,
+            "name": "digits" if options.data is None else Path(options.data).name, "train": len(train),
+            "test": len(test), "classes": list(train.classes), "image_size": recipe.image_size,
+            "patch": patch_of(recipe), "grid": [side, side], "came": original_sizes((train, test)), "tokens": tokens,
+            "recipe": recipe_name, "epochs": recipe.all_epochs, "chance": chance,
             "split": SPLIT if options.data in (None, "digits") else None,
         },
-        "decision": decide(by_twin, spread, chance=chance, margin=options.margin),
-        "verdict": [],
-        "twins": twins,
+        "decision": decide(by_twin, spread, chance=chance, margin=options.margin), "verdict": [], "twins": twins,
         "tables": sorted(answered, key=lambda table: int(table["id"] or 0)),
         "examined": {
             "images": max((twin["images"] for twin in examined.values()), default=0),
             "masked": min(preset.masked, len(sample.images.labels)),
         },
-        "layers": layer_results(examined),
-        "mask_out": masked,
-        "induced": induced,
-        "collinear": collinear(examined),
+        "layers": layer_results(examined), "mask_out": masked, "induced": induced, "collinear": collinear(examined),
         "range": score_ranges(examined, curves),
         "viewer": viewer(examined, shown_images(sample, test, preset.shown), [side, side]),
-        "speed": cast("SpeedPart", {**speed, "own": own_speed(twins, ran.records, seconds, tokens)}),
+        "speed": cast("schema.SpeedPart", {**speed, "own": own_speed(twins, ran.records, seconds, tokens)}),
         "files": {},
-    }
+    }  # fmt: skip
     left, others = ran.left + windows.left, groups(windows.records).values()
     document["verdict"] = verdict(document, by_twin, spread, left, others)
     return document
 
 
-def write(folder: Path, document: StudyDocument) -> Path:
+def write(folder: Path, document: schema.StudyDocument) -> Path:
     """Write the CSV files, report.json and the page; return the path of the page."""
     document["files"] = dict(write_csvs(folder, document))
-    write_json(folder / NAME, document)
+    write_json(folder / schema.NAME, document)
     return write_page(folder)
 
 
-def twin_results(records: Sequence[RunRecord]) -> list[TwinResult]:
+def twin_results(records: Sequence[RunRecord]) -> list[schema.TwinResult]:
     """Return one entry per twin: its runs, their mean accuracy, and the cost of one image."""
     by_twin = groups(records)
     spread = shared_spread(by_twin)
@@ -140,7 +105,7 @@ def twin_results(records: Sequence[RunRecord]) -> list[TwinResult]:
     ]
 
 
-def _twin(runs: Any, accuracy: Estimated) -> TwinResult:
+def _twin(runs: Any, accuracy: schema.Estimated) -> schema.TwinResult:
     recipe = from_document(runs[0]["recipe"])
     seconds = [run["seconds"] for run in runs if run["status"] == "done" and run["seconds"] is not None]
     counted = anatomy(recipe.model.name, (recipe.image_size, recipe.image_size), **model_options(recipe.model))
@@ -149,12 +114,12 @@ def _twin(runs: Any, accuracy: Estimated) -> TwinResult:
         "macs": counted.total.macs,
         "seconds_per_epoch": fmean(seconds) / recipe.all_epochs if seconds else None,
         "accuracy": accuracy,
-        "seeds": [{key: run[key] for key in SeedResult.__annotations__} for run in runs],
+        "seeds": [{key: run[key] for key in schema.SeedResult.__annotations__} for run in runs],
     }
-    return cast("TwinResult", {**runs[0]["twin"], **results})
+    return cast("schema.TwinResult", {**runs[0]["twin"], **results})
 
 
-def layer_results(examined: Examined) -> list[LayerResult]:
+def layer_results(examined: Examined) -> list[schema.LayerResult]:
     """Return the layers of all twins; the verdict on a linear kernel stays only where a layer runs a softmax."""
     layers: Any = [{"twin": id_, **layer} for id_, twin in examined.items() for layer in twin["layers"]]
     for layer in layers:
@@ -162,7 +127,7 @@ def layer_results(examined: Examined) -> list[LayerResult]:
     return layers
 
 
-def score_ranges(examined: Examined, curves: list[RangeCurve]) -> RangePart:
+def score_ranges(examined: Examined, curves: list[schema.RangeCurve]) -> schema.RangePart:
     """Return the score ranges of all layers, the curves on random scores, and what a threshold keeps."""
     layers = [(id_, layer) for id_, twin in examined.items() for layer in twin["layers"]]
     rows = [twin["row"]["weights"] for id_, twin in examined.items() if id_.startswith("softmax")]
@@ -186,13 +151,13 @@ def score_ranges(examined: Examined, curves: list[RangeCurve]) -> RangePart:
     }
 
 
-def collinear(examined: Examined) -> CollinearPart | None:
+def collinear(examined: Examined) -> schema.CollinearPart | None:
     """Return figure 1 on the keys of the twin that divides, or else of the first twin; None without a twin."""
     twin = next((id_ for id_ in ("linear-relu", *examined) if id_ in examined), None)
-    return None if twin is None else cast("CollinearPart", {"twin": twin, **examined[twin]["collinear"]})
+    return None if twin is None else cast("schema.CollinearPart", {"twin": twin, **examined[twin]["collinear"]})
 
 
-def shown_images(sample: SampleImages, test: Images, count: int) -> list[ViewerImage]:
+def shown_images(sample: SampleImages, test: Images, count: int) -> list[schema.ViewerImage]:
     """Return one image per class for the attention viewer."""
     return [
         {
@@ -204,14 +169,14 @@ def shown_images(sample: SampleImages, test: Images, count: int) -> list[ViewerI
     ]
 
 
-def viewer(examined: Examined, images: list[ViewerImage], grid: list[int]) -> ViewerPart | None:
+def viewer(examined: Examined, images: list[schema.ViewerImage], grid: list[int]) -> schema.ViewerPart | None:
     """Return the attention maps of the twins whose tokens are the whole picture in every layer."""
     every: Any = [{"twin": id_, **each} for id_, twin in examined.items() for each in twin["maps"]]
     maps = [each for each in every if len(each["row_max"]) >= grid[0] * grid[1]]
     return {"grid": grid, "images": images, "maps": maps} if maps else None
 
 
-def original_sizes(splits: Sequence[Images]) -> ImageSizes | None:
+def original_sizes(splits: Sequence[Images]) -> schema.ImageSizes | None:
     """Return the smallest, median and largest size [width, height] by area, of at most SIZED images, evenly chosen."""
     sizes = []
     for split in splits:
@@ -226,8 +191,8 @@ def original_sizes(splits: Sequence[Images]) -> ImageSizes | None:
 
 
 def own_speed(
-    twins: Sequence[TwinResult], records: Sequence[RunRecord], inference: Mapping[str, float], tokens: int
-) -> OwnSpeed:
+    twins: Sequence[schema.TwinResult], records: Sequence[RunRecord], inference: Mapping[str, float], tokens: int
+) -> schema.OwnSpeed:
     """Return the seconds per image of each twin; a ratio is the softmax twin's time divided by the twin's own."""
     together = {record["twin"]["id"]: record["together"] for record in records}
     images = {record["twin"]["id"]: record["images"]["train"] for record in records if record["images"]}
@@ -237,22 +202,18 @@ def own_speed(
         if twin["seconds_per_epoch"] and twin["id"] in images
     }
 
-    def ratio(seconds: Mapping[str, float], twin: TwinResult) -> float | None:
+    def ratio(seconds: Mapping[str, float], twin: schema.TwinResult) -> float | None:
         softmax, own = seconds.get("softmax-local" if twin["local"] else "softmax"), seconds.get(twin["id"])
         return None if softmax is None or own is None else softmax / own
 
-    rows: list[TwinSpeed] = [
+    rows: list[schema.TwinSpeed] = [
         {
-            "twin": twin["id"],
-            "label": twin["label"],
-            "training_seconds": training.get(twin["id"]),
-            "inference_seconds": inference.get(twin["id"]),
-            "training_ratio": ratio(training, twin),
-            "inference_ratio": ratio(inference, twin),
-            "together": together[twin["id"]],
+            "twin": twin["id"], "label": twin["label"], "training_seconds": training.get(twin["id"]),
+            "inference_seconds": inference.get(twin["id"]), "training_ratio": ratio(training, twin),
+            "inference_ratio": ratio(inference, twin), "together": together[twin["id"]],
         }
         for twin in twins
-    ]
+    ]  # fmt: skip
     return {"tokens": tokens, "rows": rows}
 
 

@@ -182,14 +182,10 @@ def time_mechanisms(plan: TimingPlan, seed: int, device: str, advance: Advance) 
     by_case = sorted(laps, key=lambda lap: (lap.label, -lap.head_dim))  # stable: lengths stay in order
     trends = [speed.trend(list(group)) for _, group in groupby(by_case, key=lambda lap: (lap.label, lap.head_dim))]
     return {
-        "dtype": "float32",
-        "threads": used,
-        "heads": plan.heads,
-        "head_dim": plan.head_dim,
-        "tokens": list(plan.tokens),
-        "laps": [asdict(lap) for lap in laps],
+        "dtype": "float32", "threads": used, "heads": plan.heads, "head_dim": plan.head_dim,
+        "tokens": list(plan.tokens), "laps": [asdict(lap) for lap in laps],
         "trends": [asdict(trend) for trend in trends],
-    }
+    }  # fmt: skip
 
 
 def _race(

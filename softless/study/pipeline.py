@@ -112,16 +112,12 @@ class Study:
         """Train every twin from every seed, until time.monotonic() is `ends`."""
         options = self.options
         return run_grid(
-            options.out / folder,
-            recipe,
-            twins,
-            data=options.data,
+            options.out / folder, recipe, twins, data=options.data,
             seeds=range(options.seed, options.seed + self.preset.seeds),
             runtime=Runtime(device=self.device, workers=options.workers, graph=self.device == "cuda"),
             minutes=None if ends is None else max(ends - time.monotonic(), 0.0) / 60,
-            pack=options.pack or (min(os.cpu_count() or 1, 4) if self.device == "cpu" else 1),
-            watch=watch,
-        )
+            pack=options.pack or (min(os.cpu_count() or 1, 4) if self.device == "cpu" else 1), watch=watch,
+        )  # fmt: skip
 
     def _sample(self, watch: GridWatcher) -> SampleImages:
         """Load the test images that the grid decoded; decode them again if they were lost since."""

@@ -113,15 +113,10 @@ def _group(id_: str, runs: list[RunRecord]) -> Group:
     answers = [Answers(**answers).bits() for run in done if (answers := run.get("answers"))]
     complete = len(answers) == len(done) > 0 and len({len(bits) for bits in answers}) == 1
     return Group(
-        id_,
-        runs[0]["twin"]["label"],
-        tuple(100 * (run["accuracy"] or 0.0) for run in done),
-        len(runs),
-        instead(run["status"] for run in runs),
-        max((run.get("parameters") or 0 for run in runs), default=0) or None,
-        tuple(_percentages(run) for run in done),
-        np.stack(answers) if complete else None,
-    )
+        id_, runs[0]["twin"]["label"], tuple(100 * (run["accuracy"] or 0.0) for run in done), len(runs),
+        instead(run["status"] for run in runs), max((run.get("parameters") or 0 for run in runs), default=0) or None,
+        tuple(_percentages(run) for run in done), np.stack(answers) if complete else None,
+    )  # fmt: skip
 
 
 def _percentages(run: RunRecord) -> Curve:
@@ -262,14 +257,9 @@ def _table(question: Question, twins: Mapping[str, Group], spread: Spread) -> Pa
         for row, id_ in zip(rows, ids, strict=True):
             row.insert(1, twins[id_].parameters)
     return {
-        "id": question.id,
-        "title": question.title,
-        "says": " ".join(compare(a, b, spread) for a, b in pairs),
-        "columns": columns,
-        "rows": rows,
-        "paper": question.paper,
-        "setting": question.setting,
-    }
+        "id": question.id, "title": question.title, "says": " ".join(compare(a, b, spread) for a, b in pairs),
+        "columns": columns, "rows": rows, "paper": question.paper, "setting": question.setting,
+    }  # fmt: skip
 
 
 def _row(group: Group, softmax: Group | None, paper: float | None) -> list[object]:

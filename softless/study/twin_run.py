@@ -255,24 +255,10 @@ def _record(run: TwinRun, scores: Mapping[str, Any], parameters: int, wall: floa
     training, where = Run(run.training), circumstances(run.runtime.device, "timm")
     about = training.read() if training.about.exists() else {}
     return {
-        "schema": SCHEMA,
-        "twin": asdict(run.twin),
-        "seed": run.seed,
-        "status": scores["status"],
-        "reason": scores.get("reason"),
-        "accuracy": scores.get("accuracy"),
-        "loss": scores.get("loss"),
-        "seconds": scores.get("seconds"),
-        "skipped": scores.get("skipped"),
-        "answers": scores.get("answers"),
-        "curve": _curve(training),
-        "parameters": parameters,
-        "wall_seconds": round(wall, 3),
-        "together": run.together,
-        "recipe": to_document(run.recipe),
-        "data": run.data,
-        "images": about.get("images"),
-        "fingerprint": about.get("fingerprint"),
-        "versions": where["versions"],
-        "machine": where["machine"],
-    }
+        "schema": SCHEMA, "twin": asdict(run.twin), "seed": run.seed, "status": scores["status"],
+        "reason": scores.get("reason"), "accuracy": scores.get("accuracy"), "loss": scores.get("loss"),
+        "seconds": scores.get("seconds"), "skipped": scores.get("skipped"), "answers": scores.get("answers"),
+        "curve": _curve(training), "parameters": parameters, "wall_seconds": round(wall, 3), "together": run.together,
+        "recipe": to_document(run.recipe), "data": run.data, "images": about.get("images"),
+        "fingerprint": about.get("fingerprint"), "versions": where["versions"], "machine": where["machine"],
+    }  # fmt: skip

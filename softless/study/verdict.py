@@ -5,21 +5,8 @@ from statistics import fmean
 
 from softless.report import units
 from softless.report.units import listed
+from softless.study import schema
 from softless.study.decision import CANNOT, FAIR, gain, points, span
-from softless.study.schema import (
-    DecisionPart,
-    Estimated,
-    FairPair,
-    Finding,
-    LapResult,
-    LayerResult,
-    MaskedAccuracy,
-    RangeCurve,
-    SmallTable,
-    SpeedPart,
-    StudyDocument,
-    TwinResult,
-)
 from softless.study.tables import Group, Spread, compare, named
 
 REFERENCE = "SDPA"
@@ -29,8 +16,12 @@ FEW = 0.05  # confused pairs: fewer would be shown as 0.0
 
 
 def verdict(
-    document: StudyDocument, twins: Mapping[str, Group], spread: Spread, left: int, in_windows: Collection[Group] = ()
-) -> list[Finding]:
+    document: schema.StudyDocument,
+    twins: Mapping[str, Group],
+    spread: Spread,
+    left: int,
+    in_windows: Collection[Group] = (),
+) -> list[schema.Finding]:
     """Write one row per subject that has numbers. `in_windows` are the twins of table 4, from a grid of their own."""
     decision, speed, ranges = document["decision"], document["speed"], document["range"]
     assert decision is not None and speed is not None and ranges is not None  # noqa: PT018
@@ -39,7 +30,7 @@ def verdict(
     answer = CANNOT if headline is None else decision["pairs"][headline]["answer"]
     sentences = answer_in_words(decision, twins, document["data"]["test"])
     threads = document["machine"]["threads"]
-    rows: list[Finding] = [
+    rows: list[schema.Finding] = [
         {"about": "Softmax", "says": sentences, "answer": answer},
         {"about": "Local residual", "says": _residual(twins, spread)},
         {"about": "Dividing", "says": _dividing(twins, spread)},
@@ -55,7 +46,7 @@ def verdict(
     return [row for row in rows if row["says"]]
 
 
-def answer_in_words(decision: DecisionPart, twins: Mapping[str, Group], test_images: float | None) -> str:
+def answer_in_words(decision: schema.DecisionPart, twins: Mapping[str, Group], test_images: float | None) -> str:
     """Write the first row of the verdict: the answer with its numbers, then the other pair."""
     margin, pairs = decision["margin"], decision["pairs"]
     if decision["headline"] is None:
@@ -70,7 +61,7 @@ def answer_in_words(decision: DecisionPart, twins: Mapping[str, Group], test_ima
     return " ".join(said)
 
 
-def _reasons(pair: FairPair) -> list[str]:
+def _reasons(pair: schema.FairPair) -> list[str]:
     """Say why a pair cannot be decided, and what would tell."""
     if pair["answer"] != CANNOT:
         return []
@@ -78,7 +69,7 @@ def _reasons(pair: FairPair) -> list[str]:
     return [f"Why: {pair['because']}.", *would_tell]
 
 
-def _numbers(pair: FairPair, twins: Mapping[str, Group], margin: float, test_images: float | None) -> str:
+def _numbers(pair: schema.FairPair, twins: Mapping[str, Group], margin: float, test_images: float | None) -> str:
     softmax, linear = twins[pair["softmax"]], twins[pair["linear"]]
     if softmax.mean is None or linear.mean is None:
         return f"{linear.label} and {softmax.label} cannot be compared"
@@ -93,7 +84,7 @@ def _numbers(pair: FairPair, twins: Mapping[str, Group], margin: float, test_ima
     return says
 
 
-def _kind(pair: FairPair) -> str:
+def _kind(pair: schema.FairPair) -> str:
     return "With the local residual" if pair["linear"].endswith("-local") else "Without the local residual"
 
 
@@ -119,7 +110,7 @@ def _dividing(twins: Mapping[str, Group], spread: Spread) -> str:
     return " ".join(compare(twins["softmax"], twins[id_], spread) for id_ in both)
 
 
-def _queries(layers: Sequence[LayerResult], twins: Sequence[TwinResult]) -> str:
+def _queries(layers: Sequence[schema.LayerResult], twins: Sequence[schema.TwinResult]) -> str:
     """Count confused pairs per image and head, in the worst layer of each twin (probes/confusion.py)."""
     counts: dict[str, float] = {}
     for twin in twins:
@@ -138,7 +129,9 @@ def _queries(layers: Sequence[LayerResult], twins: Sequence[TwinResult]) -> str:
     )
 
 
-def _neighbors(rows: Sequence[MaskedAccuracy], twins: Sequence[TwinResult]) -> tuple[str, SmallTable | None]:
+def _neighbors(
+    rows: Sequence[schema.MaskedAccuracy], twins: Sequence[schema.TwinResult]
+) -> tuple[str, schema.SmallTable | None]:
     """Return a sentence, and a table of the accuracy that hidden keys cost."""
     lost: list[tuple[str, float, float]] = []
     for twin in twins:
@@ -153,7 +146,7 @@ def _neighbors(rows: Sequence[MaskedAccuracy], twins: Sequence[TwinResult]) -> t
     return says, {"columns": ["twin", "the 3 x 3 around it", "9 keys elsewhere"], "rows": ranked}
 
 
-def _range(layers: Sequence[LayerResult], curves: Sequence[RangeCurve]) -> str:
+def _range(layers: Sequence[schema.LayerResult], curves: Sequence[schema.RangeCurve]) -> str:
     own = [layer for layer in layers if layer["twin"] == "softmax"]
     safe = next((curve["safe_range"] for curve in curves if curve["label"] == "inline"), None)
     says = ""
@@ -171,12 +164,12 @@ def _range(layers: Sequence[LayerResult], curves: Sequence[RangeCurve]) -> str:
     return says.strip()
 
 
-def _speed(part: SpeedPart) -> str:
+def _speed(part: schema.SpeedPart) -> str:
     """Describe the speed at the twins' own number of tokens, where inline passes SDPA, and at the longest input."""
     return " ".join(filter(None, (_own_speed(part), _crossover(part), _longest(part))))
 
 
-def _own_speed(part: SpeedPart) -> str:
+def _own_speed(part: schema.SpeedPart) -> str:
     own, sentences = part.get("own"), []
     if own is None:
         return ""
@@ -192,7 +185,7 @@ def _own_speed(part: SpeedPart) -> str:
     return f"at the {own['tokens']:,} tokens of these twins, {'; '.join(sentences)}{shared}."
 
 
-def _crossover(part: SpeedPart) -> str:
+def _crossover(part: schema.SpeedPart) -> str:
     trend, tokens = next((trend for trend in part["trends"] or [] if trend["label"] == "inline"), None), part["tokens"]
     if trend is None or tokens is None or len(tokens) < 2:
         return ""
@@ -203,7 +196,7 @@ def _crossover(part: SpeedPart) -> str:
     return f"Timed alone, inline is faster than SDPA from about {trend['crossover']:,} tokens on."
 
 
-def _longest(part: SpeedPart) -> str:
+def _longest(part: schema.SpeedPart) -> str:
     longest, laps = _longest_laps(part)
     times = {label: lap["seconds"] for label, lap in laps.items() if lap["seconds"] is not None}
     reference = times.pop(REFERENCE, None)
@@ -221,7 +214,7 @@ def _longest(part: SpeedPart) -> str:
     return says + (f" Slower than SDPA there: {', '.join(slower)}." if slower else "")
 
 
-def _memory(part: SpeedPart) -> str:
+def _memory(part: schema.SpeedPart) -> str:
     longest, laps = _longest_laps(part)
     sizes = {label: lap["peak_bytes"] for label, lap in laps.items() if lap["peak_bytes"]}
     reference = sizes.pop(REFERENCE, None)
@@ -234,7 +227,7 @@ def _memory(part: SpeedPart) -> str:
     return f"at {longest:,} tokens SDPA takes {units.size(reference)}, {others}."
 
 
-def _longest_laps(part: SpeedPart) -> tuple[int, dict[str, LapResult]]:
+def _longest_laps(part: schema.SpeedPart) -> tuple[int, dict[str, schema.LapResult]]:
     """Return the largest number of tokens, and the laps there by label; softmax itself is left out, SDPA stays."""
     longest = max(part["tokens"] or [0])
     laps = [lap for lap in part["laps"] if (lap["tokens"], lap["head_dim"]) == (longest, part["head_dim"])]
@@ -252,7 +245,7 @@ def _training(twins: Iterable[Group], margin: float) -> str:
     )
 
 
-def _trust(part: SpeedPart, threads: int, twins: Iterable[Group], spread: Spread) -> str:
+def _trust(part: schema.SpeedPart, threads: int, twins: Iterable[Group], spread: Spread) -> str:
     says = ""
     if spread.deviation is not None:
         says = (
@@ -274,7 +267,7 @@ def ratio(value: float) -> str:
     return f"{value:.2f}" if value < 0.995 else f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
 
 
-def _mean(estimated: Estimated | None) -> float:
+def _mean(estimated: schema.Estimated | None) -> float:
     assert estimated is not None
     assert estimated["mean"] is not None
     return estimated["mean"]

@@ -75,27 +75,15 @@ def page(document: StudyDocument, csv_files: dict[str, str]) -> str:
     environment = Environment(loader=PackageLoader("softless.study.page", "static"), autoescape=True)
     environment.filters |= {name: getattr(text, name) for name in FILTERS}
     return environment.get_template("study.html").render(
-        report=document,
-        sections=sections,
-        id=id,
-        looks=list(twins.values()),
-        dark=DARK,
+        report=document, sections=sections, id=id, looks=list(twins.values()), dark=DARK,
         numbers={figure.id: number for number, figure in enumerate(figures, start=1)},
-        table_numbers={id(table): number for number, table in enumerate(tables, start=1)},
-        tables=paper_tables,
-        links={name: _link(*part, csv_files) for name, part in parts.items()},
-        layers=text.layers(document, twins),
-        viewer_layers=figure_attention.viewer_layers(document),
-        decision=text.decision(document),
-        facts=text.facts(document),
-        images=text.images(document),
-        origin=text.origin(document),
-        css=_trusted(_static("study.css")),
-        plotly=_trusted(get_plotlyjs()),
-        script=_trusted("\n".join(map(_static, SCRIPTS))),
-        report_json=_inert(document),
-        figure_json=_inert(drawn),
-    )
+        table_numbers={id(table): number for number, table in enumerate(tables, start=1)}, tables=paper_tables,
+        links={name: _link(*part, csv_files) for name, part in parts.items()}, layers=text.layers(document, twins),
+        viewer_layers=figure_attention.viewer_layers(document), decision=text.decision(document),
+        facts=text.facts(document), images=text.images(document), origin=text.origin(document),
+        css=_trusted(_static("study.css")), plotly=_trusted(get_plotlyjs()),
+        script=_trusted("\n".join(map(_static, SCRIPTS))), report_json=_inert(document), figure_json=_inert(drawn),
+    )  # fmt: skip
 
 
 def _as_json(figure: Figure) -> dict[str, Any]:

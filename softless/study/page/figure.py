@@ -115,36 +115,21 @@ def plot(traces: Sequence[Trace], *, x: dict[str, Any], y: dict[str, Any], **lay
     return Figure(
         data=[{"type": "scatter", **trace} for trace in traces],
         layout={
-            "template": "none",
-            "font": {"family": FONT, "size": 13, "color": INK},
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "margin": {"l": 56, "r": 16, "t": 16, "b": 48},
-            "hovermode": "closest",
-            "hoverlabel": {"align": "left", "font": {"family": FONT, "size": 13}},
-            "showlegend": False,
-            "xaxis": _axis({"showgrid": False, "zeroline": False} | x),
-            "yaxis": _axis(y),
-            **layout,
+            "template": "none", "font": {"family": FONT, "size": 13, "color": INK}, "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)", "margin": {"l": 56, "r": 16, "t": 16, "b": 48}, "hovermode": "closest",
+            "hoverlabel": {"align": "left", "font": {"family": FONT, "size": 13}}, "showlegend": False,
+            "xaxis": _axis({"showgrid": False, "zeroline": False} | x), "yaxis": _axis(y), **layout,
         },
-    )
+    )  # fmt: skip
 
 
 def _axis(options: dict[str, Any]) -> dict[str, Any]:
     return {
-        "gridcolor": FAINT,
-        "linecolor": GRAYS[1],
-        "tickcolor": GRAYS[1],
-        "zerolinecolor": GRAYS[2],
-        "ticks": "outside",
-        "ticklen": 4,
-        "tickfont": {"color": GRAYS[0], "size": 12},
-        "automargin": True,
-        "exponentformat": "none",
-        "fixedrange": True,
-        **options,
+        "gridcolor": FAINT, "linecolor": GRAYS[1], "tickcolor": GRAYS[1], "zerolinecolor": GRAYS[2], "ticks": "outside",
+        "ticklen": 4, "tickfont": {"color": GRAYS[0], "size": 12}, "automargin": True, "exponentformat": "none",
+        "fixedrange": True, **options,
         "title": {"text": options.get("title", ""), "font": {"color": GRAYS[0], "size": 13}, "standoff": 10},
-    }
+    }  # fmt: skip
 
 
 def means(estimates: Iterable[Estimated | None], factor: float = 1) -> list[float | None]:
@@ -236,12 +221,9 @@ class Look:
     def trace(self, **meta: Any) -> Trace:
         """Return what every trace of this twin shares; the legend of the page finds traces by `meta.twin`."""
         return {
-            "name": self.label,
-            "showlegend": False,
-            "line": {"color": self.color, "dash": self.dash, "width": 2.2},
-            "marker": {"color": self.color, "symbol": self.mark, "size": 9},
-            "meta": {"twin": self.id, **meta},
-        }
+            "name": self.label, "showlegend": False, "line": {"color": self.color, "dash": self.dash, "width": 2.2},
+            "marker": {"color": self.color, "symbol": self.mark, "size": 9}, "meta": {"twin": self.id, **meta},
+        }  # fmt: skip
 
 
 def mechanism_of(label: str) -> str:

@@ -4,23 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from softless.report.units import listed
-from softless.study.page.figure import (
-    POINTS,
-    Figure,
-    Look,
-    Panel,
-    Pick,
-    Section,
-    Table,
-    Trace,
-    has_numbers,
-    means,
-    measured_on,
-    percent_axis,
-    plot,
-    span,
-    whiskers,
-)
+from softless.study.page import figure as draw
+from softless.study.page.figure import Figure, Look, Panel, Pick, Section, Table, Trace
 from softless.study.page.text import MISSING, short
 from softless.study.schema import StudyDocument, TwinResult
 
@@ -30,7 +15,7 @@ COSTS: dict[Cost, tuple[str, str, str]] = {
     "macs": ("multiply-adds", "multiply-adds per image", "~s"),
     "parameters": ("parameters", "parameters", "~s"),
 }
-AXIS = f"The accuracy axis spans at least {POINTS:g} points, so that small differences look small."
+AXIS = f"The accuracy axis spans at least {draw.POINTS:g} points, so that small differences look small."
 
 
 def section(document: StudyDocument, looks: Mapping[str, Look]) -> Section:
@@ -38,14 +23,10 @@ def section(document: StudyDocument, looks: Mapping[str, Look]) -> Section:
     twins, test = document["twins"], document["data"].get("test")
     figures = tuple(figure for figure in (cost(twins, looks, test), learning(twins, looks, test)) if figure)
     return Section(
-        "accuracy",
-        "What each twin reaches, and what it costs",
-        "Accuracy and cost",
-        shared(twins),
-        figures,
+        "accuracy", "What each twin reaches, and what it costs", "Accuracy and cost", shared(twins), figures,
         "" if figures else "No accuracies: this study trained no twins.",
         tables=(numbers(twins, test),) if figures else (),
-    )
+    )  # fmt: skip
 
 
 def shared(twins: Sequence[TwinResult]) -> str:
@@ -65,24 +46,21 @@ def shared(twins: Sequence[TwinResult]) -> str:
 
 def cost(twins: Sequence[TwinResult], looks: Mapping[str, Look], test: float | None = None) -> Figure | None:
     """Draw one mark per twin; a switch chooses the cost."""
-    known = [key for key in COSTS if has_numbers(twin.get(key) for twin in twins)]
-    if not known or not has_numbers(means(twin["accuracy"] for twin in twins)):
+    known = [key for key in COSTS if draw.has_numbers(twin.get(key) for twin in twins)]
+    if not known or not draw.has_numbers(draw.means(twin["accuracy"] for twin in twins)):
         return None
     traces = [trace for key in known for trace in _marks(twins, key, looks, shown=key == known[0])]
     picks = tuple(
         Pick(key, COSTS[key][0], {f"xaxis.{name}": value for name, value in _axis(twins, key).items()}) for key in known
     )
     about = "; ".join(f"{twin['label']} {_percent(twin)}" for twin in twins)
-    y = percent_axis(twin["accuracy"] for twin in twins)
+    y = draw.percent_axis(twin["accuracy"] for twin in twins)
     return Figure(
-        "cost",
-        "Accuracy against cost",
-        f"Higher is more accurate; further left is cheaper. {_certainty(twins)} {AXIS}{measured_on(test)}",
-        (Panel(plot(traces, x=_axis(twins, known[0]), y=y), f"Accuracy of each twin: {about}"),),
-        "twins",
-        height=420,
-        picks=picks if len(picks) > 1 else (),
-    )
+        "cost", "Accuracy against cost",
+        f"Higher is more accurate; further left is cheaper. {_certainty(twins)} {AXIS}{draw.measured_on(test)}",
+        (Panel(draw.plot(traces, x=_axis(twins, known[0]), y=y), f"Accuracy of each twin: {about}"),), "twins",
+        height=420, picks=picks if len(picks) > 1 else (),
+    )  # fmt: skip
 
 
 def _certainty(twins: Sequence[TwinResult]) -> str:
@@ -98,13 +76,13 @@ def _axis(twins: Sequence[TwinResult], key: Cost) -> dict[str, Any]:
 
 
 def _marks(twins: Sequence[TwinResult], key: Cost, looks: Mapping[str, Look], *, shown: bool) -> list[Trace]:
-    drawn = [twin for twin in twins if twin.get(key) is not None and means([twin["accuracy"]])[0] is not None]
+    drawn = [twin for twin in twins if twin.get(key) is not None and draw.means([twin["accuracy"]])[0] is not None]
     return [
         looks[twin["id"]].trace(pick=key, label=twin["label"])
         | {
             "x": [twin[key]],
-            "y": means([twin["accuracy"]], 100),
-            "error_y": whiskers([twin["accuracy"]], 100) | {"color": looks[twin["id"]].color},
+            "y": draw.means([twin["accuracy"]], 100),
+            "error_y": draw.whiskers([twin["accuracy"]], 100) | {"color": looks[twin["id"]].color},
             "mode": "markers",
             "visible": shown,
             "hovertemplate": f"<b>{twin['label']}</b><br>%{{y:.1f}}% at %{{x:.3s}} {COSTS[key][1]}<extra></extra>",
@@ -114,7 +92,7 @@ def _marks(twins: Sequence[TwinResult], key: Cost, looks: Mapping[str, Look], *,
 
 
 def _percent(twin: TwinResult) -> str:
-    (mean,) = means([twin["accuracy"]], 100)
+    (mean,) = draw.means([twin["accuracy"]], 100)
     return "not measured" if mean is None else f"{mean:.1f}%"
 
 
@@ -134,17 +112,14 @@ def learning(twins: Sequence[TwinResult], looks: Mapping[str, Look], test: float
     if not traces:
         return None
     heights = [y for trace in traces for y in trace["y"]]
-    y = {"title": "accuracy, %", "range": span(heights, least=POINTS, most=101)}
+    y = {"title": "accuracy, %", "range": draw.span(heights, least=draw.POINTS, most=101)}
     return Figure(
-        "learning",
-        "How fast the twins learn",
+        "learning", "How fast the twins learn",
         "Each line is a twin's accuracy after each epoch of training, averaged over its seeds. A line that still rises "
-        f"at the right end was stopped early.{measured_on(test)}",
-        (Panel(plot(traces, x={"title": "epoch"}, y=y), "Accuracy of each twin by epoch"),),
-        "curves",
-        height=320,
+        f"at the right end was stopped early.{draw.measured_on(test)}",
+        (Panel(draw.plot(traces, x={"title": "epoch"}, y=y), "Accuracy of each twin by epoch"),), "curves", height=320,
         within="twins",
-    )
+    )  # fmt: skip
 
 
 def numbers(twins: Sequence[TwinResult], test: float | None) -> Table:
@@ -154,28 +129,20 @@ def numbers(twins: Sequence[TwinResult], test: float | None) -> Table:
         accuracy = twin["accuracy"]
         low, high = (accuracy.get("low"), accuracy.get("high")) if accuracy else (None, None)
         between = MISSING if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f}"
-        (mean,) = means([accuracy], 100)
+        (mean,) = draw.means([accuracy], 100)
         rows.append(
             (
-                twin["label"],
-                short(mean, ".1f"),
-                between,
-                str(len(twin.get("seeds") or [])),
-                short(twin.get("parameters"), ",.0f"),
-                short(twin.get("macs"), ",.0f"),
+                twin["label"], short(mean, ".1f"), between, str(len(twin.get("seeds") or [])),
+                short(twin.get("parameters"), ",.0f"), short(twin.get("macs"), ",.0f"),
                 short(twin.get("seconds_per_epoch"), ".2f"),
             )
-        )
+        )  # fmt: skip
     columns = (
         "twin", "accuracy, %", "95% interval", "seeds", "parameters", "multiply-adds per image", "seconds per epoch",
     )  # fmt: skip
     alone = any(row[2] == MISSING and row[1] != MISSING for row in rows)
     notes = (f"{MISSING} in the interval: a single seed has none.",) if alone else ()
     return Table(
-        "The twins in numbers",
-        f"Accuracy after the last epoch.{measured_on(test)}",
-        columns,
-        tuple(rows),
-        notes,
+        "The twins in numbers", f"Accuracy after the last epoch.{draw.measured_on(test)}", columns, tuple(rows), notes,
         "twins",
-    )
+    )  # fmt: skip

@@ -9,19 +9,8 @@ from math import ceil
 from softless.errors import FileError
 from softless.report.page import GRAYS, INK
 from softless.report.units import listed
-from softless.study.page.figure import (
-    Figure,
-    Look,
-    Panel,
-    Pick,
-    Section,
-    Trace,
-    layer_names,
-    look_of,
-    measured_on,
-    mechanism_color,
-    plot,
-)
+from softless.study.page import figure as draw
+from softless.study.page.figure import Figure, Look, Panel, Pick, Section, Trace
 from softless.study.schema import CollinearPart, CollinearRow, LayerResult, StudyDocument
 
 MOST_TICKS = 9  # in a small histogram
@@ -34,17 +23,13 @@ def section(document: StudyDocument, looks: Mapping[str, Look]) -> Section:
     figures = tuple(figure for figure in (pair, counted) if figure)
     remark = told_apart(document, looks)
     return Section(
-        "queries",
-        "Which queries it confuses",
-        "Queries",
+        "queries", "Which queries it confuses", "Queries",
         f"A mechanism confuses two different queries if their rows of weights are less than {SAME:g} apart (Euclidean "
         "distance), and tells them apart otherwise. Linear attention divides each row by its sum, which cancels the "
         "length of the query: with a feature map such as relu, a query and its double get the same row. InLine "
-        "subtracts instead, and tells the two apart.",
-        figures,
-        "" if figures or remark else "No queries were compared: this study ran no probes.",
-        remark=remark,
-    )
+        "subtracts instead, and tells the two apart.", figures,
+        "" if figures or remark else "No queries were compared: this study ran no probes.", remark=remark,
+    )  # fmt: skip
 
 
 def collinear(found: CollinearPart | None, looks: Mapping[str, Look]) -> Figure | None:
@@ -55,65 +40,51 @@ def collinear(found: CollinearPart | None, looks: Mapping[str, Look]) -> Figure 
     owner = looks.get(found["twin"])
     whose = f"layer {found['layer']}" + (f" of the twin {owner.label}" if owner else "")
     return Figure(
-        "collinear",
-        "A query and its double",
+        "collinear", "A query and its double",
         f"The query q points the same way as p and is twice as long. Filled areas are the weights that p gives to the "
         "keys, lines those that q gives; where the two coincide, the mechanism confuses p and q. This pair was made to "
-        f"show the effect: p and the keys come from one head in {whose}, for one test image.",
-        tuple(panels),
-        "collinear",
-        height=230,
-        columns=2,
-    )
+        f"show the effect: p and the keys come from one head in {whose}, for one test image.", tuple(panels),
+        "collinear", height=230, columns=2,
+    )  # fmt: skip
 
 
 def _plane(found: CollinearPart) -> Panel:
     keys, ends = found["keys"], {"q": found["q"], "p": found["p"]}
     dots: Trace = {
-        "x": [key[0] for key in keys],
-        "y": [key[1] for key in keys],
-        "mode": "markers",
-        "marker": {"color": GRAYS[1], "size": 5, "opacity": 0.7},
-        "hovertemplate": "key %{pointNumber}<extra></extra>",
-    }
+        "x": [key[0] for key in keys], "y": [key[1] for key in keys], "mode": "markers",
+        "marker": {"color": GRAYS[1], "size": 5, "opacity": 0.7}, "hovertemplate": "key %{pointNumber}<extra></extra>",
+    }  # fmt: skip
     arrows = [
         {
-            "x": [0, ends[name][0]],
-            "y": [0, ends[name][1]],
-            "mode": "lines+markers",
+            "x": [0, ends[name][0]], "y": [0, ends[name][1]], "mode": "lines+markers",
             "line": {"color": INK, "width": width},
             "marker": {"symbol": "arrow", "angleref": "previous", "size": [0, 13], "color": INK},
-            "meta": {"label": name},
-            "hovertemplate": f"{name}<extra></extra>",
+            "meta": {"label": name}, "hovertemplate": f"{name}<extra></extra>",
         }
         for name, width in (("q", 1.5), ("p", 3))
-    ]
-    plane = plot([dots, *arrows], x={"title": "along p", "zeroline": True}, y={"title": "first principal direction"})
+    ]  # fmt: skip
+    plane = draw.plot(
+        [dots, *arrows], x={"title": "along p", "zeroline": True}, y={"title": "first principal direction"}
+    )
     return Panel(plane, "Keys as dots; p and q as arrows on one line", "the keys, p and q")
 
 
 def _rows(row: CollinearRow, looks: Mapping[str, Look]) -> Panel:
-    look = look_of(row["label"], looks)
-    color = look.color if look else mechanism_color(row["label"])
+    look = draw.look_of(row["label"], looks)
+    color = look.color if look else draw.mechanism_color(row["label"])
     order = sorted(range(min(len(row["p"]), len(row["q"]))), key=lambda key: -row["p"][key])
     place = list(range(1, len(order) + 1))
     p = {
-        "type": "bar",
-        "x": place,
-        "y": [row["p"][key] for key in order],
-        "marker": {"color": color, "opacity": 0.35},
+        "type": "bar", "x": place, "y": [row["p"][key] for key in order], "marker": {"color": color, "opacity": 0.35},
         "hovertemplate": "p gives %{y:.4f}<extra></extra>",
-    }
+    }  # fmt: skip
     q = {
-        "x": place,
-        "y": [row["q"][key] for key in order],
-        "mode": "lines",
-        "line": {"color": color, "width": 2, "shape": "hvh"},
-        "hovertemplate": "q gives %{y:.4f}<extra></extra>",
-    }
+        "x": place, "y": [row["q"][key] for key in order], "mode": "lines",
+        "line": {"color": color, "width": 2, "shape": "hvh"}, "hovertemplate": "q gives %{y:.4f}<extra></extra>",
+    }  # fmt: skip
     distance = sum((a - b) ** 2 for a, b in zip(row["p"], row["q"], strict=False)) ** 0.5
     says = f"confused, less than {SAME:g} apart" if distance < SAME else f"told apart, {distance:.2f} apart"
-    drawn = plot(
+    drawn = draw.plot(
         [p, q],
         x={"title": "keys, sorted by p's weight", "tickformat": "d"},
         y={"title": "weight", "nticks": 5},
@@ -128,22 +99,17 @@ def confusions(document: StudyDocument, looks: Mapping[str, Look]) -> Figure | N
     shown = [look for look in looks.values() if _confuses(look, layers)]
     if not shown:
         return None
-    numbers = layer_names([layer["name"] for layer in layers])
+    numbers = draw.layer_names([layer["name"] for layer in layers])
     edges = sorted({edge for layer in layers for edge in _counts([layer])})
     panels = [_histogram(look, _of(look, layers), numbers, edges) for look in shown]
     picks = [Pick("all", "all layers"), *(Pick(name, f"layer {number}") for name, number in numbers.items())]
     return Figure(
-        "confusions",
-        "Pairs of real queries that are confused",
+        "confusions", "Pairs of real queries that are confused",
         "Each bar is the share of images and heads in which that many pairs of different queries are confused. A twin "
         "that tells all queries apart has its whole bar at 0."
-        + measured_on(_examined(document), "test images per twin"),
-        tuple(panels),
-        "layers",
-        height=200,
-        picks=tuple(picks) if len(numbers) > 1 else (),
-        columns=3,
-    )
+        + draw.measured_on(_examined(document), "test images per twin"), tuple(panels), "layers", height=200,
+        picks=tuple(picks) if len(numbers) > 1 else (), columns=3,
+    )  # fmt: skip
 
 
 def told_apart(document: StudyDocument, looks: Mapping[str, Look]) -> str:
@@ -184,19 +150,16 @@ def _histogram(look: Look, layers: list[LayerResult], numbers: Mapping[str, str]
         total = sum(bins.values()) or 1
         traces.append(
             {
-                "type": "bar",
-                "x": [edges.index(start) + 0.5 for start in bins],
+                "type": "bar", "x": [edges.index(start) + 0.5 for start in bins],
                 "y": [100 * count / total for count in bins.values()],
                 "customdata": [_bin_name(start, [*edges, None][edges.index(start) + 1]) for start in bins],
-                "marker": {"color": look.color},
-                "meta": {"pick": pick},
-                "visible": pick == "all",
+                "marker": {"color": look.color}, "meta": {"pick": pick}, "visible": pick == "all",
                 "hovertemplate": "%{customdata} pairs: %{y:.0f}%<extra></extra>",
             }
-        )
+        )  # fmt: skip
     ticks = range(0, len(edges), ceil(len(edges) / MOST_TICKS))
     places = {"tickvals": list(ticks), "ticktext": [f"{edges[place]:g}" for place in ticks], "tickangle": 0}
-    drawn = plot(
+    drawn = draw.plot(
         traces,
         x={"title": "confused pairs", "range": [0, len(edges)], **places, "tickfont": {"size": 11, "color": GRAYS[0]}},
         y={"range": [0, 104], "ticksuffix": "%", "nticks": 4},

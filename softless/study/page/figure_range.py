@@ -9,20 +9,8 @@ from math import ceil, floor, log10
 from typing import Any, Literal
 
 from softless.report.page import GRAYS
-from softless.study.page.figure import (
-    Figure,
-    Look,
-    Panel,
-    Section,
-    Trace,
-    layer_names,
-    look_of,
-    means,
-    measured_on,
-    mechanism_color,
-    mechanism_of,
-    plot,
-)
+from softless.study.page import figure as draw
+from softless.study.page.figure import Figure, Look, Panel, Section, Trace
 from softless.study.schema import Distribution, LayerRange, RangeCurve, RangePart, StudyDocument, ThresholdCurve
 
 DRAWN = ("inline", "threshold", "uniform", "taylor")
@@ -39,23 +27,20 @@ def section(document: StudyDocument, looks: Mapping[str, Look]) -> Section:
     ) if ranges else ()  # fmt: skip
     figures = tuple(figure for figure in drawn if figure)
     return Section(
-        "range",
-        "How wide its scores are",
-        "Score range",
+        "range", "How wide its scores are", "Score range",
         "If the scores of a row hardly differ, softmax is nearly linear in them, and a linear kernel can replace it at "
         "a small error. The range of a row, its largest score minus its smallest, says how far a layer is from that.",
-        figures,
-        "" if figures else "No score ranges: this study ran no probes of them.",
-    )
+        figures, "" if figures else "No score ranges: this study ran no probes of them.",
+    )  # fmt: skip
 
 
 def error(ranges: RangePart, looks: Mapping[str, Look], images: float | None = None) -> Figure | None:
     """Draw the error of mechanisms on random scores, the bound, and the layers that run a softmax."""
     curves, layers = ranges.get("curves") or [], ranges.get("layers") or []
-    traces = [_curve(curve, looks) for curve in curves if mechanism_of(curve["label"]) in DRAWN]
+    traces = [_curve(curve, looks) for curve in curves if draw.mechanism_of(curve["label"]) in DRAWN]
     if curves and curves[0]["points"]:
         traces.append(_bound(curves[0]))
-    numbers = layer_names([layer["layer"] for layer in layers])
+    numbers = draw.layer_names([layer["layer"] for layer in layers])
     for id_, look in looks.items():
         own = [layer for layer in layers if layer["twin"] == id_]
         if own and look.mechanism == "softmax":
@@ -65,16 +50,13 @@ def error(ranges: RangePart, looks: Mapping[str, Look], images: float | None = N
     x = {"title": "range of a row of scores", "type": "log", "tickvals": _ticks(traces), "tickformat": "~g"}
     y = {"title": "error against softmax, %", "type": "log", "dtick": 1, "tickformat": ",~g"}
     return Figure(
-        "range-error",
-        "Error of a linear kernel against range",
+        "range-error", "Error of a linear kernel against range",
         "Marks are the layers that run a softmax, at the mean range of their scores and the error that a linear kernel "
         "would make there; further left, softmax does less. Lines are mechanisms on random scores. A linear kernel "
         "never exceeds the dotted bound. The dashed vertical line is the tau of the next figure."
-        + measured_on(images, "test images per twin"),
-        (Panel(plot(traces, x=x, y=y), "Error against score range"),),
-        "range",
-        height=420,
-    )
+        + draw.measured_on(images, "test images per twin"),
+        (Panel(draw.plot(traces, x=x, y=y), "Error against score range"),), "range", height=420,
+    )  # fmt: skip
 
 
 def _ticks(traces: Sequence[Trace]) -> list[float]:
@@ -86,17 +68,14 @@ def _ticks(traces: Sequence[Trace]) -> list[float]:
 
 def _curve(curve: RangeCurve, looks: Mapping[str, Look]) -> Trace:
     x, y = _positive(curve, "error")
-    label, look = curve["label"], look_of(curve["label"], looks)
-    color = look.color if look else GRAYS[1] if label == "uniform" else mechanism_color(label)
+    label, look = curve["label"], draw.look_of(curve["label"], looks)
+    color = look.color if look else GRAYS[1] if label == "uniform" else draw.mechanism_color(label)
     return {
-        "x": x,
-        "y": y,
-        "name": label,
-        "mode": "lines",
+        "x": x, "y": y, "name": label, "mode": "lines",
         "meta": {"label": label} | ({} if look else {"ink": GRAYS[0] if label == "uniform" else color}),
         "line": {"color": color, "width": 1.6, "dash": look.dash if look else "solid"},
         "hovertemplate": f"{label}: %{{y:.2g}}% at range %{{x:.2g}}<extra></extra>",
-    }
+    }  # fmt: skip
 
 
 def _positive(curve: RangeCurve, key: Literal["error", "bound"]) -> tuple[list[float], list[float]]:
@@ -109,19 +88,16 @@ def _positive(curve: RangeCurve, key: Literal["error", "bound"]) -> tuple[list[f
 def _bound(curve: RangeCurve) -> Trace:
     x, y = _positive(curve, "bound")
     return {
-        "x": x,
-        "y": y,
-        "mode": "lines",
-        "meta": {"label": "bound R²/2", "ink": GRAYS[0]},
+        "x": x, "y": y, "mode": "lines", "meta": {"label": "bound R²/2", "ink": GRAYS[0]},
         "line": {"color": GRAYS[2], "width": 1.4, "dash": "dot"},
         "hovertemplate": "bound R²/2: %{y:.2g}%<extra></extra>",
-    }
+    }  # fmt: skip
 
 
 def _layers(look: Look, layers: Sequence[LayerRange], numbers: Mapping[str, str]) -> Trace:
     return look.trace() | {
-        "x": means(layer.get("range") for layer in layers),
-        "y": means((layer.get("error") for layer in layers), 100),
+        "x": draw.means(layer.get("range") for layer in layers),
+        "y": draw.means((layer.get("error") for layer in layers), 100),
         "customdata": [numbers[layer["layer"]] for layer in layers],
         "mode": "markers",
         "hovertemplate": f"<b>{look.label}</b>, layer %{{customdata}}<br>"
@@ -156,8 +132,8 @@ def threshold(
         "The threshold rule keeps only the keys whose score is within tau of the row's largest score. Each line is a "
         "twin as tau grows from left to right, and the slider sets tau. Best is bottom left: few keys kept, and little "
         "of softmax's weight lost. For a twin without a softmax, it is the weight that a softmax would give to its "
-        f"scores.{measured_on(images, 'test images per twin')}",
-        (Panel(plot(traces, **axes), "Keys kept and weight lost, by tau"),),
+        f"scores.{draw.measured_on(images, 'test images per twin')}",
+        (Panel(draw.plot(traces, **axes), "Keys kept and weight lost, by tau"),),
         "range.threshold",
     )
 
@@ -179,20 +155,15 @@ def distributions(rows: Sequence[Distribution]) -> Figure | None:
     dashes = {"uniform": "dot", "first order": "longdash"}
     traces = [
         {
-            "x": list(range(1, len(each["weights"]) + 1)),
-            "y": each["weights"],
-            "mode": "lines",
-            "name": each["name"],
+            "x": list(range(1, len(each["weights"]) + 1)), "y": each["weights"], "mode": "lines", "name": each["name"],
             "line": {
-                "color": mechanism_color(colors.get(each["name"], each["name"])),
-                "width": 2,
+                "color": draw.mechanism_color(colors.get(each["name"], each["name"])), "width": 2,
                 "dash": dashes.get(each["name"], "solid"),
             },
-            "meta": {"label": each["name"]},
-            "hovertemplate": f"{each['name']}: %{{y:.4f}}<extra></extra>",
+            "meta": {"label": each["name"]}, "hovertemplate": f"{each['name']}: %{{y:.4f}}<extra></extra>",
         }
         for each in rows
-    ]
+    ]  # fmt: skip
     axes: dict[str, Any] = {
         "x": {"title": "keys, sorted by softmax's weight", "tickformat": "d"},
         "y": {"title": "weight"},
@@ -203,7 +174,7 @@ def distributions(rows: Sequence[Distribution]) -> Figure | None:
         "The lines are three ways to turn one row of scores into weights: softmax, its first-order approximation, and "
         "equal weights. The row is one of median range from the first softmax twin, for one test image. If first order "
         "is closer to softmax than the dotted uniform line is, a linear kernel can replace softmax for this row.",
-        (Panel(plot(traces, **axes), "Weights of one row under each distribution"),),
+        (Panel(draw.plot(traces, **axes), "Weights of one row under each distribution"),),
         "range.distributions",
         height=300,
     )

@@ -7,19 +7,8 @@ from typing import Literal
 
 from softless.report.page import GRAYS
 from softless.report.units import listed
-from softless.study.page.figure import (
-    Figure,
-    Look,
-    Panel,
-    Pick,
-    Section,
-    Table,
-    Trace,
-    look_of,
-    mechanism_color,
-    mechanism_of,
-    plot,
-)
+from softless.study.page import figure as draw
+from softless.study.page.figure import Figure, Look, Panel, Pick, Section, Table, Trace
 from softless.study.page.text import MISSING, short
 from softless.study.schema import LapResult, OwnSpeed, SpeedPart, StudyDocument, TrendResult
 
@@ -42,15 +31,11 @@ def section(document: StudyDocument, looks: Mapping[str, Look]) -> Section:
     first = "The table times whole twins at this study's own number of tokens. " if table else ""
     then = f"The figure times attention alone on random inputs of growing length{heads}. " if figure else ""
     return Section(
-        "speed",
-        "How fast it is without softmax",
-        "Speed",
-        f"{first}{then}All times are from {machine['processor']} ({machine['device']}).",
-        (figure,) if figure else (),
-        "" if figure or table else "No timings: this study measured no speed.",
-        tables=(table,) if table else (),
+        "speed", "How fast it is without softmax", "Speed",
+        f"{first}{then}All times are from {machine['processor']} ({machine['device']}).", (figure,) if figure else (),
+        "" if figure or table else "No timings: this study measured no speed.", tables=(table,) if table else (),
         table_first=True,
-    )
+    )  # fmt: skip
 
 
 def own(speed: OwnSpeed | None) -> Table | None:
@@ -106,7 +91,7 @@ def curves(speed: SpeedPart, looks: Mapping[str, Look]) -> Figure | None:
     y = {"title": MEASURES[known[0]][1], "type": "log", "dtick": 1, "tickformat": ",~g"}
     picks = tuple(Pick(key, MEASURES[key][0], {"yaxis.title": MEASURES[key][1]}) for key in known)
     room = {"l": 56, "r": 110, "t": 16, "b": 48}
-    drawn = plot([*traces, *_crossings(speed, laps, ours, looks)], x=x, y=y, margin=room)
+    drawn = draw.plot([*traces, *_crossings(speed, laps, ours, looks)], x=x, y=y, margin=room)
     marked = " The dotted vertical line is this study's own N." if own_tokens else ""
     always = [trend["label"] for trend in _faster(speed, ours) if trend.get("faster_everywhere")]
     if always:
@@ -115,16 +100,13 @@ def curves(speed: SpeedPart, looks: Mapping[str, Look]) -> Figure | None:
             f" No ring: {listed(always)} {verb} faster than SDPA at every length timed, from {lengths[0]:,} tokens."
         )
     return Figure(
-        "speed-curves",
-        "Time and memory for longer inputs",
+        "speed-curves", "Time and memory for longer inputs",
         "Both axes are logarithmic, so a steeper line is a cost that grows faster with the number of tokens N. A ring "
         "marks the crossover, the N from which a mechanism stays faster than PyTorch's own softmax attention (SDPA). "
         f"Thin gray lines are mechanisms that no twin runs.{marked}",
-        (Panel(drawn, "Time and memory of attention against tokens"),),
-        "speed",
-        height=440,
+        (Panel(drawn, "Time and memory of attention against tokens"),), "speed", height=440,
         picks=picks if len(picks) > 1 else (),
-    )
+    )  # fmt: skip
 
 
 def _line(label: str, key: Key, laps: Sequence[LapResult], ours: set[str], looks: Mapping[str, Look]) -> Trace | None:
@@ -133,8 +115,8 @@ def _line(label: str, key: Key, laps: Sequence[LapResult], ours: set[str], looks
     points = sorted((n, value) for n, value in values if value > 0)
     if not points:
         return None
-    drawn, look = _named(label, ours), look_of(label, looks)
-    color = look.color if look else mechanism_color(label) if drawn else GRAYS[2]
+    drawn, look = _named(label, ours), draw.look_of(label, looks)
+    color = look.color if look else draw.mechanism_color(label) if drawn else GRAYS[2]
     dash = look.dash if look else "dot" if label == REFERENCE else "solid"
     return {
         "x": [n for n, _ in points],
@@ -165,7 +147,7 @@ def _here(tokens: float | None, key: str, heights: list[float]) -> list[Trace]:
 
 
 def _named(label: str, ours: set[str]) -> bool:
-    return mechanism_of(label) in ours
+    return draw.mechanism_of(label) in ours
 
 
 def _faster(speed: SpeedPart, ours: set[str]) -> list[TrendResult]:
@@ -188,8 +170,8 @@ def _crossings(speed: SpeedPart, laps: Sequence[LapResult], ours: set[str], look
         times = sorted((lap["tokens"], lap["seconds"]) for lap in laps if lap["label"] == label and lap["seconds"])
         time = _between(n, times)
         if time is not None:
-            look = look_of(label, looks)
-            color = look.color if look else mechanism_color(label)
+            look = draw.look_of(label, looks)
+            color = look.color if look else draw.mechanism_color(label)
             rings.append(
                 {
                     "x": [n],
