@@ -133,10 +133,10 @@ def _first_seeds(apart: Interval, margin: float) -> str:
 def would_tell(apart: Interval, spread: Spread, seeds: int, room: float) -> str:
     """Say how many seeds or images would put the interval on one side of -margin, if the difference stays as it is."""
     assert spread.deviation is not None
-    each, twins = spread.deviation**2, spread.freedom / max(seeds - 1, 1)
+    variance, twins = spread.deviation**2, spread.freedom / max(seeds - 1, 1)
 
     def half(count: int, over_images: float) -> float:
-        return half_width(2 * each / count, twins * (count - 1), over_images, apart.images)
+        return half_width(2 * variance / count, twins * (count - 1), over_images, apart.images)
 
     enough = next((n for n in range(seeds + 1, MOST_SEEDS + 1) if half(n, apart.from_images) < room), None)
     if enough is not None:

@@ -171,8 +171,8 @@ def shown_images(sample: SampleImages, test: Images, count: int) -> list[schema.
 
 def viewer(examined: Examined, images: list[schema.ViewerImage], grid: list[int]) -> schema.ViewerPart | None:
     """Return the attention maps of the twins whose tokens are the whole picture in every layer."""
-    every: Any = [{"twin": id_, **each} for id_, twin in examined.items() for each in twin["maps"]]
-    maps = [each for each in every if len(each["row_max"]) >= grid[0] * grid[1]]
+    every: Any = [{"twin": id_, **weights} for id_, twin in examined.items() for weights in twin["maps"]]
+    maps = [weights for weights in every if len(weights["row_max"]) >= grid[0] * grid[1]]
     return {"grid": grid, "images": images, "maps": maps} if maps else None
 
 

@@ -205,8 +205,7 @@ def time_twins(models: Mapping[str, nn.Module], pictures: Tensor, repeats: int, 
         calls = {id_: partial(model, pictures) for id_, model in models.items()}
         tick = lambda id_: advance(f"timing the twin {id_}", 0.0)  # noqa: E731
         timings = time_calls(calls, pictures.device, repeats=repeats, tick=tick)
-    seconds = {id_: each.seconds if each.eager_seconds is None else each.eager_seconds for id_, each in timings.items()}
-    return {id_: value / len(pictures) for id_, value in seconds.items()}
+    return {id_: (time.eager_seconds or time.seconds) / len(pictures) for id_, time in timings.items()}
 
 
 def compare_with_softmax(plan: TimingPlan, seed: int, advance: Advance) -> list[dict[str, Any]]:

@@ -230,11 +230,11 @@ def tables(records: Sequence[RunRecord], in_windows: Sequence[RunRecord] = ()) -
 
     Table 4 comes from `in_windows`, if there are any: runs of a model whose attention can be cut in windows.
     """
-    found = _tables(records)
+    answered = _tables(records)
     if in_windows:
-        found = [table for table in found if table["id"] != "4"]
-        found += [table for table in _tables(in_windows) if table["id"] == "4"]
-    return sorted(found, key=lambda table: int(table["id"] or 0))
+        answered = [table for table in answered if table["id"] != "4"]
+        answered += [table for table in _tables(in_windows) if table["id"] == "4"]
+    return sorted(answered, key=lambda table: int(table["id"] or 0))
 
 
 def _tables(records: Sequence[RunRecord]) -> list[PaperTable]:
@@ -250,7 +250,7 @@ def _tables(records: Sequence[RunRecord]) -> list[PaperTable]:
 def _table(question: Question, twins: Mapping[str, Group], spread: Spread) -> PaperTable:
     ids = [twin.id for twin in TWINS if question.id in twin.tables and twin.id in twins]
     pairs = [(twins[a], twins[b]) for a, b in question.compares if a in twins and b in twins]
-    rows = [_row(twins[id_], twins.get("softmax"), question.found.get(id_)) for id_ in ids]
+    rows = [_row(twins[id_], twins.get("softmax"), question.top1.get(id_)) for id_ in ids]
     columns = list(COLUMNS)
     if len(sizes := {twins[id_].parameters for id_ in ids}) > 1 and None not in sizes:
         columns.insert(1, PARAMETERS)

@@ -9,7 +9,7 @@
 A twin is the model of a recipe with another mechanism, local residual or window. Images, seeds, optimizer, depth and
 width are the same. The local residual and relu(Ax + b) have parameters of their own, so twins with and without them
 differ in more than attention. `softmax` and `inline` are a fair pair, and so are `softmax-local` and `inline-local`.
-Where the paper has a number, `Question.found` has it (top-1 on ImageNet-1K, of the model in `setting`).
+Where the paper has a number, `Question.top1` has it (top-1 on ImageNet-1K, of the model in `setting`).
 
 Windows are given by their number along a side. `cut=4` means windows of 14 x 14 tokens on the paper's grid of 56 x 56,
 of 7 x 7 on a grid of 28 x 28, and of 4 x 4 on a grid of 16 x 16.
@@ -75,7 +75,7 @@ class Question:
     title: str
     setting: str  # data set and model of the paper's numbers
     paper: str
-    found: Mapping[str, float]  # the paper's top-1, in percent, by twin
+    top1: Mapping[str, float]  # of the paper, in percent, by twin
     compares: tuple[tuple[str, str], ...]
 
 
@@ -132,7 +132,7 @@ QUESTIONS: tuple[Question, ...] = (
         title="Softmax whose queries are made to collide",
         setting="ImageNet-1K, DeiT-T",
         paper="Collisions cost 1.6 and 2.3 points.",
-        found={"softmax": 72.2, "softmax-relu": 70.6, "softmax-affine": 69.9},
+        top1={"softmax": 72.2, "softmax-relu": 70.6, "softmax-affine": 69.9},
         compares=(("softmax", "softmax-relu"), ("softmax", "softmax-affine")),
     ),
     Question(
@@ -140,7 +140,7 @@ QUESTIONS: tuple[Question, ...] = (
         title="Divide against subtract",
         setting="ImageNet-1K, Swin-T",
         paper="Subtracting gains 2.5 points with relu and 9.8 with relu(Ax + b); dividing fails with the other two.",
-        found={
+        top1={
             "linear-relu": 77.3, "linear-affine": 70.2, "linear-leaky": 1.5, "linear-identity": 0.2,
             "inline-relu": 79.8, "inline-affine": 80.0, "inline-leaky": 79.8, "inline": 80.2,
         },
@@ -154,7 +154,7 @@ QUESTIONS: tuple[Question, ...] = (
         title="Windows, and the local residual",
         setting="ImageNet-1K, Swin-T",
         paper="Wider windows gain nothing without the residual, and 0.8 points with it; it adds 1.3 to 2.2.",
-        found={
+        top1={
             "inline-cut8": 80.3, "inline-cut4": 80.4, "inline-cut2": 80.2, "inline": 80.2,
             "inline-local-cut8": 81.6, "inline-local-cut4": 82.1, "inline-local-cut2": 82.3, "inline-local": 82.4,
         },
@@ -168,7 +168,7 @@ QUESTIONS: tuple[Question, ...] = (
         title="Other linear attentions",
         setting="ImageNet-1K, DeiT-T",
         paper="InLine with its local residual is ahead of all of them, and of softmax by 2.3 points.",
-        found={
+        top1={
             "softmax": 72.2, "hydra": 68.3, "efficient": 70.2, "angular": 70.8, "focused": 74.1, "inline-local": 74.5,
         },
         compares=(
@@ -181,7 +181,7 @@ QUESTIONS: tuple[Question, ...] = (
         title="InLine's feature maps",
         setting="ImageNet-1K, Swin-T",
         paper="All four are within 0.2 points of each other (with the local residual).",
-        found={
+        top1={
             "inline-local": 82.4, "inline-relu-local": 82.5, "inline-leaky-local": 82.3, "inline-exp-local": 82.5,
         },
         compares=(

@@ -52,13 +52,13 @@ def answer_in_words(decision: schema.DecisionPart, twins: Mapping[str, Group], t
     if decision["headline"] is None:
         return _no_pair(twins)
     first = pairs[decision["headline"]]
-    said = [f"{first['answer'].capitalize()}. {_numbers(first, twins, margin, test_images)}."]
-    said += _reasons(first)
+    sentences = [f"{first['answer'].capitalize()}. {_numbers(first, twins, margin, test_images)}."]
+    sentences += _reasons(first)
     for other in pairs:
         if other is not first:
-            said.append(f"{_kind(other)}: {other['answer']}. {_numbers(other, twins, margin, None)}.")
-            said += _reasons(other)
-    return " ".join(said)
+            sentences.append(f"{_kind(other)}: {other['answer']}. {_numbers(other, twins, margin, None)}.")
+            sentences += _reasons(other)
+    return " ".join(sentences)
 
 
 def _reasons(pair: schema.FairPair) -> list[str]:

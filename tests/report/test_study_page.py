@@ -138,12 +138,12 @@ def test_sizes_that_differ_stand_beside_their_comparison(report):
 def test_what_was_done_to_the_images_is_said(text, report):
     assert page_text.images(report) in markup(text)
     assert page_text.images(report) == (
-        "The images came in 8 x 8 pixels and were trained at 8 x 8. That makes 8 x 8 patches, each 1 x 1 pixels, "
-        "65 tokens in all. Recipe: twins-digits, 14 epochs."
+        "The images have 8 x 8 pixels. The twins see them at 8 x 8 pixels, in 8 x 8 patches of 1 x 1 pixels: 65 tokens "
+        "in all. Recipe: twins-digits, 14 epochs."
     )
     sizes = {"smallest": [120, 90], "median": [500, 375], "largest": [4000, 3000]}
     report["data"] |= {"came": sizes, "split": "The test images were cut from the training images."}
-    assert page_text.images(report).startswith("The images came in 120 x 90 to 4000 x 3000 (median 500 x 375) pixels")
+    assert page_text.images(report).startswith("The images have 120 x 90 to 4000 x 3000 (median 500 x 375) pixels.")
     assert page_text.images(report).endswith("The test images were cut from the training images.")
 
 

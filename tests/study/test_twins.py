@@ -57,9 +57,9 @@ def test_every_table_has_its_twins_and_every_number_of_the_paper_a_place():
     assert {table for twin in TWINS for table in twin.tables} == set(tables) == {"1", "3", "4", "9", "10"}
     for question in QUESTIONS:
         members = {twin.id for twin in TWINS if question.id in twin.tables}
-        assert set(question.found) <= members
+        assert set(question.top1) <= members
         assert {each for pair in question.compares for each in pair} <= members
-    assert tables["3"].found == {
+    assert tables["3"].top1 == {
         "linear-relu": 77.3, "linear-affine": 70.2, "linear-leaky": 1.5, "linear-identity": 0.2,
         "inline-relu": 79.8, "inline-affine": 80.0, "inline-leaky": 79.8, "inline": 80.2,
     }  # fmt: skip

@@ -32,13 +32,13 @@ def section(document: StudyDocument, looks: Mapping[str, Look]) -> Section:
     )  # fmt: skip
 
 
-def collinear(found: CollinearPart | None, looks: Mapping[str, Look]) -> Figure | None:
+def collinear(part: CollinearPart | None, looks: Mapping[str, Look]) -> Figure | None:
     """Draw the keys and two queries on one line through the origin, and the weights that each mechanism gives."""
-    if not found or not found["rows"]:
+    if not part or not part["rows"]:
         return None
-    panels = [_plane(found), *(_rows(row, looks) for row in found["rows"])]
-    owner = looks.get(found["twin"])
-    whose = f"layer {found['layer']}" + (f" of the twin {owner.label}" if owner else "")
+    panels = [_plane(part), *(_rows(row, looks) for row in part["rows"])]
+    owner = looks.get(part["twin"])
+    whose = f"layer {part['layer']}" + (f" of the twin {owner.label}" if owner else "")
     return Figure(
         "collinear", "A query and its double",
         f"The query q points the same way as p and is twice as long. Filled areas are the weights that p gives to the "
@@ -48,8 +48,8 @@ def collinear(found: CollinearPart | None, looks: Mapping[str, Look]) -> Figure 
     )  # fmt: skip
 
 
-def _plane(found: CollinearPart) -> Panel:
-    keys, ends = found["keys"], {"q": found["q"], "p": found["p"]}
+def _plane(part: CollinearPart) -> Panel:
+    keys, ends = part["keys"], {"q": part["q"], "p": part["p"]}
     dots: Trace = {
         "x": [key[0] for key in keys], "y": [key[1] for key in keys], "mode": "markers",
         "marker": {"color": GRAYS[1], "size": 5, "opacity": 0.7}, "hovertemplate": "key %{pointNumber}<extra></extra>",

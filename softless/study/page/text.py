@@ -74,11 +74,11 @@ def _decimals(value: float) -> int:
 def paper_table(table: PaperTable) -> Table:
     """Return a table of the paper as the page shows it: empty columns are left out, and dashes are explained."""
     columns, rows, setting = table["columns"], cells(table["rows"]), table.get("setting")
-    told = [i for i in range(min(len(columns), *map(len, rows)) if rows else len(columns))
+    shown = [i for i in range(min(len(columns), *map(len, rows)) if rows else len(columns))
             if not rows or any(row[i] != MISSING for row in rows)]  # fmt: skip
-    heads = tuple(_head(columns[i], setting) for i in told)
-    body = tuple(tuple(row[i] for i in told) for row in rows)
-    empty = [columns[i] for i in told if any(row[i] == MISSING for row in rows)]
+    heads = tuple(_head(columns[i], setting) for i in shown)
+    body = tuple(tuple(row[i] for i in shown) for row in rows)
+    empty = [columns[i] for i in shown if any(row[i] == MISSING for row in rows)]
     notes = [f"{MISSING} under “{_head(name, setting)}”: {REASONS.get(name, 'not measured')}." for name in empty]
     if table.get("paper"):
         where = f" ({setting})" if setting else ""
@@ -111,18 +111,19 @@ def images(document: StudyDocument) -> str:
     data = document["data"]
     side, patch, tokens, came = data.get("image_size"), data.get("patch"), data.get("tokens"), data.get("came")
     rows, columns = [*data["grid"], 0, 0][:2]
-    said = []
-    if came and came.get("median"):
-        said.append(f"The images came in {_sizes(came)} pixels")
-    if isinstance(side, int | float):
-        said.append(f"{'and were' if said else 'Images were'} trained at {side:g} x {side:g}")
-    says = " ".join(said) + "." if said else ""
-    each = f", each {patch:g} x {patch:g} pixels" if patch else ""
-    says += f" That makes {rows} x {columns} patches{each}" + (f", {tokens:,.0f} tokens in all." if tokens else ".")
-    if data.get("recipe"):
-        long = f", {data['epochs']:g} epochs" if data.get("epochs") else ""
-        says += f" Recipe: {data['recipe']}{long}."
-    return " ".join(filter(None, (says.strip(), data.get("split"))))
+    seen = f"at {side:g} x {side:g} pixels, " if isinstance(side, int | float) else ""
+    size, total = (
+        f" of {patch:g} x {patch:g} pixels" if patch else "",
+        f": {tokens:,.0f} tokens in all" if tokens else "",
+    )
+    epochs = f", {data['epochs']:g} epochs" if data.get("epochs") else ""
+    sentences = (
+        f"The images have {_sizes(came)} pixels." if came and came.get("median") else None,
+        f"The twins see them {seen}in {rows} x {columns} patches{size}{total}.",
+        f"Recipe: {data['recipe']}{epochs}." if data.get("recipe") else None,
+        data.get("split"),
+    )
+    return " ".join(filter(None, sentences))
 
 
 def _sizes(came: ImageSizes) -> str:
