@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from softless.io.files import write_text
 from softless.report.page import require
-from softless.study.page import (
-    figure_accuracy,
-    figure_attention,
-    figure_queries,
-    figure_range,
-    figure_speed,
-    text,
-)
+from softless.study.page import figure_accuracy, figure_attention, figure_queries, figure_range, figure_speed, text
 from softless.study.page.figure import DARK, Figure, looks
 from softless.study.schema import NAME, StudyDocument, read
 
