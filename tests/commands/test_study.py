@@ -453,6 +453,6 @@ def test_a_call_that_runs_out_of_memory_is_one_sentence(softless, monkeypatch):
     def fail(*_args, **_options):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(study_examine.speed, "race", fail)
+    monkeypatch.setattr(study_examine.scaling, "race", fail)
     result = softless("study")
     assert (result.exit_code, result.stderr) == (3, "error: 8 tokens do not fit in memory: shorten --tokens\n")

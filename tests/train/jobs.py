@@ -124,8 +124,8 @@ def digest(folder: Path, generators: bool = True) -> str:
             for name, tensor in sorted(found.parts[part].items()):
                 total.update(f"{part}/{name}/{tensor.dtype}".encode() + tensor.numpy().tobytes())
         numbers += [{"step": found.step}, found.state]
-    measured = ("seconds", "machine")  # the machine's load is among its facts
-    timeless = [{key: value for key, value in each.items() if key not in measured} for each in numbers]
+    numbers[0]["machine"].pop("load_average")
+    timeless = [{key: value for key, value in each.items() if key != "seconds"} for each in numbers]
     total.update(json.dumps(timeless, sort_keys=True).encode() + run.log.read_bytes())
     if generators:
         total.update(torch.get_rng_state().numpy().tobytes())
