@@ -44,7 +44,7 @@ $ softless study --quick
 $ softless study --data flowers/ --out flowers-report
 $ softless study --full --pack 6 --minutes 25  # the paper's tables, on a GPU
 """
-MOST = 10**15 - 1  # of seeds, epochs and so on: no product of a few of them is mistaken for infinity
+LARGEST_SEED = 10**15 - 1
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def _between_zero_and(limit: float, what: str) -> Callable[[str], float]:
     return parse
 
 
-def _number(help_text: str, least: int = 1, most: int = MOST, *, show_default: bool = False) -> Any:
+def _number(help_text: str, least: int, most: int, *, show_default: bool = False) -> Any:
     return typer.Option(min=least, max=most, metavar="NUMBER", help=help_text, show_default=show_default)
 
 
@@ -91,8 +91,8 @@ def run(
     twins: Annotated[Any, _list(_names, "A,B,...", "Twins to train.")] = None,
     mechanisms: Annotated[Any, _list(_names, "A,B,...", "Mechanisms to time, or all.")] = None,
     tokens: Annotated[Any, _list(lengths, "N,N,...", "Sequence lengths to time.")] = None,
-    seeds: Annotated[int | None, _number("Number of seeds for each twin.")] = None,
-    epochs: Annotated[int | None, _number("Epochs of training; the recipe's if absent.")] = None,
+    seeds: Annotated[int | None, _number("Number of seeds for each twin.", 1, 1000)] = None,
+    epochs: Annotated[int | None, _number("Epochs of training; the recipe's if absent.", 1, 10**6)] = None,
     margin: Annotated[
         Any,
         typer.Option(
@@ -101,11 +101,11 @@ def run(
             help="Smallest loss of accuracy that matters.",
         ),
     ] = "1",
-    seed: Annotated[int, _number("First random seed.", 0, show_default=True)] = 0,
+    seed: Annotated[int, _number("First random seed.", 0, LARGEST_SEED, show_default=True)] = 0,
     minutes: Annotated[
         Any, _list(_between_zero_and(1e6, "minutes"), "NUMBER", "Start no training that would end later.")
     ] = None,
-    pack: Annotated[int | None, _number("Trainings that run at once.")] = None,
+    pack: Annotated[int | None, _number("Trainings that run at once.", 1, 256)] = None,
     workers: Annotated[int, _number("Processes that decode images.", 0, 256, show_default=True)] = 0,
     device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
