@@ -1,4 +1,4 @@
-"""Exponential features, exactly: phi = exp(logs) is never formed except relative to a running maximum.
+"""Exact exponential features: phi = exp(logs) is only formed relative to a running maximum.
 
 In the causal form a maximum over later tokens would leak the future (and erase the past when a
 large key arrives), so query i works in units of what it has seen:
@@ -70,7 +70,7 @@ def _origin(logs: Tensor, mask: Tensor | None, state: State | None) -> Float[Ten
 
 
 def _features(logs: Tensor, origin: Tensor, units: Tensor) -> Tensor:
-    """Features relative to the origin, in units no smaller than either."""
+    """Return features relative to the origin, in units no smaller than either."""
     return (logs - units).exp() - (origin - units).exp()
 
 
@@ -113,7 +113,7 @@ def running_total(
 
 
 def _add(units: Tensor, total: Tensor, other_units: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of total e^units and other e^other_units, in the larger units."""
+    """Return the sum of total e^units and other e^other_units, in the larger units."""
     top = torch.maximum(units, other_units)
     return top, total * (units - top).exp() + other * (other_units - top).exp()
 
@@ -121,7 +121,7 @@ def _add(units: Tensor, total: Tensor, other_units: Tensor, other: Tensor) -> tu
 def _with_incoming(
     units: Tensor, blocks: Tensor, state: State | None, sums: Tensor | None, floor: float
 ) -> tuple[Tensor, Tensor]:
-    """What stands before each chunk: the incoming state, with its sums, then every chunk but the last."""
+    """Return what comes before each chunk: the incoming state with its sums, then every chunk but the last."""
     if state is None or sums is None:
         first, start = torch.zeros_like(blocks[..., :1, :, :]), torch.full_like(units[..., :1, :], floor)
     else:
@@ -133,7 +133,7 @@ def _with_incoming(
 def running_sum(
     units: Float[Tensor, "*b c d"], blocks: Float[Tensor, "*b c d e"]
 ) -> tuple[Float[Tensor, "*b c d"], Float[Tensor, "*b c d e"]]:
-    """Running sum of blocks in units of the running maximum: groups of chunks, then sums of groups."""
+    """Return the running sum of blocks in units of the running maximum: groups of chunks, then sums of groups."""
     count, group = units.shape[-2], min(GROUP, units.shape[-2])
     floor = torch.finfo(units.dtype).min / 4
     groups = (count + group - 1) // group

@@ -4,8 +4,8 @@
     o_i = sum_j phi(q_i).phi(k_j) v_j / sum_j phi(q_i).phi(k_j)
 
 With `learned_scale` the features are divided by softplus(scale), scale [H, d], before f_p. The
-published module also adds a position table to k and a depthwise convolution of v: those are layers.
-f_p is homogeneous, so x is divided by its largest entry first and x^p cannot overflow.
+position table on k and the depthwise convolution of v in the published module are layers. f_p is homogeneous, so x is
+divided by its largest entry first, and x^p cannot overflow.
 """
 
 from dataclasses import dataclass

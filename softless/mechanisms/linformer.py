@@ -2,10 +2,10 @@
 
     o = softmax(q (E k)^T / sqrt(d)) (F v),      E, F [rank, length], learned
 
-    share   none    an E and an F a head
+    share   none    one E and one F per head
             heads   one E and one F for all heads
             kv      one E for all heads, and F = E
-    To share across layers as well, give every layer the same tensors.
+    To share across layers as well, pass the same tensors to every layer.
 
 A sequence of M <= length keys uses the first M columns. Padding is zero in k and v, so it adds nothing to E k and
 F v. Rows of F need not sum to one, and so neither do the weights softmax(...) F.

@@ -1,12 +1,12 @@
-"""Longformer (Beltagy et al. 2020, arXiv 2004.05150): a sliding window, and a few tokens that see and are seen by all.
+"""Longformer (Beltagy et al. 2020, arXiv 2004.05150): a sliding window and a few global tokens.
 
-With w the window on each side and g global tokens, the first ones, key j is seen by the query at i if
+With w the window on each side and g global tokens at the start, the query at i sees key j if
 
     |i - j| <= w   or   j < g   or   i < g
 
-Causal keeps the j <= i of these. One softmax covers the window and the global keys. Cost is N (2 w + g).
-The paper's global tokens read through projections of their own: `softless.nn.LongformerAttention` has both sets.
-Hugging Face's `attention_window` counts both sides: it is 2 w.
+Causal attention keeps the j <= i of these keys. One softmax covers the window and the global keys. The cost is
+N (2 w + g). In the paper global tokens have projections of their own: `softless.nn.LongformerAttention` has both sets.
+`attention_window` of Hugging Face counts both sides, so it is 2 w.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class Longformer(Restricted):
         i = j[keys - queries :, None]
 
         def lot(rows: int, columns: int, pattern: Tensor) -> Piece:
-            """The first queries with the first keys; the other queries see nothing."""
+            """Attend from the first queries to the first keys; the other queries see nothing."""
             visible = seen[:, None, None, :columns] & pattern
             visible = visible & (j[:columns] <= i[:rows]) if is_causal else visible
             out, log_mass = read(q[:, :, :rows] @ k[:, :, :columns].mT, visible, v[:, :, :columns])

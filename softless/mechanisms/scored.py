@@ -3,7 +3,7 @@
     s_ij = scale q_i.k_j + bias_ij          scale = d^-1/2
     w_ij = rule(s_i over the keys that i may see)_j
 
-A bias of minus infinity hides a key. A row that sees nothing weighs nothing.
+A bias of minus infinity hides a key. A row that sees no key has weights of zero.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from softless.mechanisms.base import Call, Mechanism, repeat_heads
 
 
 def softmax(scores: Tensor, visible: Tensor) -> Tensor:
-    """Over the visible keys; a row without any is zero."""
+    """Return the softmax over the visible keys; a row without a visible key is zero."""
     scores = torch.where(visible, scores, torch.finfo(scores.dtype).min)
     return torch.where(visible, scores.softmax(-1), 0.0)
 
 
 def biased(scores: Tensor, visible: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The scores with a bias of any precision added, and which keys are then visible."""
+    """Add a bias of any precision to the scores; return them and which keys are then visible."""
     if bias is None:
         return scores, visible
     bias = bias.to(scores.dtype)
@@ -32,7 +32,7 @@ def biased(scores: Tensor, visible: Tensor, bias: Tensor | None) -> tuple[Tensor
 
 @dataclass(frozen=True)
 class Scored(Mechanism):
-    """A subclass says `rule`."""
+    """A mechanism with a score for every pair. A subclass defines `rule`."""
 
     family: ClassVar[str] = "scored"
     takes_bias: ClassVar[bool] = True
@@ -41,11 +41,11 @@ class Scored(Mechanism):
         return head_dim**-0.5
 
     def rule(self, scores: Tensor, visible: Tensor) -> Tensor:
-        """Weights [B, H, N, M] from scores; those of hidden keys may be anything, and must not matter."""
+        """Return weights [B, H, N, M] for scores. The scores of hidden keys may be anything and must have no effect."""
         raise NotImplementedError
 
     def scores(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
-        """Of each pair [B, H, N, M], for k with as many heads as q."""
+        """Return the score of each pair [B, H, N, M], for k with as many heads as q."""
         return call.scale * (q @ k.mT)
 
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
@@ -53,13 +53,13 @@ class Scored(Mechanism):
         return self.rule(*biased(scores, call.visible(q, k), call.bias))
 
 
-MOST = 2**63 - 1  # what torch can count to
-MOST_STAND_INS = 2**16  # tokens, bases or features that a mechanism forms, however few tokens there are
+MOST = 2**63 - 1  # the largest integer of torch
+MOST_STAND_INS = 2**16  # landmarks, bases or random features, which are formed for any number of tokens
 MOST_STEPS = 1000
 
 
 def check_count(option: str, value: object, least: int = 1, most: int = MOST) -> None:
-    """Refuse what is not a whole number between these."""
+    """Raise if an option is not an integer from `least` to `most`."""
     if type(value) is not int or value < least:
         raise ArgumentError(f"{option} {shown(value)} is not a whole number, at least {least}")
     if value > most:
@@ -67,7 +67,7 @@ def check_count(option: str, value: object, least: int = 1, most: int = MOST) ->
 
 
 def check_square(name: str, q: Tensor, k: Tensor, call: Call) -> None:
-    """Refuse queries whose place among the keys is not known."""
+    """Raise if the position of the queries among the keys is unknown."""
     queries, keys = q.shape[2], k.shape[2]
     if queries and keys and queries != keys and not call.is_causal:
         raise UnsupportedError(

@@ -2,13 +2,13 @@
 
     w_ij = e^{s_ij} / sum_j e^{s_ij},   s_ij = f(q_i).k_j / sqrt(d) + bias_ij
 
-The yardstick: what every other mechanism is compared with. f is the identity, or induces the confusion of linear
-attention, to see what injectivity is worth (Han et al. 2024, table 1):
+All other mechanisms are compared with this one. f is the identity, or a map that makes softmax confuse queries as
+linear attention does, to measure what injectivity is worth (Han et al. 2024, table 1):
 
     relu          f(q) = ReLU(q) / |ReLU(q)|
-    affine_relu   f(q) = ReLU(A q + b) / |ReLU(A q + b)|           A and b a head, learned
+    affine_relu   f(q) = ReLU(A q + b) / |ReLU(A q + b)|           one learned A and b per head
 
-A query whose ReLU is zero stays zero: it weighs all keys alike.
+A query whose ReLU is zero stays zero and gives all keys the same weight.
 """
 
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ class Softmax(Scored):
 
 
 def _positive(q: Tensor, scale: float) -> tuple[Tensor, float]:
-    """The same scores with a scale that SDPA can take.
+    """Return q and a scale with the same scores, where SDPA can take the scale.
 
     SDPA hides a key by -inf and then multiplies by the scale, or takes the largest score before it does. A scale that
     is negative, or zero in float32, gives NaN there, so its sign or all of it goes to q.
