@@ -50,7 +50,7 @@ __all__ = ["MECHANISMS", "Call", "Mechanism", "list_mechanisms", "mechanism", "r
 
 
 def mechanism(name: str, **options: object) -> Mechanism:
-    """A mechanism with its options: a frozen, hashable value that `attention` takes in place of a name.
+    """Return a mechanism with its options: a frozen, hashable value that `attention` takes instead of a name.
 
     >>> import softless
     >>> softless.mechanism("linear", phi="relu")
@@ -58,7 +58,13 @@ def mechanism(name: str, **options: object) -> Mechanism:
     >>> softless.mechanism("threshold", tau=2, expansion="minimax", tail="mean").tau
     2
 
-    An unknown name or option raises and lists the known ones.
+    Args:
+        name: A name from `list_mechanisms()`. An unknown name raises and lists the known ones.
+        options: The options of the mechanism, plain values by name, such as `phi="relu"`. Each has a default. An
+            unknown option raises and lists the known ones.
+
+    Returns:
+        The mechanism, with its options as attributes.
     """
     if not isinstance(name, str) or name not in MECHANISMS:
         raise ArgumentError(no_such("mechanism", name, MECHANISMS))
