@@ -117,7 +117,7 @@ def test_no_mechanism_waits_to_be_compiled():
 
 
 @cases(ONE_LENGTH)
-def test_compiled_is_eager(case, is_causal):
+def test_compiled_attention_matches_eager(case, is_causal):
     given, run = draw(case, 70, 2, kv_heads=1), call(case, is_causal)
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
     assert_same(results(compiled, given), results(run, given))
@@ -128,7 +128,7 @@ def test_compiled_is_eager(case, is_causal):
 @pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=["fp32", "bf16"]
 )
-def test_inductor_is_eager(case, is_causal, dtype):
+def test_inductor_matches_eager(case, is_causal, dtype):
     given, run = draw(case, 70, 4).to(dtype), call(case, is_causal)
     compiled = torch.compile(run, fullgraph=True)
     tolerance = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps

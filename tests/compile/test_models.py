@@ -55,7 +55,7 @@ def gradients(model: nn.Module, run: nn.Module, images: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_compiles_whole_and_is_the_same(family):
+def test_a_model_compiles_to_one_graph_with_the_same_output(family):
     model, images = short(family, blocks=1), pictures(height=52, width=80)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert_close(compiled(images), model(images), 8 * EPS)
@@ -97,7 +97,7 @@ def test_a_model_exports_with_any_batch(family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
-def test_a_whole_model_exports_with_any_batch(name):
+def test_a_full_size_model_exports_with_any_batch(name):
     check_export(loud(small(name)))
 
 
@@ -113,13 +113,13 @@ def check_export(model: nn.Module) -> None:
 @pytest.mark.parametrize(
     "family", [pytest.param(each, marks=[pytest.mark.slow] * (each != "deit")) for each in FAMILIES]
 )
-def test_onnxruntime_says_the_same(family):
+def test_onnxruntime_matches_the_model(family):
     check_onnx(short(family, blocks=1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
-def test_onnxruntime_says_the_same_of_a_whole_model(name):
+def test_onnxruntime_matches_a_full_size_model(name):
     check_onnx(loud(small(name)))
 
 

@@ -76,7 +76,7 @@ def test_a_pattern_says_which_blocks_take_the_mechanism(pattern, mixed):
 )
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("shifted", [False, True])
-def test_a_window_knows_only_itself(mechanism, local, shifted):
+def test_a_window_does_not_see_other_windows(mechanism, local, shifted):
     """Each has its own means, context and 3x3, as if it were a picture; scored mechanisms roll it to get there."""
     layer, alone = (softless.nn.Attention(12, 3, mechanism, local=local).double() for _ in range(2))
     alone.load_state_dict(layer.state_dict())
@@ -154,14 +154,14 @@ WRONG = [
 ]
 
 
-def test_positions_start_as_far_apart_as_they_are_told():
+def test_position_std_sets_the_initial_positions():
     for std in (None, 0.3):
         model = softless.create_model("inline_deit_tiny", depths=1, position_std=std)
         assert model.pos_embed.std().item() == pytest.approx(std or 0.02, rel=0.05)
         assert model.cls_token.std().item() < 0.05
 
 
-def test_weights_start_as_large_as_they_are_told_and_so_does_a_new_head():
+def test_weight_std_sets_the_initial_weights_and_those_of_a_new_head():
     for std in (None, 0.15):
         model = softless.create_model("inline_deit_tiny", depths=1, weight_std=std)
         model.reset_classifier(500)
@@ -170,7 +170,7 @@ def test_weights_start_as_large_as_they_are_told_and_so_does_a_new_head():
 
 
 @pytest.mark.parametrize(("given", "words"), WRONG)
-def test_what_cannot_be_built_is_refused_in_a_sentence(given, words):
+def test_options_that_make_no_model_are_refused_in_a_sentence(given, words):
     options = {"name": "inline_swin_tiny"} | given
     with pytest.raises((ArgumentError, UnsupportedError), match=words):
         softless.create_model(options.pop("name"), device="meta", **options)

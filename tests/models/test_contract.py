@@ -23,7 +23,7 @@ def picture(height: int = 64, width: int = 64) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_head_and_features_are_the_whole(name):
+def test_forward_is_forward_features_then_forward_head(name):
     model = small(name)
     x = picture(52, 80)
     features = model.forward_features(x)
@@ -35,7 +35,7 @@ def test_head_and_features_are_the_whole(name):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_classifier_is_reset_where_it_was(name):
+def test_a_reset_classifier_keeps_device_dtype_and_mode(name):
     model, x = small(name).double().train(), picture().double()
     model.reset_classifier(0)
     assert model.num_classes == 0
@@ -53,7 +53,7 @@ def test_a_classifier_is_reset_where_it_was(name):
 
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("norm", [False, True])
-def test_intermediates_are_what_the_stages_give(name, norm):
+def test_intermediates_are_the_outputs_of_the_stages(name, norm):
     model = small(name)
     x = picture(48, 80)
     final, every = model.forward_intermediates(x, norm=norm)
@@ -100,7 +100,7 @@ def test_every_layer_runs_its_hooks_and_the_answer_stays(name):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_pruning_keeps_what_is_left(name):
+def test_pruning_does_not_change_the_remaining_stages(name):
     whole, x, index = small(name), picture(), 0 if "deit" in name else 1
     pruned = copy.deepcopy(whole)
     assert pruned.prune_intermediate_layers([index]) == [index]
@@ -124,7 +124,7 @@ def test_every_model_is_registered_with_true_settings(name):
         assert different == set()
 
 
-def test_everything_it_names_is_there():
+def test_every_module_that_the_settings_name_exists():
     assert set(softless.timm.__all__) == {"default_cfgs", "fit_tables"}
     exec("from softless.timm import *", {})
 
@@ -216,7 +216,7 @@ def test_checkpointing_keeps_only_what_enters_each_block(training):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_it_is_saved_and_loaded_to_the_bit(name):
+def test_a_saved_model_loads_bitwise_equal(name):
     model, x = small(name), picture()
     for other in (small(name), small(name).to("meta").to_empty(device="cpu")):
         other.load_state_dict(model.state_dict())
@@ -224,7 +224,7 @@ def test_it_is_saved_and_loaded_to_the_bit(name):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_it_starts_as_the_authors_do(name):
+def test_initial_weights_are_the_authors(name):
     """Linear layers and tables normal with deviation 0.02, biases zero; convolutions, residuals too, as PyTorch's."""
     model = small(name)
     linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]

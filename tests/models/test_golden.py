@@ -37,7 +37,7 @@ NAMES = [
 ]
 
 
-def test_all_fifteen_are_listed_and_their_ancestors():
+def test_all_fifteen_models_and_their_softmax_ancestors_are_listed():
     names = softless.list_models()
     assert names[:15] == list(SIZES)
     assert names[15:] == [name.removeprefix("inline_") for name in SIZES]

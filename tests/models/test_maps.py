@@ -58,7 +58,7 @@ def test_values_weighed_by_the_maps_are_the_outputs(name, changes, monkeypatch):
         assert (out - expected).abs().max() <= 1e-10 * (1 + expected.abs().max())
 
 
-def test_a_map_is_made_when_it_is_asked_for(monkeypatch):
+def test_a_map_is_computed_when_it_is_read(monkeypatch):
     made, real = [], maps._map
     monkeypatch.setattr(maps, "_map", lambda call: made.append(call.layer) or real(call))
     model = small("inline_deit_tiny")
@@ -69,7 +69,7 @@ def test_a_map_is_made_when_it_is_asked_for(monkeypatch):
     assert made == ["blocks.0.attn"]
 
 
-def test_looking_leaves_no_trace():
+def test_attention_maps_leave_the_model_unchanged():
     model = small("inline_swin_tiny")
     x = images(1, 3, 32, 32, dtype=torch.float32)
     before, keys = model(x), [set(vars(module)) for module in model.modules()]

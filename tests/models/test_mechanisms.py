@@ -29,7 +29,7 @@ ALL = [family if family == "deit" else pytest.param(family, marks=pytest.mark.sl
 
 @pytest.mark.parametrize("family", ALL)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_backbone_takes_it_or_says_why_not(name: str, family: str):
+def test_a_backbone_takes_every_mechanism_or_says_why_not(name: str, family: str):
     """What it gives for an image depends on that image alone."""
     model, x = small(f"inline_{family}_tiny", mechanism=name, img_size=32).double(), images(2, 3, 32, 32)
     if reason := refusal(name, family):
@@ -44,7 +44,7 @@ def test_a_backbone_takes_it_or_says_why_not(name: str, family: str):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_module_takes_it_by_its_name(name: str):
+def test_a_module_takes_every_mechanism_by_name(name: str):
     layer, x = Attention(16, 2, name), torch.randn(2, 8, 16)
     call = {"is_causal": name in ORDERED, "grid": (2, 4)}
     assert layer(x, **call).isfinite().all()

@@ -74,7 +74,7 @@ def test_resampling_keeps_a_wide_table_wide_and_widens_a_narrow_one(mode):
 
 
 @pytest.mark.parametrize("name", ["inline_swin_tiny", "swin_tiny", "inline_pvt_tiny"])
-def test_padding_takes_part_in_nothing(name, monkeypatch):
+def test_padding_of_windows_changes_no_output(name, monkeypatch):
     """Filled with anything at all, what pads the windows changes no bit of the answer."""
     window = {"window": 3} if name.startswith("inline") else {}
     model = loud(small(name, **window).double())
@@ -114,7 +114,7 @@ def test_a_stripe_is_a_picture_of_its_own(mechanism):
 @pytest.mark.parametrize("size", [(7, 7), (3, 5), (20, 20)])
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("rolled", [False, True])
-def test_what_is_cut_is_joined_again(grid, size, shifted, rolled):
+def test_joining_windows_undoes_the_cut(grid, size, shifted, rolled):
     cut = windows(grid, size, shifted=shifted, rolled=rolled)
     x = torch.randn(2, grid[0] * grid[1], 3, 4)
     pieces = cut.cut(x)

@@ -44,13 +44,13 @@ def authors(case: str) -> tuple[Attention, Tensor, tuple[int, int], Tensor]:
 
 
 @pytest.mark.parametrize("case", KERNELS)
-def test_it_gives_what_the_authors_module_gives(case):
+def test_attention_matches_the_authors_module(case):
     layer, x, grid, output = authors(case)
     assert (layer(x, grid) - output).abs().max() <= 1e-12 * output.abs().max()
 
 
 @pytest.mark.parametrize("case", ["deit_n50", "swin_n49_exp"])
-def test_the_golden_outputs_notice_what_matters(case):
+def test_a_changed_parameter_or_mechanism_misses_the_golden_outputs(case):
     """Each change a port can get wrong moves the output by far more than the bar."""
     layer, x, grid, output = authors(case)
     size = output.abs().max()
@@ -183,7 +183,7 @@ def test_what_a_mechanism_needs_for_each_token_is_predicted_from_it(kv_heads):
 )
 @pytest.mark.parametrize("grid", [(2, 4), (8, 1)])
 @pytest.mark.parametrize("prefix", [0, 1])
-def test_local_padding_is_as_if_it_were_not_there(name, biased, grid, prefix):
+def test_attention_with_residual_ignores_padding(name, biased, grid, prefix):
     """Hidden tokens give nothing: not to the sums, not to the mean that predicts the kernels, not to the picture."""
     layer = Attention(12, 3, name, local=True).double()
     x = torch.randn(2, prefix + 8, 12, dtype=torch.float64)
@@ -243,7 +243,7 @@ def test_with_state_is_the_causal_forward_in_pieces(case, kv_heads):
 
 
 @pytest.mark.parametrize("name", ["softmax", "inline", "linear", "efficient"])
-def test_shared_key_heads_are_repeated_key_heads(name):
+def test_grouped_queries_equal_repeated_key_heads(name):
     """With kv_heads=2 of 4, heads 0 and 1 read key head 0: the same as a full module with copied rows."""
     layer, full = Attention(12, 4, name, kv_heads=2).double(), Attention(12, 4, name).double()
     q, k, v = layer.qkv.weight.split((12, 6, 6))
@@ -264,7 +264,7 @@ def test_shared_key_heads_are_repeated_key_heads(name):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_dropping_weights_is_for_those_who_have_them(case):
+def test_attn_drop_needs_a_scored_mechanism(case):
     made = CASES[case]
     if made.family != "scored":
         with pytest.raises(UnsupportedError, match=f"0.5.*{made.name}"):
@@ -282,7 +282,7 @@ def test_dropping_weights_is_for_those_who_have_them(case):
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("scored", [case for case, made in CASES.items() if made.family == "scored"])
-def test_a_rate_that_drops_nothing_changes_nothing(scored, local):
+def test_a_drop_rate_of_zero_changes_nothing(scored, local):
     """What follows the weights, a norm or the local residual, follows dropped weights too; padding stays hidden."""
     layer, plain = (Attention(12, 3, CASES[scored], local=local, attn_drop=rate).double() for rate in (1e-15, 0.0))
     plain.load_state_dict(layer.state_dict())
@@ -300,7 +300,7 @@ def test_dropped_weights_are_right_on_average():
     assert ((mean - exact).abs() <= 5 * deviation).all()
 
 
-def test_dropping_the_projection_is_for_everyone():
+def test_proj_drop_works_with_every_mechanism():
     layer = Attention(12, 3, proj_drop=0.5)
     x = torch.randn(2, 9, 12)
     assert (layer(x) == 0).any()
@@ -329,14 +329,14 @@ def test_the_bias_reaches_the_scores():
         Attention(12, 3)(x.float(), bias=blocked.float())
 
 
-def test_it_says_what_it_is():
+def test_the_repr_names_heads_and_mechanism():
     text = repr(Attention(12, 4, softless.mechanism("linear", phi="relu"), local=True))
     for words in ("heads=4", "relu", "qkv", "proj", "LocalResidual"):
         assert words in text
     assert "kv_heads=2" in repr(Attention(12, 4, kv_heads=2))
 
 
-def test_it_moves_and_copies_like_any_module():
+def test_attention_moves_and_copies_like_any_module():
     layer = Attention(12, 3, softless.mechanism("linear", phi="affine_relu"), local=True)
     with torch.device("meta"):
         ghost = Attention(12, 3, softless.mechanism("linear", phi="affine_relu"), local=True)

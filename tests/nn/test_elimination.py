@@ -39,14 +39,14 @@ def survivors_by_hand(weights: Tensor, mask: Tensor, kept: int) -> list[int]:
     return sorted([*real[:1], *others, *(j for j in range(len(mask)) if not mask[j])][:kept])
 
 
-def test_significance_is_what_others_give():
+def test_significance_is_the_attention_from_other_tokens():
     weights, mask = weights_and_mask()
     for b, row in enumerate(significance(weights, mask)):
         torch.testing.assert_close(row, torch.tensor(votes(weights[b], mask[b]), dtype=torch.float64))
 
 
 @pytest.mark.parametrize("kept", [1, 2, 5, 6, 8, 9])
-def test_the_most_significant_stay_in_their_order(kept: int):
+def test_the_most_significant_tokens_stay_in_their_order(kept: int):
     layer, x = EliminationLayer(DIM, 3, "softmax", 20).double(), torch.randn(2, N, DIM, dtype=torch.float64)
     _, mask = weights_and_mask()
     _, weights = layer.attn.with_weights(x, key_mask=mask)
@@ -67,7 +67,7 @@ def test_the_class_token_is_the_first_real_one():
     assert first.tolist() == [0, 3]
 
 
-def test_a_layer_is_bert_s():
+def test_an_elimination_layer_is_a_bert_layer():
     """norm(x + attention(x)), then norm(a + feed forward(a)): with every token kept there is nothing else."""
     layer, x = EliminationLayer(DIM, 3, "softmax", 20).double(), torch.randn(2, N, DIM, dtype=torch.float64)
     now = Survivors(x, torch.ones(2, N, dtype=torch.bool), torch.arange(N).expand(2, -1))
@@ -122,7 +122,7 @@ def test_the_counts_are_the_rounded_masses_and_never_grow():
     assert encoder.found()[0] == N
 
 
-def test_the_search_lets_go_of_what_is_not_needed():
+def test_the_search_drops_tokens_that_are_not_needed():
     """The answer stands in the class token: under the penalty, W falls, and falls most where it costs most."""
     encoder = EliminationEncoder(DIM, 3, 2, N)
     encoder.search()
@@ -137,7 +137,7 @@ def test_the_search_lets_go_of_what_is_not_needed():
     assert second < first < N
 
 
-def test_padding_and_batch_mates_leave_no_trace():
+def test_elimination_ignores_padding_and_the_rest_of_the_batch():
     encoder = EliminationEncoder(DIM, 3, 3, N).double()
     x, mask = torch.randn(2, N, DIM, dtype=torch.float64), weights_and_mask()[1]
     with torch.no_grad():
@@ -186,7 +186,7 @@ def test_a_sequence_of_padding_is_finite():
 
 
 @pytest.mark.parametrize("made", ["softmax", "inline", "hydra", "transnormer", mechanism("topk", k=4)], ids=str)
-def test_weights_come_with_the_output_they_make(made):
+def test_with_weights_returns_the_weights_behind_the_output(made):
     layer, x = Attention(DIM, 3, made).double(), torch.randn(2, N, DIM, dtype=torch.float64)
     mask = weights_and_mask()[1]
     out, weights = layer.with_weights(x, key_mask=mask)
@@ -206,7 +206,7 @@ def test_weights_come_with_the_output_they_make(made):
         (lambda: EliminationEncoder(DIM, 3, 2, N).eliminate([4, 0]), r"kept \[4, 0\] .* at least 1"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(make, words: str):
+def test_bad_options_of_elimination_are_refused_in_one_sentence(make, words: str):
     with pytest.raises(SoftlessError, match=words):
         make()
 

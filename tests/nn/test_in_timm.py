@@ -29,7 +29,7 @@ def test_a_timm_vit_with_our_softmax_gives_the_same_output():
     assert (with_ours(theirs, "inline")(images) - expected).abs().max() > 1e-6 * size
 
 
-def test_what_timm_passes_and_means_is_obeyed_or_refused():
+def test_arguments_that_timm_passes_are_used_or_refused():
     layer, x = softless.nn.Attention(8, 2, "softmax"), torch.randn(1, 5, 8)
     assert torch.equal(layer(x, attn_mask=None, is_causal=False), layer(x))
     assert not torch.equal(layer(x, attn_mask=None, is_causal=True), layer(x))

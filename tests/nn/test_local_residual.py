@@ -29,7 +29,7 @@ def by_convolution(residual: LocalResidual, context: Tensor, v: Tensor, grid: tu
 @pytest.mark.parametrize("grid", [(7, 7), (1, 1), (1, 5), (5, 1), (2, 3), (3, 2), (6, 4), (4, 9)])
 @pytest.mark.parametrize("prefix", [0, 1, 3])
 @pytest.mark.parametrize(("dim", "heads"), [(12, 3), (6, 1), (4, 4)])
-def test_it_is_a_grouped_convolution(grid, prefix, dim, heads):
+def test_the_local_residual_is_a_grouped_convolution(grid, prefix, dim, heads):
     residual = LocalResidual(dim, heads).double()
     context = torch.randn(2, dim, dtype=torch.float64)
     v = torch.randn(2, heads, prefix + grid[0] * grid[1], dim // heads, dtype=torch.float64)
@@ -61,7 +61,7 @@ def test_rows_and_columns_are_told_apart():
     assert not torch.allclose(residual(context, v, (2, 3)), residual(context, v, (3, 2)))
 
 
-def test_class_tokens_neither_give_nor_get():
+def test_class_tokens_neither_give_nor_get_a_residual():
     residual = LocalResidual(4, 2)
     context, v = torch.randn(1, 4), torch.randn(1, 2, 2 + 6, 2)
     out = residual(context, v, (2, 3), prefix=2)
@@ -90,7 +90,7 @@ def test_parameters_have_the_authors_names_and_shapes():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_runs(dtype):
+def test_the_local_residual_runs_in_half_precision(dtype):
     residual = LocalResidual(6, 3).to(dtype)
     out = residual(torch.randn(2, 6).to(dtype), torch.randn(2, 3, 6, 2).to(dtype), (3, 2))
     assert out.dtype == dtype
@@ -117,7 +117,7 @@ def assert_rounded_once(function, leaves: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("mean", [0.0, 3.0])
-def test_half_precision_is_rounded_once(dtype, mean):
+def test_a_half_precision_residual_is_rounded_once(dtype, mean):
     v, taps = torch.randn(2, 3, 1 + 9 * 14, 16) + mean, torch.randn(2, 3, 9, 16)
     assert_rounded_once(lambda v, taps: local_residual(v, taps, (9, 14), 1), [v.to(dtype), taps.to(dtype)])
 

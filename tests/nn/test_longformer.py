@@ -36,7 +36,7 @@ def by_hand(layer: LongformerAttention, x: Tensor, mask: Tensor, is_causal: bool
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("window", "some"), [(2, 1), (3, 3), (1, 0), (20, 2), (2, 30)])
-def test_it_is_the_formula(window: int, some: int, is_causal: bool):
+def test_longformer_attention_is_the_formula(window: int, some: int, is_causal: bool):
     layer = LongformerAttention(12, 3, window=window, global_tokens=some).double()
     torch.nn.init.normal_(layer.qkv_global.weight)
     x, mask = torch.randn(2, 13, 12, dtype=torch.float64), torch.ones(2, 13, dtype=torch.bool)
@@ -47,7 +47,7 @@ def test_it_is_the_formula(window: int, some: int, is_causal: bool):
 
 @pytest.mark.parametrize("kv_heads", [1, 4])
 @pytest.mark.parametrize("some", [0, 2, 30])
-def test_its_weights_are_those_behind_its_output(some: int, kv_heads: int):
+def test_longformer_weights_are_those_behind_its_output(some: int, kv_heads: int):
     """Rows of global tokens are of the second set, in the map too, and read its values; padding weighs nothing."""
     layer = LongformerAttention(12, 4, window=2, global_tokens=some, kv_heads=kv_heads).double()
     torch.nn.init.normal_(layer.qkv_global.weight)
@@ -66,7 +66,7 @@ def test_its_weights_are_those_behind_its_output(some: int, kv_heads: int):
     torch.testing.assert_close(found.weights[:, :, :some], rows, rtol=1e-12, atol=1e-12)
 
 
-def test_it_starts_as_the_mechanism_with_one_set():
+def test_longformer_attention_starts_as_the_mechanism_with_one_projection():
     """qkv_global is a copy: until it is trained, nothing has changed."""
     layer, plain = LongformerAttention(12, 3, window=4, global_tokens=2), Attention(12, 3, "longformer")
     plain.mechanism = layer.mechanism
@@ -76,7 +76,7 @@ def test_it_starts_as_the_mechanism_with_one_set():
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_every_parameter_learns(kv_heads: int):
+def test_every_parameter_of_longformer_attention_gets_a_gradient(kv_heads: int):
     layer = LongformerAttention(12, 4, window=2, kv_heads=kv_heads)
     layer(torch.randn(2, 9, 12)).square().sum().backward()
     for name, parameter in layer.named_parameters():
@@ -84,7 +84,7 @@ def test_every_parameter_learns(kv_heads: int):
         assert parameter.grad.any(), name
 
 
-def test_what_it_cannot_do_is_refused():
+def test_unsupported_calls_of_longformer_attention_are_refused():
     layer = LongformerAttention(12, 3)
     with pytest.raises(SoftlessError, match="bias would be added"):
         layer(torch.randn(2, 9, 12), bias=torch.zeros(9, 9))

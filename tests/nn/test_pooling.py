@@ -44,14 +44,14 @@ def test_pooling_is_a_loop_over_windows(mode: str, stride: int, width: int, pref
             torch.testing.assert_close(pooled[b, t], expected, rtol=1e-12, atol=1e-12)
 
 
-def test_what_is_pooled_and_repeated_keeps_its_place():
+def test_pooled_and_repeated_tokens_keep_their_place():
     x = torch.arange(10.0)[None, :, None]
     pooled = pool_tokens(x, stride=4, mode="first", prefix=2).x
     assert repeat_tokens(pooled, 4, 10, prefix=2)[0, :, 0].tolist() == [0, 1, 2, 2, 2, 2, 6, 6, 6, 6]
     assert torch.equal(repeat_tokens(pool_tokens(x, stride=1).x, 1, 10), x)
 
 
-def test_padding_has_no_gradient():
+def test_pooled_padding_has_no_gradient():
     x, mask = tokens()
     for mode in MODES:
         leaf = x.clone().requires_grad_()
@@ -88,7 +88,7 @@ def test_the_strided_layer_is_the_formula(stride: int, width: int, renormalize: 
         assert real[b].tolist() == [bool(members(mask[b], t * stride, width)) for t in range(len(expected))]
 
 
-def test_it_is_a_convolution():
+def test_the_strided_layer_is_a_convolution():
     layer, conv = StridedFeedForward(DIM, 20, stride=2, width=3).double(), nn.Conv1d(DIM, 20, 3, 2).double()
     conv.load_state_dict({"weight": layer.fc1.weight.unflatten(1, (3, DIM)).mT, "bias": layer.fc1.bias})
     x = torch.randn(2, 11, DIM, dtype=torch.float64)
@@ -96,7 +96,7 @@ def test_it_is_a_convolution():
     torch.testing.assert_close(layer(x).x[:, :-1], expected, rtol=1e-12, atol=1e-12)  # the last reaches beyond the end
 
 
-def test_with_stride_and_width_one_it_is_the_plain_layer():
+def test_the_strided_layer_with_stride_and_width_one_is_the_plain_layer():
     layer, x = StridedFeedForward(DIM, stride=1), torch.randn(2, 9, DIM)
     plain = nn.Sequential(nn.Linear(DIM, 4 * DIM), nn.GELU(), nn.Linear(4 * DIM, DIM))
     plain[0].load_state_dict(layer.fc1.state_dict())
@@ -160,7 +160,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("pool", MODES)
 @pytest.mark.parametrize("name", [name for name in list_mechanisms() if name not in REFUSED])
-def test_padding_and_batch_mates_leave_no_trace(name: str, pool: str):
+def test_funnel_and_strided_layers_ignore_padding_and_the_rest_of_the_batch(name: str, pool: str):
     made = mechanism(name, **OPTIONS.get(name, {}))
     encoder = FunnelEncoder(DIM, 3, (1, 1, 1), mechanism=made, pool=pool).double().eval()  # emanet's bases stay
     decoder, feed = FunnelDecoder(DIM, 3, 3, mechanism=made).double().eval(), StridedFeedForward(DIM).double()
@@ -177,7 +177,7 @@ def test_padding_and_batch_mates_leave_no_trace(name: str, pool: str):
     torch.testing.assert_close(again[mask], out[mask], rtol=1e-12, atol=1e-12)
 
 
-def test_every_parameter_learns():
+def test_every_parameter_of_funnel_and_strided_layers_gets_a_gradient():
     encoder, decoder = FunnelEncoder(DIM, 3, (1, 2)), FunnelDecoder(DIM, 3, 2)
     decoder(encoder(torch.randn(2, 9, DIM))).square()[..., 0].sum().backward()
     for name, parameter in (*encoder.named_parameters(), *decoder.named_parameters()):
@@ -213,7 +213,7 @@ def test_every_parameter_learns():
         (lambda: FunnelEncoder(DIM, 3, (1, 1), mechanism="efla")(torch.zeros(1, 9, DIM)), "tokens in their order"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(make, words: str):
+def test_bad_options_of_funnel_and_strided_layers_are_refused_in_one_sentence(make, words: str):
     with pytest.raises(SoftlessError, match=words):
         make()
 
@@ -226,7 +226,7 @@ def test_a_mask_of_another_size_is_refused(module, mask: Tensor):
         module(torch.randn(2, 7, DIM), mask)
 
 
-def test_half_precision_stays_half():
+def test_pooling_keeps_half_precision():
     encoder, decoder = FunnelEncoder(DIM, 3, (1, 1)).bfloat16(), FunnelDecoder(DIM, 3, 2).bfloat16()
     out = decoder(encoder(torch.randn(2, 7, DIM).bfloat16(), torch.rand(2, 7) > 0.3))
     assert out.dtype == torch.bfloat16

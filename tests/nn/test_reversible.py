@@ -66,7 +66,7 @@ MADE = ["softmax", "inline", mechanism("topk", k=3), "reformer", mechanism("eman
 
 @pytest.mark.parametrize("made", MADE, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_gradients_are_the_plain_stacks(made, dtype):
+def test_gradients_of_a_reversible_stack_match_the_plain_stack(made, dtype):
     """To the bit, dropout and choices of keys included, where the sums are exact; float64 within its rounding."""
     stack = Reversible(pair(made, 0.2) for _ in range(5)).to(dtype)
     x = torch.randn(2, 30, DIM, dtype=dtype, requires_grad=True)
@@ -131,7 +131,7 @@ def test_autocast_is_that_of_the_forward_pass():
     assert all(map(torch.equal, here, outside))
 
 
-def test_random_numbers_go_on_as_if_nothing_had_been_recomputed():
+def test_recomputing_does_not_advance_the_random_numbers():
     stack, x = Reversible(pair(rate=0.5) for _ in range(2)), torch.randn(2, 9, DIM, requires_grad=True)
     out = stack(x)
     torch.manual_seed(5)
@@ -161,7 +161,7 @@ def test_layers_may_share_their_weights_and_some_may_be_frozen():
     assert all(map(torch.equal, torch.autograd.grad(stack(x).sum(), [x, *learned]), theirs))
 
 
-def test_a_running_mean_moves_once_a_step():
+def test_a_running_mean_is_updated_once_per_step():
     class Normed(nn.BatchNorm1d):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x.mT).mT
@@ -187,7 +187,7 @@ def test_memory_is_flat_in_depth():
     assert held(8, plain) >= 2 * held(2, plain)  # the measure would notice
 
 
-def test_nothing_is_kept_where_no_gradient_is_asked():
+def test_a_reversible_stack_saves_nothing_without_gradients():
     stack, x = Reversible(pair() for _ in range(3)), torch.randn(2, 9, DIM)
     with torch.no_grad():
         out = stack(x)
@@ -241,13 +241,13 @@ def test_a_tensor_inside_an_argument_gets_its_gradient():
     torch.testing.assert_close(*found)
 
 
-def test_it_runs_in_inference_mode():
+def test_a_reversible_stack_runs_in_inference_mode():
     stack, x = Reversible([pair()]), torch.randn(2, 9, DIM)
     with torch.inference_mode():
         assert torch.equal(stack(x, key_mask=torch.ones(2, 9).bool()), stack(x))
 
 
-def test_padding_and_batch_mates_leave_no_trace():
+def test_a_reversible_stack_ignores_padding_and_the_rest_of_the_batch():
     stack, x = Reversible(pair() for _ in range(3)).double(), torch.randn(2, 9, DIM, dtype=torch.float64)
     mask = torch.ones(2, 9, dtype=torch.bool)
     mask[1, 6:] = False
@@ -266,7 +266,7 @@ def test_padding_and_batch_mates_leave_no_trace():
         ([(nn.Identity(), nn.Identity()), (nn.Identity(), torch.relu)], "pair 1 .* must be two modules"),
     ],
 )
-def test_what_is_not_a_pair_of_modules_is_refused(pairs, words):
+def test_layers_that_are_not_pairs_of_modules_are_refused(pairs, words):
     with pytest.raises(SoftlessError, match=words):
         Reversible(pairs)
 

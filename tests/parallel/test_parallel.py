@@ -53,19 +53,19 @@ def two(tmp_path_factory):
     return run(tmp_path_factory.mktemp("two"), 2, FIRST, len(CASES))
 
 
-def test_two_ranks_together_are_one_device(two):
+def test_two_ranks_match_one_device(two):
     """Each mechanism and option once: causal or not, masked or not, unevenly cut, with grouped heads."""
     assert_equal(two, len(CASES))
 
 
 @pytest.mark.slow
-def test_three_ranks_together_are_one_device(tmp_path):
+def test_three_ranks_match_one_device(tmp_path):
     assert_equal(run(tmp_path, 3, FIRST, len(CASES)), len(CASES))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_200_questions_to_ranks_together(tmp_path, ranks):
+def test_200_random_calls_over_ranks_match_one_device(tmp_path, ranks):
     assert_equal(run(tmp_path, ranks, 1000, 200), 200)
 
 
@@ -77,7 +77,7 @@ def test_every_mechanism_with_a_state_is_asked_and_cuts_leave_some_rank_with_not
     assert any(len(set(places)) < len(places) for places in cuts)
 
 
-def test_what_ranks_cannot_do_is_one_sentence_and_nobody_waits(two):
+def test_unsupported_calls_over_ranks_raise_one_sentence_and_no_rank_hangs(two):
     for rank, part in enumerate(two):
         assert part["said"] == {
             "scored": "UnsupportedError: mechanism 'softmax' keeps no state that ranks could merge: its queries need "
@@ -96,7 +96,7 @@ def test_a_rank_without_tokens_is_part_of_the_graph_though_keys_and_values_are_f
     assert [part["graphs"] for part in two] == [[True, True]] * 2
 
 
-def test_without_a_process_group_it_says_what_to_do():
+def test_attention_over_ranks_without_a_process_group_says_what_to_do():
     x = torch.randn(1, 1, 2, 3)
     with pytest.raises(ArgumentError, match=r"no process group: call torch\.distributed\.init_process_group first"):
         softless.parallel.attention(x, x, x)
