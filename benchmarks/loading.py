@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 
 import torch
+from trained import key_value
 
 from softless.data.loading import DeviceLoader
 from softless.data.reading import Batch
@@ -50,7 +51,7 @@ def rate(engine: Engine, batches: Iterable[Batch]) -> float:
 
 def main() -> int:
     asked = arguments()
-    recipe = read_recipe(asked.recipe, [change.partition("=")[::2] for change in asked.set])
+    recipe = read_recipe(asked.recipe, [key_value(change) for change in asked.set])
     devices = Devices(asked.device, recipe.precision, graph=asked.graph)
     bytes_ = torch.randint(0, 256, (asked.images, 3, recipe.image_size, recipe.image_size), dtype=torch.uint8)
     each = torch.arange(asked.images)

@@ -25,6 +25,14 @@ SCHEMA = "softless.trained/1"
 SHARED = ("data", "images", "fingerprint", "versions", "machine", "recipe")
 
 
+def key_value(text: str) -> tuple[str, str]:
+    """Read a change of a recipe from the command line: name=value."""
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise ArgumentError(f"{text!r} is not name=value")
+    return key, value
+
+
 def keep(name: str, folders: list[Path], together: int) -> Path:
     """Every run in one file: what they share once, of each its model, seed, result and curve."""
     runs = [told(Run(folder)) for folder in folders]

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from curves_picture import Curves, curves_picture
-from trained import changed, section
+from trained import changed, key_value, section
 from twins_picture import picture
 
 from softless.errors import SoftlessError
@@ -50,7 +50,7 @@ class Lines(Silent):
 
 
 def run(given: argparse.Namespace) -> int:
-    recipe = read_recipe(given.recipe, [change.partition("=")[::2] for change in given.set])
+    recipe = read_recipe(given.recipe, [key_value(change) for change in given.set])
     chosen = twins_named(given.twins.split(","), recipe) if given.twins else twins_for(recipe, given.tables)
     found = run_grid(
         given.out, recipe, chosen, data=given.data, seeds=range(given.seeds), minutes=given.minutes, pack=given.pack,
