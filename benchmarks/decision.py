@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from softless.study.decision import decide
-from softless.study.statistics import groups, shared_spread
+from softless.study.tables import groups, shared_spread
 from softless.study.twins import twins_named
 from softless.train.metrics import Answers
 

@@ -14,8 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from softless.errors import ArgumentError, FileError, SoftlessError
-from softless.study.statistics import Group, shared_spread
-from softless.study.tables import compare
+from softless.study.tables import Group, compare, shared_spread
 from softless.train.recipe import PROSE, TABLES, from_document, read_recipe, to_document
 from softless.train.run import Run
 from softless.train.tasks.classify import build

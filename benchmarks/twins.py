@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,9 +22,11 @@ from trained import changed, key_value, section
 from twins_picture import picture
 
 from softless.errors import SoftlessError
-from softless.study.grid import Silent, run_grid
-from softless.study.statistics import groups, read_runs, shared_spread
-from softless.study.tables import cell, markdown, tables
+from softless.report import units
+from softless.study.grid import Silent, read_runs, run_grid
+from softless.study.schema import PaperTable
+from softless.study.tables import PARAMETERS, groups, shared_spread, tables
+from softless.study.twin_run import RunRecord
 from softless.study.twins import QUESTIONS, Twin, side_of, twins_named, twins_of
 from softless.train.assemble import Runtime
 from softless.train.recipe import Recipe, read_recipe
@@ -41,7 +44,7 @@ class Lines(Silent):
     def begin(self, runs: int, finished: int) -> None:
         print(f"{runs} runs, {finished} of them finished before", flush=True)
 
-    def ran(self, record: dict[str, Any]) -> None:
+    def ran(self, record: RunRecord) -> None:
         name = f"{record['twin']['id']}-{record['seed']}"
         if record["status"] == "done":
             print(f"{name:24} {record['accuracy']:7.2%}  {record['wall_seconds']:6.1f} s", flush=True)
@@ -102,6 +105,31 @@ def page(kept: list[Path], whole: list[Path]) -> str:
             curves(f"{path.stem}-curves", runs),
         ]
     return "\n".join(parts)
+
+
+def markdown(found: Sequence[PaperTable]) -> str:
+    """Write tables for a page: accuracy in percent, plus or minus the deviation over seeds."""
+    return "\n\n".join(_table(table) for table in found) + "\n"
+
+
+def cell(text: str) -> str:
+    """Escape bars, which would end the cell."""
+    return text.replace("|", r"\|")
+
+
+def _table(table: PaperTable) -> str:
+    rows = [("twin", "parameters", "top-1", "seeds", "against softmax", "the paper's")]
+    for values in table["rows"]:
+        row: dict[str, Any] = dict(zip(table["columns"], values, strict=True))
+        mean, spread, against, paper = (row[key] for key in ("accuracy", "spread", "against softmax", "paper"))
+        top1 = mean if isinstance(mean, str) else f"{mean:.2f}" + ("" if spread is None else f" ± {spread:.2f}")
+        size = units.count(row[PARAMETERS]) if PARAMETERS in row else ""
+        versus = "" if against is None else f"{against:+.2f}"
+        rows.append((cell(row["twin"]), size, top1, str(row["seeds"]), versus, "" if paper is None else str(paper)))
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    head, *body = (f"| {' | '.join(row)} |" for row in zip(*columns, strict=True))
+    lines = [f"### Table {table['id']}: {table['title']}", "", head, "|---" * len(columns) + "|", *body]
+    return "\n".join([*lines, "", table["says"], "", f"In the paper ({table['setting']}): {table['paper']}"])
 
 
 def command(name: str, document: dict[str, Any]) -> str:

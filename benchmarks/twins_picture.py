@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from html import escape
 from math import ceil, floor
 
-from softless.study.statistics import Group, learned
+from softless.study.tables import Group, learned
 
 ROW, LEFT, WIDTH, TOP = 22, 290, 900, 34
 STYLE = """text { font: 13px system-ui, sans-serif; fill: #24292f } .quiet { fill: #6e7781 } .grid { stroke: #d0d7de }

@@ -1,12 +1,12 @@
-"""What both chunked forms share: cutting tokens into chunks, sums before a chunk, and the view they add up to.
+"""The parts that both chunked forms share: chunks of tokens, sums before a chunk, and the view of each query.
 
 With v' = v - v_ref and V = [v', 1], where v_ref is a point every query of the call may know,
 
     sum_j q.phi(k_j) V_j = [x, mass]        sum_j V_j = [y, n]        over the tokens that the query sees
 
-are all a reader needs: its mean is v_ref + y/n and its correlation x - mass y/n. The point is the incoming
-mean, or where nothing came in the first token kept: centering on anything later would let the future in through
-rounding, and the queries before it see nothing and read zero.
+are all a reader needs: its mean is v_ref + y/n and its correlation x - mass y/n. v_ref is the mean of the incoming
+state, or without one the first token that the mask keeps. A later token would leak the future through rounding. Queries
+before the first kept token see nothing and read zero.
 """
 
 import torch
@@ -19,7 +19,7 @@ from softless.algebra.state import State, keep
 
 
 def fold(x: Float[Tensor, "*b n d"], chunk: int, fill: float = 0.0) -> Float[Tensor, "*b c l d"]:
-    """Cut tokens into chunks; the last one is filled up."""
+    """Cut tokens into chunks, and fill up the last chunk."""
     count = (x.shape[-2] + chunk - 1) // chunk
     return F.pad(x, (0, 0, 0, count * chunk - x.shape[-2]), value=fill).unflatten(-2, (count, chunk))
 
@@ -30,13 +30,14 @@ def unfold(x: Float[Tensor, "*b c l d"], tokens: int) -> Float[Tensor, "*b n d"]
 
 
 def before(first: Tensor, blocks: Tensor, dim: int) -> Tensor:
-    """What stands before each block: `first`, then every block but the last."""
+    """Return what comes before each block: `first`, then every block but the last."""
     return torch.cat([first, blocks], dim).narrow(dim, 0, blocks.shape[dim])
 
 
 def first_kept(x: Float[Tensor, "*b n d"], mask: Bool[Tensor, "*#b n"] | None) -> Float[Tensor, "*b 1 d"]:
-    """The first token that the mask keeps, or of a row all hidden its first. As a point to measure from it cancels,
-    so it needs no gradient: its own would be a sum over all tokens, and rounded as such.
+    """Return the first token that the mask keeps, or the first token of a row that is all hidden.
+
+    It is a point to measure from and cancels, so it needs no gradient, which would be a rounded sum over all tokens.
     """
     x = x.detach()
     return x[..., :1, :] if mask is None else x.take_along_dim(mask.int().argmax(-1, keepdim=True)[..., None], -2)
@@ -45,7 +46,7 @@ def first_kept(x: Float[Tensor, "*b n d"], mask: Bool[Tensor, "*#b n"] | None) -
 def relative(
     v: Float[Tensor, "*b n e"], mask: Bool[Tensor, "*#b n"] | None, state: State | None
 ) -> tuple[Float[Tensor, "*b 1 e"], Float[Tensor, "*b n e1"]]:
-    """(v_ref, V)."""
+    """Return (v_ref, V)."""
     v = keep(v, mask)
     v_ref = first_kept(v, mask)
     if state is not None:
@@ -54,9 +55,9 @@ def relative(
 
 
 def incoming(state: State, *, centered: bool = False) -> Float[Tensor, "*b d e1"]:
-    """What the state has seen, as sum_j phi(k_j) V_j: relative to its own mean, that is the co-moment and the mass.
+    """Return sum_j phi(k_j) V_j over the tokens of a state: relative to its mean, the co-moment and the mass.
 
-    With keys centered too, on the value of their mean, the mass is zero and only its gradient is left.
+    If the keys are centered too, on the value of their mean, the mass is zero and only its gradient is left.
     """
     mean = state.k_mean - state.k_mean.detach() if centered else state.k_mean
     return torch.cat([state.comoment, (state.n[..., None] * mean)[..., None]], -1)
@@ -69,7 +70,7 @@ def view(
     state: State | None,
     log_gain: Tensor | None,
 ) -> View:
-    """What each query sees, from [x, mass] and V."""
+    """Return what each query sees, from [x, mass] and V."""
     x, mass = sums[..., :-1], sums[..., -1:]
     seen = v.cumsum(-2)
     n = seen[..., -1:] if state is None else seen[..., -1:] + state.n[..., None, None]

@@ -1,4 +1,4 @@
-"""The delta rule: a memory that takes back what it held for a key before it writes.
+"""The delta rule: a memory that erases what it holds for a key before it writes.
 
     S_t = S_{t-1} - a_t k_t (k_t^T S_{t-1}) + k_t u_t^T          |k_t| is 1, or 0 for no key
     o_t = S_t^T q_t
@@ -11,7 +11,7 @@ a is how much is erased, between 0 and 1; u is what is written. Three forms of o
                     (I + stril(diag(a) k k^T)) U = u - diag(a) k S
                     o = q S + tril(q k^T) U          S <- S + k^T U
 
-Forward substitution is the recurrence in coordinates of the keys: nothing grows that the recurrence does not.
+Forward substitution is the recurrence in coordinates of the keys, so it is as stable as the recurrence.
 """
 
 import torch
@@ -27,7 +27,7 @@ def weights(
     erase: Float[Tensor, "*#b n 1"],
     gain: Float[Tensor, "*#b n 1"],
 ) -> Float[Tensor, "*b n n"]:
-    """Explicit weights: o = w v."""
+    """Return the explicit weights: o = w v."""
     return (q @ k.mT).tril() @ _solve(k, erase, torch.diag_embed(gain.squeeze(-1)))
 
 
@@ -38,7 +38,7 @@ def recurrent(
     erase: Float[Tensor, "*#b n 1"],
     memory: Float[Tensor, "*#b d e"],
 ) -> tuple[Float[Tensor, "*b n e"], Float[Tensor, "*#b d e"]]:
-    """Token by token."""
+    """Compute the output token by token."""
     outputs = []
     for i in range(k.shape[-2]):
         here = slice(i, i + 1)
@@ -56,7 +56,7 @@ def chunked(
     memory: Float[Tensor, "*#b d e"],
     chunk: int,
 ) -> tuple[Float[Tensor, "*b n e"], Float[Tensor, "*#b d e"]]:
-    """A chunk at a time: everything but the memory between chunks is done for all of them at once."""
+    """Compute the output chunk by chunk. Only the memory between chunks is computed in a loop."""
     q_c, k_c, u_c, a_c = (fold(x, chunk) for x in (q, k, u, erase))  # [*b, c, l, .]
     solved = _solve(k_c, a_c, torch.cat([u_c, a_c * k_c], -1))
     written, taken = solved.split((u.shape[-1], k.shape[-1]), -1)  # [*b, c, l, e], [*b, c, l, d]
@@ -72,5 +72,5 @@ def chunked(
 def _solve(
     k: Float[Tensor, "*b l d"], erase: Float[Tensor, "*b l 1"], right: Float[Tensor, "*b l m"]
 ) -> Float[Tensor, "*b l m"]:
-    """(I + stril(diag(a) k k^T))^-1 right; of the matrix only what is below the diagonal is read."""
+    """Return (I + stril(diag(a) k k^T))^-1 right. Only the part below the diagonal is read."""
     return torch.linalg.solve_triangular((erase * k) @ k.mT, right, upper=False, unitriangular=True)

@@ -3,8 +3,8 @@
     S_t = e^-slope S_{t-1} + k_t v_t^T          o_t = S_t^T q_t
     w_ij = e^{-slope (p_i - p_j)} q_i.k_j,  j <= i          p counts the tokens that are kept: padding does not fade
 
-A chunk reads its own tokens by a triangular product and those before it from the memory. Exponents are differences of
-whole numbers, exact however far apart, before they are multiplied.
+A chunk reads its own tokens by a triangular product and earlier tokens from the memory. Exponents are differences of
+integers, which are exact at any distance, before they are multiplied by the slope.
 """
 
 import torch
@@ -20,7 +20,7 @@ def weights(
     slope: Float[Tensor, "h"],
     kept: Bool[Tensor, "#b n"],
 ) -> Float[Tensor, "b h n n"]:
-    """Explicit weights of the keys that are kept."""
+    """Return the explicit weights of the keys that are kept."""
     place = kept.cumsum(-1)[:, None]
     return (q @ k.mT * _fade(place, slope[:, None, None])).tril() * kept[:, None, None]
 
@@ -34,7 +34,7 @@ def chunked(
     memory: Float[Tensor, "b h d e"],
     chunk: int,
 ) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h d e"]]:
-    """The output, and the memory after the last token. Keys that are not kept are zero."""
+    """Return the output, and the memory after the last token. Keys that are not kept are zero."""
     q_c, k_c, v_c = (fold(x, chunk) for x in (q, k, v))  # [b, h, c, l, .]
     real = fold(kept[..., None].to(v.dtype), chunk).squeeze(-1).long()
     place = real.cumsum(-1)[:, None]  # [b, 1, c, l], from the start of each chunk
@@ -52,6 +52,6 @@ def chunked(
 
 
 def _fade(place: Int[Tensor, "*b l"], rate: Tensor) -> Float[Tensor, "*h l l"]:
-    """e^{-slope (p_i - p_j)} for j <= i; 1 for those after i, which nobody reads."""
+    """Return e^{-slope (p_i - p_j)} for j <= i, and 1 for j > i, which is not used."""
     apart = (place[..., :, None] - place[..., None, :]).clamp(min=0)
     return (-rate * apart).exp()

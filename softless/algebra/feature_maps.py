@@ -1,4 +1,4 @@
-"""Feature maps phi: what linear attention puts in place of the exponential of a score.
+"""Feature maps phi, which linear attention uses instead of the exponential of a score.
 
     identity     x                          divide: fails (InLine Table 3: 0.2 % top-1)
     relu         max(x, 0)
@@ -41,12 +41,12 @@ def identity(x: Tensor) -> Tensor:
 
 
 def affine_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """ReLU(A x + b) with one A and b a head."""
+    """Return ReLU(A x + b) with one A and b per head."""
     return (x @ weight.mT + bias[:, None, :]).relu()  # [B, H, N, d] @ [H, d, d]
 
 
 def unit(x: Tensor, dims: tuple[int, ...] = (-1,)) -> Tensor:
-    """x / |x|, with 0 for the zero vector. Scaled by the largest entry first: |x|^2 cannot overflow."""
+    """Return x / |x|, and 0 for the zero vector. x is divided by its largest entry first, so |x|^2 cannot overflow."""
     if x.shape[-1] == 0:
         return x
     largest = x.detach().abs().amax(dims, keepdim=True)
@@ -62,12 +62,12 @@ ELEMENTWISE: dict[str, FeatureMap] = {
     "elu": elu,
     "softmax": softmax,
 }
-SIGNED = ("identity", "leaky_relu")  # those that may be negative
+SIGNED = ("identity", "leaky_relu")  # features that may be negative
 NAMES = (*ELEMENTWISE, "exp", "affine_relu")
 
 
 def apply(phi: str | FeatureMap, x: Tensor, *, t: float = 1.0, inputs: Mapping[str, Tensor]) -> Tensor | Log:
-    """phi(x) by name, or by any callable that maps the last dimension."""
+    """Return phi(x), for a name or for a callable that maps the last dimension."""
     if callable(phi):
         return _checked(phi(x), x)
     if phi == "exp":
@@ -78,7 +78,7 @@ def apply(phi: str | FeatureMap, x: Tensor, *, t: float = 1.0, inputs: Mapping[s
 
 
 def _checked(features: object, x: Tensor) -> Tensor:
-    """What a user's map returned, if it mapped each token's last dimension."""
+    """Return the features of a user's map if it mapped the last dimension of each token, else raise."""
     if not isinstance(features, Tensor):
         raise ArgumentError(f"phi returned a {type(features).__name__} and must return a tensor")
     fits = features.ndim == x.ndim and features.shape[:-1] == x.shape[:-1] and features.shape[-1] > 0

@@ -5,7 +5,7 @@
     recurrent   merge a token, read, merge the next            query i sees tokens j <= i
     chunked     the same, a chunk at a time, no loop over tokens and memory O(N d)
 
-They agree to rounding; the tests hold each against the weights.
+They agree up to rounding; the tests compare each form with the weights.
 """
 
 import torch
@@ -30,7 +30,7 @@ def weights(
     *,
     signed: bool = False,
 ) -> Float[Tensor, "*b n m"]:
-    """Explicit weights; a key that is not visible weighs 0. `signed` is that of `read`.
+    """Return the explicit weights; a key that is not visible has weight 0. `signed` is as in `read`.
 
     >>> import torch
     >>> from softless.algebra import weights
@@ -50,7 +50,7 @@ def weights(
     if reader == "divide":
         lost = None
         if signed and isinstance(phi_q, Tensor) and isinstance(phi_k, Tensor):
-            finite = torch.where(phi_k.isfinite(), phi_k, 0.0)  # a key of the future that is not must not be heard
+            finite = torch.where(phi_k.isfinite(), phi_k, 0.0)  # an infinite key of the future must have no effect
             lost = _lost(phi_q, visible.to(score.dtype) @ finite, n)
         return torch.where(empty(mass, lost), even, quotient(score, mass, lost))
     if reader == "subtract":
@@ -86,7 +86,7 @@ def parallel(
     *,
     signed: bool = False,
 ) -> Float[Tensor, "*b n e"]:
-    """Every query reads the state of all tokens.
+    """Return the output where every query reads the state of all tokens.
 
     >>> import torch
     >>> from softless.algebra import parallel
@@ -108,7 +108,7 @@ def recurrent(
     *,
     signed: bool = False,
 ) -> tuple[Float[Tensor, "*b n e"], State]:
-    """Token by token: the state grows by one and is read. Cost and memory do not depend on the past.
+    """Merge and read token by token. Cost and memory do not depend on the number of earlier tokens.
 
     >>> import torch
     >>> from softless.algebra import recurrent
@@ -140,7 +140,7 @@ def chunked(
     *,
     signed: bool = False,
 ) -> Float[Tensor, "*b n e"]:
-    """The causal form for training: the chunk's own tokens by a triangular product, those before it by their sum.
+    """Return the causal output for training: a triangular product within a chunk, and a sum over earlier chunks.
 
     >>> import torch
     >>> from softless.algebra import chunked, recurrent
@@ -150,7 +150,7 @@ def chunked(
 
         [x, mass] = tril(q k^T) V + q (sum over earlier chunks of k^T V)          V as `chunks` defines it
 
-    Keys are not centered: every mass is then a sum of what the query sees, with nothing large to cancel.
+    Keys are not centered, so every mass is a sum over what the query sees, and nothing large cancels.
     """
     if isinstance(phi_k, Log):
         return exponential.chunked(phi_q, phi_k, v, reader, scale, mask, state, chunk)
@@ -177,7 +177,7 @@ def chunked(
 
 
 def _running(k: Float[Tensor, "*b n d"], state: State | None) -> Float[Tensor, "*b n d"]:
-    """sum_{j <= i} phi(k_j), what came in included; added up in chunks, which rounds less often."""
+    """Return sum_{j <= i} phi(k_j), with the incoming state; the sum is taken in chunks, which rounds less often."""
     own = fold(k, CHUNK).cumsum(-2)  # [*b, c, chunk, d]
     last = own[..., -1:, :]
     total = unfold(own + before(torch.zeros_like(last[..., :1, :, :]), last, -3).cumsum(-3), k.shape[-2])

@@ -4,7 +4,7 @@
 
     divide    g = 1 / (n phi(q).k_mean)      classical linear attention
     subtract  g = s / n                      InLine as the authors' code has it
-    contrast  g = s                          InLine's eq. 4 as printed: a sum over keys in place of their mean
+    contrast  g = s                          InLine's eq. 4 as printed: a sum over keys instead of their mean
     channel   o = v_mean + (rho(q) / (n k_mean))^T comoment     Efficient Attention, sum rho(q) = 1
     none      o = s phi(q)^T (comoment + n k_mean v_mean^T)
 
@@ -35,7 +35,7 @@ READERS = ("divide", "subtract", "contrast", "channel", "none")
 
 
 class View(NamedTuple):
-    """What one query sees, up to the common factor e^log_gain that kept it in range."""
+    """What each query sees, up to the common factor e^log_gain that keeps it in range."""
 
     n: Int[Tensor, "*#b #n 1"] | Float[Tensor, "*#b #n 1"]  # tokens
     mass: Float[Tensor, "*b n 1"]  # n phi(q).k_mean
@@ -87,7 +87,7 @@ def read(
 
 
 def answer(view: View, reader: str, scale: float) -> Float[Tensor, "*b n m"]:
-    """The readers themselves."""
+    """Return the output of a reader for a view."""
     n, mass, v_mean, correlation, log_gain, lost = view
     if reader == "divide":
         return v_mean + quotient(correlation, mass, lost)
@@ -103,20 +103,20 @@ def answer(view: View, reader: str, scale: float) -> Float[Tensor, "*b n m"]:
 def rounding(
     terms: Float[Tensor, "*b n 1"], n: Int[Tensor, "*#b #n 1"] | Float[Tensor, "*#b #n 1"], features: int
 ) -> Float[Tensor, "*b n 1"]:
-    """What rounding alone may leave of a mass whose terms add up to `terms` in absolute value."""
+    """Return what rounding alone may leave of a mass whose terms add up to `terms` in absolute value."""
     roundings = 64 + 2 * features + n.to(terms.dtype) / 64
     return 2 * torch.finfo(terms.dtype).eps * roundings.sqrt() * terms
 
 
 def empty(mass: Float[Tensor, "*b n 1"], lost: Float[Tensor, "*b n 1"] | None) -> Bool[Tensor, "*b n 1"]:
-    """Whether a mass is 0."""
+    """Return whether a mass is 0."""
     return mass == 0 if lost is None else (mass == 0) | (mass.abs() <= lost)
 
 
 def quotient(
     x: Float[Tensor, "*b n m"], mass: Float[Tensor, "*#b n 1"], lost: Float[Tensor, "*#b n 1"] | None = None
 ) -> Float[Tensor, "*b n m"]:
-    """x / mass, and 0 where the mass is 0. Where 1/mass would leave no room for a gradient, there is none."""
+    """Return x / mass, and 0 where the mass is 0. A mass too small for a finite gradient gets no gradient."""
     none = empty(mass, lost)
     live = alive(mass) if lost is None else alive(mass) & ~none
     mass = torch.where(live, mass, torch.where(none, torch.inf, mass).detach())
@@ -124,12 +124,12 @@ def quotient(
 
 
 def alive(size: Float[Tensor, "*b"]) -> Bool[Tensor, "*b"]:
-    """Whether 1/size is finite with room to spare: 2^26 times the smallest normal number."""
+    """Return whether 1/size is finite with room to spare: size is above 2^26 times the smallest normal number."""
     return size.abs() > 2**26 * torch.finfo(size.dtype).tiny
 
 
 def grow(x: Float[Tensor, "*b"], log_gain: Float[Tensor, "*#b"] | None) -> Float[Tensor, "*b"]:
-    """x e^log_gain in two steps, so that only the result can overflow; 0 stays 0."""
+    """Return x e^log_gain, computed in two steps so that only the result can overflow; 0 stays 0."""
     if log_gain is None:
         return x
     half = (log_gain / 2).exp()
@@ -140,7 +140,7 @@ def grow(x: Float[Tensor, "*b"], log_gain: Float[Tensor, "*#b"] | None) -> Float
 def settle(
     logs: Float[Tensor, "*b n d"], partner: Float[Tensor, "*#b #n d"]
 ) -> tuple[Float[Tensor, "*b n d"], Float[Tensor, "*b n 1"]]:
-    """(e^logs / e^top, top), top the largest logarithm among the channels whose partner in the product is not 0."""
+    """Return (e^logs / e^top, top), with top the largest logarithm of the channels whose partner is not 0."""
     floor = torch.finfo(logs.dtype).min / 4
     logs = torch.where(partner != 0, logs.clamp(min=floor), floor)
     top = logs.detach().amax(-1, keepdim=True)
@@ -148,7 +148,7 @@ def settle(
 
 
 def level(phi_q: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
-    """Queries with largest entry 1: division cancels the factor, so neither end of the range is lost."""
+    """Return queries with largest entry 1. The division cancels the factor, and no small entry underflows."""
     largest = phi_q.detach().abs().amax(-1, keepdim=True)
     if phi_q.requires_grad:
         phi_q = torch.where(alive(largest), phi_q, phi_q.detach())
@@ -156,12 +156,12 @@ def level(phi_q: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
 
 
 def shares(phi_q: Float[Tensor, "*b n d"] | Log) -> Float[Tensor, "*b n d"]:
-    """A softmax over channels, which reader `channel` takes as it is."""
+    """Return phi_q, a softmax over channels, for reader `channel`; raise if it is a logarithm."""
     if isinstance(phi_q, Log):
         raise ArgumentError("reader 'channel' needs phi_q as a softmax over channels, got its logarithm")
     return phi_q
 
 
 def per_channel(rho: Float[Tensor, "*#b n d"], total: Float[Tensor, "*#b #n d"]) -> Float[Tensor, "*b n d"]:
-    """rho(q) / sum phi(k), channel by channel; a channel no key uses reads the mean."""
+    """Return rho(q) / sum phi(k), channel by channel; a channel that no key uses reads the mean."""
     return rho / torch.where(total != 0, total, torch.inf)

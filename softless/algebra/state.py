@@ -6,7 +6,7 @@
     comoment  sum_j (phi(k_j) - k_mean)(v_j - v_mean)^T
     shift     the features are stored divided by e^shift, channel by channel
 
-Runtime and a co-moment, not raw sums: subtracting two large raw sums loses up to 31 bf16 ulps when
+The state holds means and a co-moment, not raw sums: subtracting two large raw sums loses up to 31 bf16 ulps when
 keys and values have a mean; this form loses less than one. `merge` (Chan, Golub, LeVeque 1979) is
 associative, so one law gives every form: chunked and recurrent merge as they go, sequence
 parallelism merges across ranks, padding observes the valid tokens only.
@@ -24,7 +24,7 @@ from softless.errors import ArgumentError
 
 
 class Log(NamedTuple):
-    """Features known by their logarithm, phi = exp(value): formed only relative to a shift.
+    """Features given by their logarithm, phi = exp(value). They are formed only relative to a shift.
 
     >>> import torch
     >>> from softless.algebra import Log, observe
@@ -56,9 +56,36 @@ class State(NamedTuple):
     shift: Float[Tensor, "*b d"]
 
     def rows(self, index: Int[Tensor, " rows"]) -> "State":
-        """The state of these rows of the batch, in their order, as often as they are named."""
+        """Return the state of these rows of the batch, in this order; a row may appear several times."""
         n = self.n if self.n.shape[0] == 1 else self.n[index]
         return State(n, *(part[index] for part in self[1:]))
+
+
+def causal(queries: int, keys: int, device: torch.device | None = None) -> Bool[Tensor, "n m"]:
+    """Return True where key j is not after query i. The last query is aligned with the last key and sees every key.
+
+    >>> causal(2, 3).int()
+    tensor([[1, 1, 0],
+            [1, 1, 1]], dtype=torch.int32)
+    """
+    rows = torch.arange(queries, device=device)[:, None] + (keys - queries)
+    return torch.arange(keys, device=device) <= rows
+
+
+def visible(
+    queries: int,
+    keys: int,
+    *,
+    is_causal: bool,
+    key_mask: Bool[Tensor, "b m"] | None,
+    device: torch.device | None = None,
+) -> Bool[Tensor, "#b 1 #n m"]:
+    """Return which key each query may see, by causality and by the key mask, broadcastable to [B, H, N, M]."""
+    if is_causal:
+        seen = causal(queries, keys, device)[None, None]
+    else:
+        seen = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=device)
+    return seen if key_mask is None else seen & key_mask[:, None, None, :]
 
 
 def keep(x: Tensor, mask: Bool[Tensor, "*#b n"] | None, other: float = 0.0) -> Tensor:
@@ -69,7 +96,7 @@ def keep(x: Tensor, mask: Bool[Tensor, "*#b n"] | None, other: float = 0.0) -> T
 def observe(
     phi_k: Float[Tensor, "*#b n d"] | Log, v: Float[Tensor, "*#b n m"], mask: Bool[Tensor, "*#b n"] | None = None
 ) -> State:
-    """Summarize a block of tokens; only those the mask keeps.
+    """Summarize the tokens of a block that the mask keeps.
 
     >>> import torch
     >>> from softless.algebra import observe
@@ -89,7 +116,7 @@ def observe(
 
 
 def merge(a: State, b: State) -> State:
-    """State of the concatenation of two blocks. A state of no tokens is the identity, bit for bit.
+    """Return the state of two blocks one after the other. A state of no tokens is the identity, bit for bit.
 
     >>> import torch
     >>> from softless.algebra import merge, observe
@@ -114,18 +141,18 @@ def merge(a: State, b: State) -> State:
 
 
 def check_continues(state: State | None, seen: State) -> None:
-    """A state fits if its parts look like those that these tokens give."""
+    """Raise if the parts of a state do not have the shapes and dtypes that these tokens need."""
     if state is None:
         return
     batch = seen.comoment.shape[:-2]
     for name in ("comoment", "k_mean", "v_mean", "shift", "n"):
-        given, needed = getattr(state, name), getattr(seen, name)
-        fits = given.shape == needed.shape and given.dtype == needed.dtype
+        part, needed = getattr(state, name), getattr(seen, name)
+        fits = part.shape == needed.shape and part.dtype == needed.dtype
         if name == "n":
-            fits = given.ndim == len(batch) and all(a in (1, b) for a, b in zip(given.shape, batch, strict=True))
+            fits = part.ndim == len(batch) and all(a in (1, b) for a, b in zip(part.shape, batch, strict=True))
         if not fits:
             raise ArgumentError(
-                f"the state's {name} is {given.dtype} {list(given.shape)}, and these q, k, v continue one of "
+                f"the state's {name} is {part.dtype} {list(part.shape)}, and these q, k, v continue one of "
                 f"{needed.dtype} {list(batch if name == 'n' else needed.shape)}"
             )
 

@@ -86,8 +86,8 @@ def plan_calls(
     ]
     common = Terms(shape=sizes[0], is_causal=causal, backend=backend, **place(device, dtype))
     terms = tuple(replace(common, shape=size) for size in dict.fromkeys(sizes))
-    for each in terms:
-        contest.check_memory(each)
+    for size_terms in terms:
+        contest.check_memory(size_terms)
     passes = (False, True) if backward else (False,)
     return CallPlan(mechanisms=mechanisms, terms=terms, passes=passes, repeats=repeats, quick=quick)
 

@@ -94,9 +94,9 @@ def run(
 ) -> None:
     """Measure calls; draw and show the result."""
     check_plot(plot)
-    from softless.bench import call_document, page
+    from softless.bench import call_document, figures
 
-    options, shapes = dict(option or []), [tuple(each) for each in shape or [QUICK if quick else FULL]]
+    options, shapes = dict(option or []), [tuple(size) for size in shape or [QUICK if quick else FULL]]
     names = list(dict.fromkeys(mechanisms or DEFAULT))
     plan = call_document.plan_calls(
         {name: make_mechanism(name, options) for name in names},
@@ -116,7 +116,7 @@ def run(
     with progress(1.0, not json) as advance:
         document = call_document.measure_calls(plan, command=command, advance=advance)
     if plot is not None:
-        write_text(plot, page.calls_page(document))
+        write_text(plot, figures.calls_page(document))
     if json:
         emit_json(document)
     else:

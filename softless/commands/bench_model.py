@@ -71,7 +71,7 @@ def run(
 ) -> None:
     """Measure a model; draw and show the result."""
     check_plot(plot)
-    from softless.bench import model_document, page
+    from softless.bench import figures, model_document
 
     texts = dict(option or [])
     options = model_options(name, texts)
@@ -94,7 +94,7 @@ def run(
     with progress(1.0, not json) as advance:
         document = model_document.measure_model(plan, command=command, option_texts=texts, advance=advance)
     if plot is not None:
-        write_text(plot, page.model_page(document))
+        write_text(plot, figures.model_page(document))
     if json:
         emit_json(document)
     else:

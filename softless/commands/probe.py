@@ -106,7 +106,7 @@ def run(
     subject.model.to(place).eval()
     samples = load_samples(subject, data, split, images, tokens=tokens, batch=batch, device=place, seed=seed)
     examination, missed = examined(subject, samples, layers, quiet=json)
-    is_random, measured = subject.is_random, examination.layers
+    measured = examination.layers
     report = ProbeReport(
         schema=SCHEMA,
         model=target,
@@ -118,8 +118,8 @@ def run(
         seed=seed,
         seconds=round(time.monotonic() - start, 3),
         missed=missed,
-        verdict=None if is_random else overall_verdict(measured),
-        layers=tuple(replace(layer, verdict=None) for layer in measured) if is_random else measured,
+        verdict=None if subject.is_random else overall_verdict(measured),
+        layers=tuple(replace(layer, verdict=None) for layer in measured) if subject.is_random else measured,
         confusion_histogram=examination.confusion_histogram,
     )
     if out is not None:
@@ -263,8 +263,7 @@ def _table(report: "ProbeReport") -> "Table":
     columns["error"] = [_percent(layer.first_order_error.mean) for layer in layers]
     columns["equal"] = [_percent(layer.uniform_error.mean) for layer in layers]
     if report.verdict is not None:
-        errors = [(layer.first_order_error.mean, layer.uniform_error.mean) for layer in layers]
-        columns["linear"] = [cost(*pair) for pair in errors]
+        columns["linear"] = [cost(layer.first_order_error.mean, layer.uniform_error.mean) for layer in layers]
     table = plain_table(*columns, gap=2)
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)

@@ -33,7 +33,7 @@ def run(
     """Read, draw, say where."""
     from rich.text import Text
 
-    from softless.study.page.page import write_page
+    from softless.study.page import write_page
     from softless.study.schema import NAME, read
 
     page = write_page(folder)

@@ -1,54 +1,42 @@
 """softless study: do you need the softmax, on these images and on this machine?
 
-Twins are trained: small models of one shape, trained alike, that differ in their attention. They are examined layer by
-layer and timed, and mechanisms are timed against the number of tokens. The answer follows from a rule
-(study/decision.py). Everything is in DIR, and a rerun with the same DIR goes on where the last one was:
+Twins are small models of one shape that are trained alike and differ in their attention. The study trains twins,
+examines them layer by layer, times them, and times mechanisms against the number of tokens. The answer follows from a
+rule (study/decision.py). Everything is written to DIR, and a rerun with the same DIR continues where the last one
+stopped:
 
     DIR/index.html     the page                 DIR/report.json    all its numbers        DIR/*.csv   the same as tables
-    DIR/twins/         runs and models (softless/study/grid.py)   DIR/parts/         what was examined and timed
+    DIR/twins/         runs and models (study/grid.py)             DIR/parts/             what was examined and timed
 
-JSON (schema softless.study/4); numbers are null where they could not be measured, est is {"mean", "low", "high", "n"}
-with a 95 % interval:
-
-    {"schema", "command", "date", "versions", "machine", "seed", "preset": "quick" | "default" | "full",
-     "data":      {"name", "train", "test", "classes", "image_size", "patch", "grid": [h, w], "tokens", "recipe",
-                   "epochs", "chance", "came": {"smallest", "median", "largest"} as [width, height], "split"},
-     "decision":  {"margin", "pairs": [{"softmax", "linear", "labels", "difference", "low", "high", "parameters",
-                   "answer": "no" | "yes" | "cannot tell", "because", "would_tell"}], "headline": index of a pair},
-     "verdict":   [{"about", "says", "answer" in the first, "table": {"columns", "rows"} in some}],
-     "twins":     [{"id", "label", "mechanism", "options", "local", "cut", "tables", "parameters", "macs",
-                    "seconds_per_epoch", "accuracy": est, "seeds": [{"seed", "accuracy", "loss", "seconds", "curve",
-                    "status": "done" | "diverged" | "failed", "reason"}]}],
-     "tables":    [{"id", "title", "says", "columns", "rows", "paper", "setting"}],
-     "examined":  {"images", "masked"},                       test images examined, and answered under masks, per twin
-     "layers":    [{"twin", ...LayerFindings}],               softless/probes/findings.py
-     "mask_out":  [{"twin", "mask", "accuracy": est}],        "induced": [{"twin", "what", "accuracy": est}],
-     "collinear": {"twin", "layer", "keys", "p", "q", "rows": [{"label", "p", "q"}]},
-     "range":     {"curves", "layers", "threshold", "distributions"},
-     "viewer":    {"grid", "images": [{"png", "label", "name"}],
-                   "maps": [{"twin", "layer", "image", "weights", "row_max"}]},
-     "speed":     {"dtype", "threads", "heads", "head_dim", "tokens", "laps", "trends",
-                   "own": {"tokens", "rows": [{"twin", "label", "training_seconds", "inference_seconds",
-                           "training_ratio", "inference_ratio", "together"}]}},    seconds per image; > 1 is faster
-     "files":     {"twins": "twins.csv", ...}}
-
-Everything but seconds, bytes, date and load repeats exactly from the seed, on one kind of machine.
+`--json` prints report.json (schema softless.study/4); study/schema.py has its types.
 """
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softless.commands.arguments import MOST, MOST_PROCESSES, Where, lengths
-from softless.commands.common import console, emit_json, importing, prepare_folder, refuse, reports_errors
+from softless.commands.arguments import Where, lengths
+from softless.commands.common import console, emit_json, importing, plain_table, prepare_folder, refuse, reports_errors
+from softless.commands.ctrl_c import WATCH
+from softless.commands.progress import Bar, progress
+from softless.report import units
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from softless.study.schema import Estimated, FairPair, SmallTable, StudyDocument, TwinResult
+    from softless.study.twin_run import RunRecord
 
 SUMMARY = "Do you need the softmax? Train twins, examine them, time them: a report."
-HELP = """Do you need the softmax? Train twins, small models that differ in attention, examine and time them.
+HELP = """Do you need the softmax? Train twins, small models that differ only in attention, examine and time them.
 
 The answer is no, yes or cannot tell, with the difference in accuracy and its interval. It compares inline with
-softmax, and inline + local with softmax + local: pairs that differ in attention alone. Ends with a verdict and the
-path of a page with pictures. A rerun goes on where the last one was.
+softmax, and inline + local with softmax + local: pairs that differ in attention alone. The command prints a verdict
+and writes a page with figures. A rerun continues where the last one stopped.
 
 \b
 $ softless study                               # the embedded digits: minutes
@@ -56,33 +44,37 @@ $ softless study --quick
 $ softless study --data flowers/ --out flowers-report
 $ softless study --full --pack 6 --minutes 25  # the paper's tables, on a GPU
 """
+MOST = 10**15 - 1  # of seeds, epochs and so on: no product of a few of them is mistaken for infinity
 
 
 def _names(text: str) -> tuple[str, ...]:
-    found = tuple(part.strip() for part in text.split(",") if part.strip())
-    if not found:
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not names:
         raise typer.BadParameter(f"{text!r} names nothing")
-    return found
+    return names
 
 
-def _minutes(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
-    if not 0 < found < 1e6:
-        raise typer.BadParameter(f"{text!r} is not a number of minutes")
-    return found
+def _between_zero_and(limit: float, what: str) -> Callable[[str], float]:
+    """Return a parser of numbers above 0 and below `limit`: typer's ranges let 0 and nan through."""
+
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = -1.0
+        if not 0 < number < limit:
+            raise typer.BadParameter(f"{text!r} is not a number of {what} between 0 and {limit:,g}")
+        return number
+
+    return parse
 
 
-def _points(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
-    if not 0 < found < 100:
-        raise typer.BadParameter(f"{text!r} is not a number of points of accuracy between 0 and 100")
-    return found
+def _number(help_text: str, least: int = 1, most: int = MOST, *, show_default: bool = False) -> Any:
+    return typer.Option(min=least, max=most, metavar="NUMBER", help=help_text, show_default=show_default)
+
+
+def _list(parser: Callable[[str], Any], metavar: str, help_text: str) -> Any:
+    return typer.Option(parser=parser, metavar=metavar, help=help_text, show_default=False)
 
 
 @reports_errors
@@ -96,42 +88,25 @@ def run(
     recipe: Annotated[
         str | None, typer.Option(metavar="NAME", help="A recipe of twins, or its file.", show_default=False)
     ] = None,
-    twins: Annotated[
-        Any, typer.Option(parser=_names, metavar="A,B,...", help="Twins to train.", show_default=False)
-    ] = None,
-    mechanisms: Annotated[
-        Any, typer.Option(parser=_names, metavar="A,B,...", help="Mechanisms to time, or all.", show_default=False)
-    ] = None,
-    tokens: Annotated[
-        Any, typer.Option(parser=lengths, metavar="N,N,...", help="Sequence lengths to time.", show_default=False)
-    ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(min=1, max=MOST, metavar="NUMBER", help="Number of seeds for each twin.", show_default=False),
-    ] = None,
-    epochs: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MOST,
-            metavar="NUMBER",
-            help="Epochs of training; the recipe's if absent.",
-            show_default=False,
-        ),
-    ] = None,
+    twins: Annotated[Any, _list(_names, "A,B,...", "Twins to train.")] = None,
+    mechanisms: Annotated[Any, _list(_names, "A,B,...", "Mechanisms to time, or all.")] = None,
+    tokens: Annotated[Any, _list(lengths, "N,N,...", "Sequence lengths to time.")] = None,
+    seeds: Annotated[int | None, _number("Number of seeds for each twin.")] = None,
+    epochs: Annotated[int | None, _number("Epochs of training; the recipe's if absent.")] = None,
     margin: Annotated[
-        Any, typer.Option(parser=_points, metavar="POINTS", help="Smallest loss of accuracy that matters.")
+        Any,
+        typer.Option(
+            parser=_between_zero_and(100, "points of accuracy"),
+            metavar="POINTS",
+            help="Smallest loss of accuracy that matters.",
+        ),
     ] = "1",
-    seed: Annotated[int, typer.Option(min=0, max=MOST, metavar="NUMBER", help="First random seed.")] = 0,
+    seed: Annotated[int, _number("First random seed.", 0, show_default=True)] = 0,
     minutes: Annotated[
-        Any, typer.Option(parser=_minutes, metavar="NUMBER", help="Train no longer.", show_default=False)
+        Any, _list(_between_zero_and(1e6, "minutes"), "NUMBER", "Start no training that would end later.")
     ] = None,
-    pack: Annotated[
-        int | None, typer.Option(min=1, max=MOST, metavar="NUMBER", help="Runs at once.", show_default=False)
-    ] = None,
-    workers: Annotated[
-        int, typer.Option(min=0, max=MOST_PROCESSES, metavar="NUMBER", help="Processes that decode.")
-    ] = 0,
+    pack: Annotated[int | None, _number("Trainings that run at once.")] = None,
+    workers: Annotated[int, _number("Processes that decode images.", 0, 256, show_default=True)] = 0,
     device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
@@ -140,17 +115,146 @@ def run(
     prepare_folder(out)
 
     with importing():
-        from softless.study import plan as study_plan
-        from softless.study import run as study_run
-        from softless.study import show as study_show
+        from softless.study.pipeline import DECODING, prepare
+        from softless.study.plan import StudyOptions
 
-    asked = study_plan.Asked(
+    options = StudyOptions(
         out=out, data=data, preset="quick" if quick else "full" if full else "default", recipe=recipe, twins=twins,
-        mechanisms=mechanisms, tokens=tokens, seeds=seeds, seed=int(seed), epochs=epochs, margin=float(margin),
-        minutes=minutes, pack=pack, workers=int(workers), device=device.value,
+        mechanisms=mechanisms, tokens=tokens, seeds=seeds, seed=seed, epochs=epochs, margin=float(margin),
+        minutes=minutes, pack=pack, workers=workers, device=device.value,
     )  # fmt: skip
-    document, page = study_run.study(asked, None if json else console())
+    study = prepare(options)
+    with progress(study.work, wanted=not json) as bar, _continues():
+        document, page = study.run(ProgressLines(None if json else console(), bar, study.images, DECODING))
     if json:
         emit_json(document)
     else:
-        study_show.show(document, page, console())
+        show(document, page, console())
+
+
+@contextmanager
+def _continues() -> Iterator[None]:
+    """Say on Ctrl-C that the same command continues: one update is lost at most."""
+    WATCH.says = "stopped: the same command continues"
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(WATCH.says, err=True)
+        raise
+
+
+class ProgressLines:
+    """A `StudyWatcher` that prints a line for each run and moves the bar.
+
+    out        where lines are printed; None prints nothing
+    images     number of images to decode, whose share of the bar is `decoding`
+    """
+
+    def __init__(self, out: "Console | None", bar: Bar, images: int, decoding: float):
+        self.out, self.bar, self.images, self.work = out, bar, images, decoding
+        self.decoded, self.shares = 0, dict[str, float]()
+
+    def advance(self, label: str, amount: float) -> None:
+        self.bar(label, amount)
+
+    def say(self, sentence: str) -> None:
+        if self.out is not None:
+            self.out.print(sentence, soft_wrap=True)
+
+    def begin(self, runs: int, finished: int) -> None:
+        if self.shares:  # a second grid, whose runs may have the same names; its images are not on the bar
+            self.images, self.decoded, self.shares = 0, 0, {}
+        if finished:
+            self.say(f"continuing: {finished} of {units.counted(runs, 'run')} trained before")
+        self.bar.skip(finished)
+
+    def decoding(self, images: int) -> None:
+        self.decoded += images
+        of, step = (f" of {self.images:,}", self.work / self.images) if self.images else ("", 0.0)
+        self.bar(f"decoding images, {self.decoded:,}{of}", step * images)
+
+    def tick(self, name: str, share: float) -> None:
+        if self.decoded < self.images:  # they were decoded before
+            self.bar.skip(self.work * (1 - self.decoded / self.images))
+            self.decoded = self.images
+        self.bar(f"training {name}", share - self.shares.get(name, 0.0))
+        self.shares[name] = share
+
+    def ran(self, record: "RunRecord") -> None:
+        twin, seed = record["twin"], record["seed"]
+        self.tick(f"{twin['id']}-{seed}", 1.0)
+        result = f"{record['status']}: {record['reason']}"
+        if record["accuracy"] is not None and record["seconds"] is not None and record["status"] == "done":
+            result = f"{record['accuracy']:7.2%}   {units.seconds(record['seconds'])}"
+        self.say(f"{twin['label']:<24} seed {seed}   {result}")
+
+
+def show(document: "StudyDocument", path: Path, out: "Console") -> None:
+    """Print the verdict, then the twins, then where the page is."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from softless.study.page.text import facts, images
+
+    machine, versions = document["machine"], document["versions"]
+    out.print()
+    out.print(Text(f"{machine['processor']}, {machine['device']}, torch {versions['torch']}", "dim"))
+    out.print(Text(f"{document['data']['name']}: {facts(document)} {images(document)}", "dim"), soft_wrap=False)
+    out.print()
+    lines = Table.grid(padding=(0, 2, 0, 0))
+    for row in document["verdict"]:
+        lines.add_row(Text(row["about"], style="bold"), row["says"])
+        if table := row.get("table"):
+            lines.add_row("", small_table(table))
+    out.print(lines)
+    out.print()
+    if document["decision"] and (pairs := document["decision"]["pairs"]):
+        out.print(decision_table(pairs))
+        out.print()
+    out.print(twins_table(document["twins"]))
+    out.print()
+    printable = str(path).encode("utf-8", "replace").decode("utf-8")
+    out.print(Text(f"The report: {printable}"), soft_wrap=True)
+
+
+def decision_table(pairs: "Sequence[FairPair]") -> "Table":
+    """Return a table of the fair pairs: accuracy of the linear twin minus that of the softmax twin, and the answer."""
+    table = plain_table("fair pair", "points", "95 % interval", "softmax needed?", gap=2)
+    for pair in pairs:
+        difference = "-" if pair["difference"] is None else f"{pair['difference']:+.1f}"
+        inside = "-" if pair["low"] is None else f"{pair['low']:+.1f} to {pair['high']:+.1f}"
+        table.add_row(f"{pair['labels'][1]}, {pair['labels'][0]}", difference, inside, pair["answer"])
+    return table
+
+
+def small_table(content: "SmallTable") -> "Table":
+    """Return the table of a row of the verdict."""
+    table = plain_table(*content["columns"], gap=2)
+    for row in content["rows"]:
+        table.add_row(*(f"{value:.1f}" if isinstance(value, float) else str(value) for value in row))
+    return table
+
+
+def twins_table(twins: "Sequence[TwinResult]") -> "Table":
+    """Return a table of the accuracy and the cost of each twin."""
+    from softless.study.tables import instead
+
+    table = plain_table("twin", "top-1", "95 % interval", "per epoch", "per image", "size", gap=2)
+    for twin in twins:
+        accuracy, seeds = twin["accuracy"], twin["seeds"] or []
+        mean = accuracy and accuracy["mean"]
+        table.add_row(
+            twin["label"],
+            instead(seed["status"] or "" for seed in seeds) if mean is None else f"{mean:.1%}",
+            interval(accuracy),
+            "-" if twin["seconds_per_epoch"] is None else units.seconds(twin["seconds_per_epoch"]),
+            units.macs(twin["macs"] or 0),
+            units.count(twin["parameters"] or 0),
+        )
+    return table
+
+
+def interval(accuracy: "Estimated | None") -> str:
+    if accuracy is None or accuracy["mean"] is None:
+        return "-"
+    return "one seed" if accuracy["low"] is None else f"{accuracy['low']:.1%} to {accuracy['high']:.1%}"

@@ -1,18 +1,18 @@
-"""Checkpoints that a kill, a full disk or a flipped bit cannot turn into wrong numbers.
+"""Checkpoints that survive a kill, a full disk and a flipped bit: they are complete, or they are refused.
 
-A checkpoint is a folder on a shelf, and it is there whole or not at all:
+A checkpoint is a folder on a shelf:
 
     last/                           the shelf
       step-00000400/
-        model.safetensors           tensors, a file a part; any reader of safetensors opens it
+        model.safetensors           tensors, one file per part; any reader of safetensors opens it
         optimizer.safetensors
         state.json                  numbers
-        manifest.json               size and sha256 of each file, and of itself; written last
-      .partial-step-00000400/       a folder being written or removed; nobody reads it
+        manifest.json               size and sha256 of each file and of the manifest itself; written last
+      .partial-step-00000400/       a folder that is being written or removed; never read
 
-Every file is synced, then the partial folder; one rename puts it in its place. A kill therefore leaves the old
-checkpoints and perhaps a partial folder, which the next save removes. Nothing is pickled, and no byte is believed
-before its sha256 has been compared: safetensors has no checksum of its own.
+Every file is synced, then the partial folder, and one rename puts the folder in its place. So a kill leaves the old
+checkpoints and perhaps a partial folder, which the next save removes. Nothing is pickled. Every file is compared with
+its sha256 before it is used, because safetensors has no checksum of its own.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ _NAME, _PARTIAL = re.compile(r"step-(\d{8,})"), ".partial-"
 
 
 class Checkpoint(NamedTuple):
-    """What was saved: tensors by part and name, and numbers."""
+    """A saved checkpoint: tensors by part and name, and a state of plain numbers."""
 
     path: Path
     step: int
@@ -53,10 +53,10 @@ def save(
     keep: int = 2,
     also: int | None = None,
 ) -> Path:
-    """Put a checkpoint on the shelf, then take off what came later, of a run that went back, and all but `keep`
-    and that of update `also`.
+    """Save a checkpoint on the shelf and return its folder. Then delete old checkpoints.
 
-    A `FileError` says what the system refused; the checkpoints that were there are still whole.
+    Deleted are later checkpoints, which exist if the run went back, and all but the newest `keep`; the checkpoint of
+    step `also` stays. If the system refuses to write, a `FileError` says why, and the old checkpoints are complete.
     """
     place = shelf / f"step-{step:08d}"
     with files.written_or_explained(f"the checkpoint {place}"):
@@ -66,7 +66,7 @@ def save(
         _clear_partial(shelf)
         try:
             _stage(partial := shelf / (_PARTIAL + place.name), step, parts, state)
-            if place in _places(shelf):  # damaged, or of a run that went back
+            if place in _places(shelf):  # it is damaged, or the run went back
                 _remove(place)
             partial.replace(place)
         except BaseException:
@@ -76,14 +76,14 @@ def save(
         files.sync_folder(shelf)
         places = _places(shelf)
         at = places.index(place)
-        for gone in (*places[:at], *places[at + keep :]):
-            if _step(gone) != also:
-                _remove(gone)
+        for old in (*places[:at], *places[at + keep :]):
+            if _step(old) != also:
+                _remove(old)
     return place
 
 
 def drop_after(shelf: Path, step: int) -> None:
-    """Take off what came after an update, of a run that goes back there."""
+    """Delete the checkpoints after a step, for a run that goes back to it."""
     with files.written_or_explained(f"the checkpoints in {shelf}"):
         for place in _places(shelf):
             if _step(place) > step:
@@ -91,31 +91,31 @@ def drop_after(shelf: Path, step: int) -> None:
 
 
 def any_in(shelf: Path) -> bool:
-    """Whether the shelf has a checkpoint, whole or damaged."""
+    """Return whether the shelf has a checkpoint, complete or damaged."""
     return bool(_places(shelf))
 
 
 def newest(shelf: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole, with a warning for each later one that is not; None on an empty shelf.
+    """Return the newest complete checkpoint, with a warning for each damaged one after it; None for an empty shelf.
 
-    A training beside it may take off what was just listed: where the shelf has changed, it is looked at again.
+    If a training run changes the shelf meanwhile, the search starts again.
     """
     while True:
         places = _places(shelf)
-        found, damaged = _first_whole(places)
-        if (found and not damaged) or places == _places(shelf):
+        checkpoint, damaged = _first_complete(places)
+        if (checkpoint and not damaged) or places == _places(shelf):
             break
-    if found is None:
+    if checkpoint is None:
         if damaged:
-            raise FileError(f"no checkpoint in {shelf} is whole: {'; '.join(damaged)}")
+            raise FileError(f"no checkpoint in {shelf} is complete: {'; '.join(damaged)}")
         return None
     for sentence in damaged:
-        warnings.warn(f"{sentence}; {found.path.name} is used in its place", RuntimeWarning, stacklevel=2)
-    return found
+        warnings.warn(f"{sentence}; {checkpoint.path.name} is used instead", RuntimeWarning, stacklevel=2)
+    return checkpoint
 
 
 def read(place: Path) -> Checkpoint:
-    """A checkpoint, every byte compared with its manifest; a `FileError` names the file that differs."""
+    """Read a checkpoint and compare every file with the manifest; a `FileError` names the file that differs."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -123,19 +123,19 @@ def read(place: Path) -> Checkpoint:
         manifest = _manifest(place)
         files = {name: _verified(place / name, fact) for name, fact in manifest["files"].items()}
         state = json.loads(files.pop(STATE))
-        # In one order, which safetensors has not: ranks exchange tensors one after the other.
+        # Sorted, because safetensors has no order and ranks exchange tensors one after the other.
         parts = {name.removesuffix(TENSORS): dict(sorted(load(data).items())) for name, data in sorted(files.items())}
     except OSError as error:
         raise FileError(f"the checkpoint {place} cannot be read: {error.strerror}") from error
     except (SafetensorError, ValueError, TypeError, LookupError, AttributeError) as error:
         if isinstance(error, FileError):
             raise
-        raise FileError(f"the checkpoint {place} holds what no checkpoint of softless holds ({error})") from error
+        raise FileError(f"the checkpoint {place} is not a checkpoint of softless ({error})") from error
     return Checkpoint(place, manifest["step"], parts, state)
 
 
-def _first_whole(places: Iterable[Path]) -> tuple[Checkpoint | None, list[str]]:
-    """The first that can be read, and what is wrong with those before it."""
+def _first_complete(places: Iterable[Path]) -> tuple[Checkpoint | None, list[str]]:
+    """Return the first checkpoint that can be read, and what is wrong with those before it."""
     damaged: list[str] = []
     for place in places:
         try:
@@ -165,7 +165,7 @@ def _written(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def _manifest(place: Path) -> dict[str, Any]:
-    """The manifest, if every byte of it is as it was written and it speaks of the files that are there."""
+    """Return the manifest if it is undamaged and lists exactly the files in the folder."""
     here = {path.name for path in place.iterdir()}
     if MANIFEST not in here:
         raise FileError(f"the checkpoint {place} has no {MANIFEST}")
@@ -176,13 +176,13 @@ def _manifest(place: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(data)
         stated = manifest.pop("sha256")
-        whole = stated == _digest(_json(manifest)) and data == _json(manifest | {"sha256": stated})
+        intact = stated == _digest(_json(manifest)) and data == _json(manifest | {"sha256": stated})
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        whole = False
-    if not whole:
+        intact = False
+    if not intact:
         raise FileError(f"{path} is damaged: its sha256 is not the one it states")
     if manifest["schema"] != SCHEMA:
-        raise FileError(f"{path} has schema {manifest['schema']!r}, and {SCHEMA!r} is read here")
+        raise FileError(f"{path} has schema {manifest['schema']!r}, and this version reads {SCHEMA!r}")
     listed = {*manifest["files"], MANIFEST}
     if listed != here:
         missing, extra = sorted(listed - here), sorted(here - listed)
@@ -204,9 +204,9 @@ def _verified(path: Path, fact: Mapping[str, Any]) -> bytes:
 
 
 def _places(shelf: Path) -> list[Path]:
-    """The checkpoints on a shelf, the newest first."""
-    found = [path for path in shelf.iterdir() if _NAME.fullmatch(path.name)] if shelf.is_dir() else []
-    return sorted(found, key=_step, reverse=True)
+    """Return the checkpoints on a shelf, the newest first."""
+    places = [path for path in shelf.iterdir() if _NAME.fullmatch(path.name)] if shelf.is_dir() else []
+    return sorted(places, key=_step, reverse=True)
 
 
 def _step(place: Path) -> int:
@@ -214,7 +214,7 @@ def _step(place: Path) -> int:
 
 
 def _remove(place: Path) -> None:
-    """Out of sight by one rename, so that a kill leaves no half of it in its place."""
+    """Rename a checkpoint before deleting it, so that a kill does not leave half of it."""
     partial = place.with_name(f"{_PARTIAL}old-{place.name}")
     place.replace(partial)
     _delete(partial)
@@ -227,7 +227,7 @@ def _clear_partial(shelf: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    """A folder and all that is in it; of a link, not what it leads to."""
+    """Delete a folder with its files, or a link without its target."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

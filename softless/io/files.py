@@ -16,7 +16,7 @@ from softless.errors import FileError
 
 
 def write(path: Path, data: bytes | memoryview) -> None:
-    """A new file with these bytes, synced; its name lasts once its folder is synced too."""
+    """Write and sync a new file. Its name is on the disk once its folder is synced too."""
     with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
         write_all(file, data)
         os.fsync(file)
@@ -45,26 +45,26 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def to_json(document: Mapping[str, Any]) -> str:
-    """Indented JSON without NaN or infinity, which JSON does not have."""
+    """Return indented JSON. NaN and infinity raise, because JSON does not have them."""
     return json.dumps(document, indent=2, allow_nan=False)
 
 
 def write_all(file: int, data: bytes | memoryview) -> None:
-    """All of the bytes: the system may take fewer at a time."""
+    """Write all bytes, although the system may take fewer at a time."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]
 
 
 def sync_folder(folder: Path) -> None:
-    """Names that were made, renamed or removed in it last."""
+    """Sync a folder, so that new, renamed and removed names in it are on the disk."""
     with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as file:
         os.fsync(file)
 
 
 @contextmanager
 def written_or_explained(what: str) -> Iterator[None]:
-    """What the system refuses (a full disk, a failing or read-only one) becomes one sentence."""
+    """Turn an OSError (a full, failing or read-only disk) into a FileError of one sentence."""
     try:
         yield
     except OSError as error:
@@ -82,17 +82,17 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 class Journal:
-    """Lines at the end of a file."""
+    """A log of JSON lines that can be cut back to an earlier length."""
 
     def __init__(self, path: Path, length: int = 0):
-        """The file's first `length` bytes, and then what is added."""
+        """Open the log and keep its first `length` bytes."""
         self.path = path
         with written_or_explained(f"the log {path}"):
             self.file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-            there = os.fstat(self.file).st_size
-            if there < length:
+            size = os.fstat(self.file).st_size
+            if size < length:
                 os.close(self.file)
-                raise FileError(f"the log {path} has {there:,} bytes, and the checkpoint was saved after {length:,}")
+                raise FileError(f"the log {path} has {size:,} bytes, and the checkpoint was saved after {length:,}")
             os.ftruncate(self.file, length)
             os.lseek(self.file, 0, os.SEEK_END)
         self.length = length
@@ -104,7 +104,7 @@ class Journal:
         self.length += len(line)
 
     def sync(self) -> int:
-        """Everything added is on the disk; returns the length."""
+        """Put everything added on the disk, and return the length."""
         with written_or_explained(f"the log {self.path}"):
             os.fsync(self.file)
         return self.length

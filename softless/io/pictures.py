@@ -1,12 +1,12 @@
-"""Pictures from bytes that nobody vouches for: Pillow, six formats, 50 megapixels at most, and one error.
+"""Decode pictures from untrusted bytes: Pillow, six formats, 50 megapixels at most, and one error class.
 
-Read before a pixel is decoded: the format, by the bytes and not by the name, and the size. Then
+The format (from the bytes, not the name) and the size are checked before a pixel is decoded. Then a picture must be
 
-    whole    a file cut short is damaged, even where all its pixels are left
-    upright  turned as its EXIF says
-    RGB      from gray, palette, CMYK and 16 bits, of which the lower eight are dropped; transparency is dropped
+    complete  a file that is cut short is damaged, even if it has all its pixels
+    upright   it is turned as its EXIF data says
+    RGB       gray, palette, CMYK and 16-bit pictures are converted (the lower eight bits and transparency are dropped)
 
-An animation is its first picture.
+Of an animation only the first picture is read.
 """
 
 import os
@@ -50,7 +50,7 @@ _DAMAGE += (TypeError, AttributeError, RuntimeError, MemoryError, struct.error, 
 
 
 class BadImage(FileError):  # noqa: N818 what it is, as people say it
-    """A picture, or a file of pictures, that cannot be decoded: its name, and why."""
+    """A picture, or a file of pictures, that cannot be decoded; the message has its name and the reason."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"{name}: {why}")
@@ -58,7 +58,7 @@ class BadImage(FileError):  # noqa: N818 what it is, as people say it
 
 
 def read(path: str | os.PathLike[str], name: str) -> bytes:
-    """The bytes of a file, if it is one and not larger than a picture can be."""
+    """Return the bytes of a file; raise `BadImage` if it is no file or larger than a picture can be."""
     try:
         status = Path(path).stat()
         if not stat.S_ISREG(status.st_mode):
@@ -71,11 +71,11 @@ def read(path: str | os.PathLike[str], name: str) -> bytes:
 
 
 def decode(data: bytes, name: str) -> Image.Image:
-    """The picture in RGB, or `BadImage` with the name and the reason."""
+    """Return the picture in RGB, or raise `BadImage` with the name and the reason."""
     if not data:
         raise BadImage(name, "it is empty")
     try:
-        with warnings.catch_warnings(action="ignore"):  # the size and the pixels are judged here, and metadata are not
+        with warnings.catch_warnings(action="ignore"):  # size and pixels are checked here, and metadata do not matter
             return _decode(data)
     except UnidentifiedImageError as error:
         raise BadImage(name, f"it is no intact {', '.join(FORMATS[:-1])} or {FORMATS[-1]} picture") from error
@@ -86,7 +86,7 @@ def decode(data: bytes, name: str) -> Image.Image:
 
 
 def picture_size(source: bytes | Path, name: str) -> tuple[int, int]:
-    """Width and height of a picture that is turned upright, from its header alone; `BadImage` if it has none."""
+    """Return width and height of the upright picture, read from its header; raise `BadImage` if that fails."""
     try:
         with (
             warnings.catch_warnings(action="ignore"),
@@ -112,13 +112,13 @@ def _decode(data: bytes) -> Image.Image:
 
 
 def _tile(image: Image.Image) -> int:
-    """Pixels that are decoded at once where a picture is stored in tiles, however few of them it shows."""
+    """Return the pixels per tile: a tile is decoded as a whole, even if the picture shows little of it."""
     tags = image.tag_v2  # type: ignore[attr-defined]
     return int(tags.get(TILE_WIDTH, 0)) * int(tags.get(TILE_LENGTH, 0))
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Turned as its EXIF says, if that can be read: the pixels are sound without it."""
+    """Turn a picture as its EXIF data says; leave it if that cannot be read, because the pixels are sound."""
     try:
         turn = TURNS.get(int(image.getexif().get(ORIENTATION, 1)))
     except _DAMAGE:
@@ -127,7 +127,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _has_its_end(data: bytes, form: str | None) -> bool:
-    """Pillow notices a cut in all but these two, where it may be content with the pixels."""
+    """Return whether a PNG or GIF has its end. Pillow notices a cut in all other formats."""
     if form == "PNG":
         return b"IEND\xae\x42\x60\x82" in data
     return form != "GIF" or data.rstrip(b"\0\r\n").endswith(b";")
@@ -135,7 +135,7 @@ def _has_its_end(data: bytes, form: str | None) -> bool:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
-        raise FileError("its pixels are floating-point numbers, and which of them is white is not said")
+        raise FileError("its pixels are floating-point numbers, and the file does not say which value is white")
     if image.mode.startswith("I"):
         values = np.asarray(image)
         if values.min() < 0 or values.max() > 65535:

@@ -15,6 +15,7 @@ A class that torch does not know, such as the settings object of a training scri
 """
 
 import pickletools
+import re
 import sys
 import threading
 import warnings
@@ -46,24 +47,17 @@ MOST_INSTRUCTIONS = 2_000_000  # the pickle of InLine-CSwin-B with its average a
 MOST_NESTING = 1_000  # Python overflows its stack when it hashes a tuple that is nested 100,000 deep
 MOST_COPIES = 16  # how many times the size of the pickle its calls may copy
 
-VALUES = {
-    "argparse": "Namespace",
-    "builtins": "bool bytes dict float frozenset int list object range slice str tuple",
-    "collections": "defaultdict deque",
-    "copyreg": "_reconstructor",
-    "datetime": "date datetime timedelta timezone",
-    "decimal": "Decimal",
-    "fractions": "Fraction",
-    "functools": "partial",
-    "pathlib": "PosixPath PurePosixPath PureWindowsPath WindowsPath",
-    "pathlib._local": "PosixPath PurePosixPath PureWindowsPath WindowsPath",
-    "types": "SimpleNamespace",
-    "uuid": "UUID",
-}
+VALUES = re.compile(
+    r"argparse\.Namespace|collections\.(defaultdict|deque)|copyreg\._reconstructor|decimal\.Decimal|uuid\.UUID"
+    r"|datetime\.(date|datetime|timedelta|timezone)|fractions\.Fraction|functools\.partial|types\.SimpleNamespace"
+    r"|builtins\.(bool|bytes|dict|float|frozenset|int|list|object|range|slice|str|tuple)"
+    r"|pathlib\.(Posix|PurePosix|Windows|PureWindows)Path"
+)
 """Names of the standard library that a checkpoint may hold. Every other one is a sign of an attack."""
 
-PYTHON_2 = {"__builtin__": "builtins", "cPickle": "pickle", "commands": "subprocess", "copy_reg": "copyreg"}
-"""Modules that pickles of protocol 2 call by their old names."""
+ALIASES = {"__builtin__": "builtins", "cPickle": "pickle", "commands": "subprocess", "copy_reg": "copyreg"}
+ALIASES |= {"pathlib._local": "pathlib"}
+"""Other names of modules: those of Python 2, which protocol 2 uses, and that of Python 3.13."""
 
 _one_at_a_time = threading.Lock()  # safe_globals and catch_warnings change the state of the process
 
@@ -91,7 +85,11 @@ def read_torch(path: Path, key: str | None = None) -> TensorDict:
                 content = torch.load(file, map_location="cpu", weights_only=True)
     chosen, entries = _choose(content, key)
     where = "it" if chosen is None else repr(chosen)
-    strangers = [f"{_show(name)} ({_kind(value)})" for name, value in entries.items() if not _is_entry(name, value)]
+    strangers = [
+        f"{_show(name)} ({_kind(value)})"
+        for name, value in entries.items()
+        if not (isinstance(name, str) and isinstance(value, Tensor))
+    ]
     if strangers:
         raise FileError(f"{where} should hold only tensors by name, and holds {', '.join(strangers)}")
     for name, tensor in entries.items():
@@ -100,11 +98,10 @@ def read_torch(path: Path, key: str | None = None) -> TensorDict:
 
 
 def _checked_pickle(file: Any) -> bytes:
-    """Return the pickle in a zip file, after a check that nothing in the zip file is compressed, doubled or damaged.
+    """Return the pickle in a zip file, after a check that no record is compressed, doubled or damaged.
 
-    torch compresses nothing, so the records of an honest file are together smaller than the file. torch itself neither
-    compares checksums nor looks at the zip file as Python does, so an unusual one, which the two may read differently,
-    is refused.
+    torch compresses nothing, so the records of an honest file together are smaller than the file. It does not compare
+    checksums. An unusual zip file is refused too, because torch and Python may read it differently.
     """
     with _explained("it begins as a zip file and does not end as one: it is cut short or damaged"):
         archive = ZipFile(file)
@@ -208,8 +205,8 @@ def _refuse_code(names: list[str]) -> None:
     """Refuse a file that names code of the standard library. torch.load would not run it, but the user should know."""
     for full in names:
         module, _, name = full.rpartition(".")
-        module = PYTHON_2.get(module, module)
-        if module.partition(".")[0] in sys.stdlib_module_names and name not in VALUES.get(module, "").split():
+        module = ALIASES.get(module, module)
+        if module.partition(".")[0] in sys.stdlib_module_names and not VALUES.fullmatch(f"{module}.{name}"):
             raise FileError(f"its pickle names {full!a}, which is code and not a value: do not trust this file")
 
 
@@ -263,10 +260,6 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
         if step <= reach:
             raise FileError(f"{name!a} has size {size} and stride {stride}: its elements overlap")
         reach += step * (length - 1)
-
-
-def _is_entry(name: Any, value: Any) -> bool:
-    return isinstance(name, str) and isinstance(value, Tensor)
 
 
 def _is_dictionary(value: Any) -> bool:

@@ -1,56 +1,51 @@
-"""Every mechanism by name, in one hand-written table."""
+"""All mechanisms by name, in one hand-written table."""
 
 import numbers
 from dataclasses import fields
 from typing import Any
 
 from softless.errors import ArgumentError, did_you_mean, no_such, shown
-from softless.mechanisms.agent import Agent
 from softless.mechanisms.angular import Angular
-from softless.mechanisms.asymmetric_nonlocal import AsymmetricNonLocal
 from softless.mechanisms.base import Call, Mechanism
 from softless.mechanisms.cosformer import Cosformer
 from softless.mechanisms.decay import Decay
 from softless.mechanisms.delta import Delta, Efla
-from softless.mechanisms.diagonal import Diagonal
 from softless.mechanisms.efficient import A2, Efficient
 from softless.mechanisms.emanet import EMANet
 from softless.mechanisms.focused import Focused
 from softless.mechanisms.general import General
 from softless.mechanisms.hydra import Hydra
+from softless.mechanisms.landmarks import Agent, Nystrom, Soft
 from softless.mechanisms.linear import InLine, Linear
 from softless.mechanisms.linformer import Linformer
 from softless.mechanisms.longformer import Longformer
 from softless.mechanisms.mlla import Mlla
-from softless.mechanisms.non_local import NonLocal
-from softless.mechanisms.nystrom import Nystrom
+from softless.mechanisms.non_local import AsymmetricNonLocal, NonLocal
 from softless.mechanisms.performer import Performer
 from softless.mechanisms.reformer import Reformer
 from softless.mechanisms.scored import MOST
-from softless.mechanisms.soft import Soft
 from softless.mechanisms.softmax import Softmax
-from softless.mechanisms.sparse import Sparse
+from softless.mechanisms.sparse import Sparse, TopK
 from softless.mechanisms.taylor import Taylor
 from softless.mechanisms.threshold import Threshold
-from softless.mechanisms.topk import TopK
-from softless.mechanisms.transnormer import TransNormer
+from softless.mechanisms.transnormer import Diagonal, TransNormer
 
 MECHANISMS: dict[str, type[Mechanism]] = {
-    each.name: each
-    for each in (
+    cls.name: cls
+    for cls in (
         *(Softmax, General, Linear, InLine, Efficient, Taylor, Hydra, Angular, Focused, Threshold),
         *(Cosformer, Performer, Delta, Efla, Decay, TransNormer, Diagonal, Mlla, A2),
         *(TopK, Sparse, Longformer, Linformer, Nystrom, Agent, Soft, NonLocal, AsymmetricNonLocal, EMANet, Reformer),
     )
 }
-OPTIONS = {name: {field.name: field.default for field in fields(each)} for name, each in MECHANISMS.items()}
-PLAIN = {name: each() for name, each in MECHANISMS.items() if each is not General}  # general needs a sim
+OPTIONS = {name: {field.name: field.default for field in fields(cls)} for name, cls in MECHANISMS.items()}
+PLAIN = {name: cls() for name, cls in MECHANISMS.items() if cls is not General}  # general needs a sim
 
 __all__ = ["MECHANISMS", "Call", "Mechanism", "list_mechanisms", "mechanism", "resolve"]
 
 
 def mechanism(name: str, **options: object) -> Mechanism:
-    """A mechanism with its options: a frozen, hashable value that `attention` takes in place of a name.
+    """Return a mechanism with its options, which `attention` takes instead of a name. It is frozen and hashable.
 
     >>> import softless
     >>> softless.mechanism("linear", phi="relu")
@@ -58,7 +53,56 @@ def mechanism(name: str, **options: object) -> Mechanism:
     >>> softless.mechanism("threshold", tau=2, expansion="minimax", tail="mean").tau
     2
 
-    An unknown name or option raises and lists the known ones.
+    name      one of `list_mechanisms()`; an unknown name raises an `ArgumentError` with the nearest known one
+    options   as below; an option that the mechanism does not have raises an `ArgumentError` that lists those it has
+
+    Feature maps (phi, phi_k) are identity, relu, leaky_relu, elu, exp, softmax, affine_relu, or any callable.
+
+    softmax              confusion=None: make q unit vectors of the feature map "relu" or "affine_relu"; None: keep q
+    general              sim: a function of q [B, H, N, d] and k [B, H, M, d] that returns [B, H, N, M]; required
+    linear               phi="elu": feature map of q, and of k if phi_k is None
+                         phi_k=None: feature map of k
+                         t=1.0: factor in exp(t x), for the feature map exp
+                         normalize="divide": divide by the sum of the weights, or "none"
+    inline               phi="identity", phi_k=None, t=1.0: as for linear
+                         gain="mean": multiply by s/n, as the authors' code does, or "sum": by s, as eq. 4 is printed
+    taylor               order=1: terms of the exponential, 1 or 2
+                         normalize=None: use unit vectors; None means yes for order 1 and no for order 2
+    angular              exact=False: use the kernel itself instead of the published formula
+    focused              p=3.0: power that sharpens the features, from 1 to 16
+                         learned_scale=False: divide the features by softplus of a learned scale
+    threshold            tau=1.0: how far below the largest score of a row a score is kept
+                         expansion="max": point of the expansion, "max", "mean" or "minimax"
+                         tail="drop": weight of the other scores, "drop" (none) or "mean"
+    cosformer            length=None: longest sequence; None means the length of each sequence, which is not causal
+    performer            kind="positive": random features, "positive" or "hyperbolic"
+                         features=None: number of random features; None means d ln d, at least d
+    decay                slopes="lightning": rates of the heads, "lightning" or "retention"
+                         factor=1.0: factor on the rates
+    transnormer          variant="t2": "t1" or "t2" of the paper
+    diagonal             variant="t2": "t1" or "t2" of the paper
+                         block=64: tokens per block
+    topk                 k=32: keys per query
+    sparse               pattern="local+strided": "local", "strided", "local+strided" or "fixed"
+                         stride=64: length of the window, and distance of the strided keys
+                         summary=4: keys per group that all queries see, for pattern "fixed"
+    longformer           window=256: keys that a query sees to each side
+                         global_tokens=1: first tokens that see all tokens and are seen by all
+    linformer            rank=256: rows of the projections of k and v
+                         length=4096: longest sequence
+                         share="kv": one projection for k and v, or "heads": one each, or "none": one each per head
+    nystrom              landmarks=64: number of landmarks
+                         steps=6: steps of the pseudo-inverse
+    agent                agents=49: number of agents
+    soft                 landmarks=49: number of landmarks
+    nonlocal             pairing="softmax": "softmax", "dot" or "concatenation"
+    asymmetric_nonlocal  pyramid=(1, 9, 36, 64): number of means at each level
+    emanet               bases=64: number of bases
+                         rounds=3: rounds of expectation maximization
+                         detach=True: no gradient through the bases, as published
+    reformer             buckets=32: hash buckets per round, an even number
+                         rounds=4: rounds of hashing
+                         window=64: neighbors to each side within a bucket
     """
     if not isinstance(name, str) or name not in MECHANISMS:
         raise ArgumentError(no_such("mechanism", name, MECHANISMS))
@@ -72,19 +116,20 @@ def mechanism(name: str, **options: object) -> Mechanism:
 
 
 def resolve(mechanism_or_name: object) -> Mechanism:
-    """A mechanism as it is, or by its name."""
+    """Return a mechanism as it is, or make one from its name."""
     if isinstance(mechanism_or_name, Mechanism):
         return mechanism_or_name
     if not isinstance(mechanism_or_name, str):
-        given = type(mechanism_or_name).__name__
-        raise ArgumentError(f"mechanism is a {given} and must be a name or a Mechanism")
+        kind = type(mechanism_or_name).__name__
+        raise ArgumentError(f"mechanism is a {kind} and must be a name or a Mechanism")
     return mechanism(mechanism_or_name)
 
 
 def _plain(name: str, option: str, value: Any) -> object:
-    """An option's value as a plain one, which its class then judges: a switch takes a bool, a number takes a number.
+    """Return the value of an option as a plain Python value, or raise if its type is wrong.
 
-    A number of NumPy becomes one of Python. A bool is not a number.
+    A switch takes a bool and a number takes a number; a bool is not a number. NumPy numbers become Python numbers. The
+    class of the mechanism checks the range.
     """
     default = OPTIONS[name][option]
     if not isinstance(value, bool) and isinstance(value, numbers.Real):
@@ -102,7 +147,7 @@ def _plain(name: str, option: str, value: Any) -> object:
 
 
 def list_mechanisms() -> list[str]:
-    """Names that `mechanism` and `attention` take.
+    """Return the names that `mechanism` and `attention` take.
 
     >>> import softless
     >>> softless.list_mechanisms()[:4]

@@ -3,9 +3,9 @@
     1 - theta(q, k)/pi  =  1/2 + q^.k^/pi + (arcsin's higher terms)
     h_i = 1/2 v_i + (1/pi) q^_i (sum_j k^_j v_j^T)          o_i = h_i / |h_i|
 
-The kernel's constant summed over keys would be 1/2 sum_j v_j; the paper's final formula and its code
-use 1/2 v_i, and so does the default here. `exact=True` is the kernel itself. The explicit weights
-are those of h; the output's length is divided out afterwards.
+The constant of the kernel, summed over keys, would be 1/2 sum_j v_j. The final formula of the paper and its code use
+1/2 v_i, and so does the default here; `exact=True` is the kernel itself. The explicit weights are those of h, before
+the output is divided by its length.
 """
 
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ class Angular(Kernelized):
         return unit(self._own(q, v) + super().attend_to_state(q, k, v, state, call))
 
     def _own(self, q: Tensor, v: Tensor) -> Tensor | float:
-        """1/2 v_i for the queries' own tokens: the last ones, if there are more keys than queries."""
+        """Return 1/2 v_i of the tokens of the queries: the last tokens, if there are more keys than queries."""
         if self.exact:
             return 0.0
         v = repeat_heads(v, q.shape[1])

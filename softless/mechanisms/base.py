@@ -1,7 +1,7 @@
-"""What every mechanism offers: explicit weights, an output, and a carried state, or a plain refusal.
+"""The base class of all mechanisms: explicit weights, an output, and a state that streams carry.
 
-A mechanism is a frozen dataclass of plain options, hashable and without tensors. What it needs
-beyond q, k, v travels in `inputs`. Tensors arrive validated, wide (float32 or float64), and zero in the padding.
+A mechanism is a frozen dataclass of plain options, hashable and without tensors. Tensors that it needs besides q, k and
+v are passed in `inputs`. All tensors are validated before, are float32 or float64, and are zero in the padding.
 
     q [B, H, N, d]    k [B, G, M, d]    v [B, G, M, e]    H a multiple of G (grouped queries)
 """
@@ -16,13 +16,12 @@ from torch import Generator, Tensor
 from torch.autograd import forward_ad
 
 from softless.algebra.kernel_spec import KernelSpec
-from softless.algebra.masks import visible
-from softless.algebra.state import State
+from softless.algebra.state import State, visible
 from softless.errors import ArgumentError, UnsupportedError
 
 
 class Call(NamedTuple):
-    """Everything an attention call says besides q, k and v. `scale` is resolved before it gets here."""
+    """The arguments of an attention call besides q, k and v. `scale` is already a number."""
 
     is_causal: bool = False
     key_mask: Tensor | None = None  # bool [B, M], True = a real token
@@ -38,59 +37,59 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Mechanism:
-    """One attention mechanism with its options. Make one with `softless.mechanism(name, **options)`.
+    """One attention mechanism with its options. `softless.mechanism(name, **options)` makes one.
 
     >>> import softless
-    >>> made = softless.mechanism("linear", phi="affine_relu")
-    >>> made.family, made.inputs, made.carries_state, made.rows_sum_to_one
+    >>> linear = softless.mechanism("linear", phi="affine_relu")
+    >>> linear.family, linear.inputs, linear.carries_state, linear.rows_sum_to_one
     ('kernelized', ('weight', 'bias'), True, True)
     """
 
     name: ClassVar[str]
     family: ClassVar[str]  # kernelized | scored | recurrent
     formula: ClassVar[str]  # one line, as `softless list` prints it
-    cost: ClassVar[str]  # N tokens, d channels a head, m stand-ins, w window, l stride, r rounds
-    paper: ClassVar[str]  # who, when and where
-    form: ClassVar[str] = "explicit weights"  # how plain torch computes a scored one
+    cost: ClassVar[str]  # N tokens, d channels per head, m landmarks, w window, l stride, r rounds
+    paper: ClassVar[str]  # authors, year and arXiv number
+    form: ClassVar[str] = "explicit weights"  # how plain torch computes a scored mechanism
     takes_bias: ClassVar[bool] = False
     carries_state: ClassVar[bool] = False
-    reads_grid: ClassVar[bool] = False  # tokens may be a picture, after some that are not in it
+    reads_grid: ClassVar[bool] = False  # tokens may be a picture, after class tokens
     needs_grid: ClassVar[bool] = False  # tokens are a picture
-    fused_on_gpu: ClassVar[bool] = False  # a kernel there takes half precision as it is
-    token_inputs: ClassVar[tuple[str, ...]] = ()  # inputs of one number a key: [B, G, M]
-    shares_keys: ClassVar[bool] = False  # meant for k = q: a module projects one for both
-    moves_inputs: ClassVar[bool] = False  # training moves what was drawn: `moved` says where to
-    mixes_queries: ClassVar[bool] = False  # a query's output depends on the others, padding among them if N != M
-    pairs_tokens: ClassVar[bool] = False  # a query stands at a key of its own: which one depends on N and M
+    fused_on_gpu: ClassVar[bool] = False  # a fused kernel takes half precision as it is
+    token_inputs: ClassVar[tuple[str, ...]] = ()  # inputs with one number per key: [B, G, M]
+    shares_keys: ClassVar[bool] = False  # meant for k = q: a module uses one projection for both
+    moves_inputs: ClassVar[bool] = False  # training changes the drawn inputs: see `moved`
+    mixes_queries: ClassVar[bool] = False  # an output depends on all queries, and on their padding if N != M
+    pairs_tokens: ClassVar[bool] = False  # each query belongs to one key, which depends on N and M
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of the `inputs` that are the same for every token, for q with these heads."""
+        """Return the shapes of the `inputs` that are the same for every token, for q with these heads."""
         return {}
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the tensors it needs beyond q, k and v."""
+        """The names of the tensors that the mechanism needs besides q, k and v."""
         return (*self.input_shapes(1, 1), *self.token_inputs)
 
     def needed(self, q: Tensor, k: Tensor) -> dict[str, tuple[int, ...]]:
-        """Shapes of all `inputs` of a call."""
+        """Return the shapes of all `inputs` of a call."""
         return self.input_shapes(q.shape[1], q.shape[3]) | dict.fromkeys(self.token_inputs, tuple(k.shape[:3]))
 
     def draw(self, heads: int, head_dim: int, generator: Generator | None = None) -> dict[str, Tensor]:
-        """Those of the `inputs` that are drawn at random and not learned."""
+        """Return the `inputs` that are drawn at random and not learned."""
         return {}
 
     def moved(self, k: Tensor, call: Call) -> dict[str, Tensor]:
-        """What its drawn inputs become after a training batch with these keys [B, H, M, d]."""
+        """Return the drawn inputs as they are after a training batch with these keys [B, H, M, d]."""
         return {}
 
     def initialize(self, name: str, tensor: Tensor) -> None:
-        """Fill a learned input, in place, as training starts; by default as nn.Linear does."""
+        """Initialize a learned input in place; the default is that of nn.Linear."""
         bound = tensor.shape[-1] ** -0.5
         torch.nn.init.uniform_(tensor, -bound, bound)
 
     def lacks(self, is_causal: bool) -> str | None:
-        """Why it has no causal form, or none but the causal one; None if it has what is asked."""
+        """Return why the mechanism lacks this form, causal or not; None if it has it."""
         return None
 
     @property
@@ -103,32 +102,32 @@ class Mechanism:
         return None
 
     def matrices(self, heads: int, head_dim: int) -> int:
-        """How many weight matrices a sample has."""
+        """Return the number of weight matrices per sample."""
         return heads
 
     def kernel_spec(self, scale: float) -> KernelSpec | None:
-        """What the fused kernels need to know about this mechanism; None if no kernel computes it."""
+        """Return what the fused kernels need to know about this mechanism; None if no kernel computes it."""
         return None
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
-        """Refuse what this mechanism cannot do."""
+        """Raise if this mechanism cannot compute this call."""
 
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
-        """Explicit weights [B, H, N, M]: the specification."""
+        """Return the explicit weights [B, H, N, M]. They are the specification of `attend`."""
         raise NotImplementedError
 
     def combine(self, weights: Tensor, v: Tensor, call: Call) -> Tensor:
-        """The output that explicit weights give."""
+        """Return the output for explicit weights."""
         return weights @ repeat_heads(v, weights.shape[1])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        """The output [B, H, N, e], by the fastest exact way in plain torch."""
+        """Return the output [B, H, N, e], computed in the fastest exact way in plain torch."""
         return self.combine(self.weights(q, k, call), v, call)
 
     def attend_with_state(
         self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call
     ) -> tuple[Tensor, State]:
-        """The causal output given what came before, and the state to go on from."""
+        """Return the causal output after the tokens of `state`, and the state that includes these tokens."""
         raise UnsupportedError(
             f"mechanism '{self.name}' has no state of fixed size: keep a KV cache and call attention(is_causal=True)"
         )
@@ -140,28 +139,28 @@ def repeat_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def in_forward_mode() -> bool:
-    """Whether tangents may be at work: inside `forward_ad.dual_level`, `torch.func.jvp`, `jacfwd` or `hessian`."""
+    """Return whether forward-mode derivatives may be active: `dual_level`, `torch.func.jvp`, `jacfwd` or `hessian`."""
     return forward_ad._current_level >= 0
 
 
 def transformed() -> bool:
-    """Whether forward mode or a transform of torch.func is at work."""
+    """Return whether forward mode or a transform of torch.func is active."""
     return in_forward_mode() or torch._C._are_functorch_transforms_active()
 
 
 def readable(x: Tensor) -> bool:
-    """Whether a check may look at the numbers of x: eager, on a CPU, outside vmap. Elsewhere it would cost a wait."""
+    """Return whether a check may read the numbers of x: eager, on a CPU, outside vmap. A GPU would have to wait."""
     if torch.compiler.is_compiling():
         return False
     return type(x) is Tensor and x.is_cpu and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def sign(out: Tensor, state: State, mechanism: Mechanism) -> tuple[Tensor, State]:
-    """An output and its state, which is marked with the mechanism that made it.
+    """Mark a state with the mechanism that made it, and return the output and the state.
 
-    A state is tensors alone, and those of two mechanisms may have one shape and mean different things. The mark is a
-    string on the co-moment: it stays as long as the tensor does, and is gone after a file, a copy to another device or
-    a compiled call. A state without a mark is judged by its shapes.
+    The states of two mechanisms may have the same shapes and mean different things. The mark is a string on the
+    co-moment tensor. It is lost in a file, in a copy to another device and in a compiled call; a state without a mark
+    is checked by its shapes only.
     """
     if not torch.compiler.is_compiling():
         state.comoment.softless_mechanism = _signature(mechanism)  # type: ignore[attr-defined]
@@ -169,18 +168,18 @@ def sign(out: Tensor, state: State, mechanism: Mechanism) -> tuple[Tensor, State
 
 
 def check_signed(state: State | None, mechanism: Mechanism) -> None:
-    """Refuse the state of another mechanism, or of the same with other options."""
+    """Raise if a state was made by another mechanism, or with other options."""
     if state is None or torch.compiler.is_compiling():
         return
-    maker, asked = getattr(state.comoment, "softless_mechanism", None), _signature(mechanism)
-    if maker is not None and maker != asked:
-        raise ArgumentError(f"the state was made by {maker}, and {asked} cannot go on from it: it needs one of its own")
+    maker, user = getattr(state.comoment, "softless_mechanism", None), _signature(mechanism)
+    if maker is not None and maker != user:
+        raise ArgumentError(f"the state was made by {maker}, and {user} cannot go on from it: it needs one of its own")
 
 
 @lru_cache(maxsize=256)
 def _signature(mechanism: Mechanism) -> str:
-    """Name and options. Functions are told by their names, which are the same in every process."""
-    options = [(each.name, getattr(mechanism, each.name)) for each in fields(mechanism)]
-    numbers = [(name, float(value) if type(value) is int else value) for name, value in options]
-    given = ", ".join(f"{name}={getattr(value, '__qualname__', repr(value))}" for name, value in numbers)
-    return f"'{mechanism.name}'" + (f" ({given})" if given else "")
+    """Return the name and the options. Functions appear by name, which is the same in every process."""
+    values = [(field.name, getattr(mechanism, field.name)) for field in fields(mechanism)]
+    values = [(name, float(value) if type(value) is int else value) for name, value in values]
+    options = ", ".join(f"{name}={getattr(value, '__qualname__', repr(value))}" for name, value in values)
+    return f"'{mechanism.name}'" + (f" ({options})" if options else "")

@@ -4,14 +4,14 @@
 
     phi(x_i) = [relu(x_i) sin(pi i / 2M), relu(x_i) cos(pi i / 2M)]        cos(a - b) = sin a sin b + cos a cos b
 
-i and j count tokens from 1 and padding is not counted: key j stands at the number of real keys up to it, a query at
-its own key's place. Only where N != M and nothing is causal are queries a sequence of their own, from 1 to N.
+i and j count tokens from 1, without padding: the place of key j is the number of real keys up to j, and a query has the
+place of its own key. Only without causality and with N != M are the queries a sequence of their own, from 1 to N.
 
-M is `length`, fixed. With length=None it is each sequence's own, as published: then one more token changes every
-weight, so there is no causal form and no state. Up to M apart no weight is negative; beyond, there is no answer. A call
-of more tokens raises, and so does a stream that gets there, where its count can be read: on a CPU. A GPU would have to
-wait for it at every token, and a compiled graph would end: there, what comes after M tokens is NaN. A query whose
-features are all zero reads the mean.
+M is the option `length`. With length=None it is the length of each sequence, as published. Then one more token changes
+every weight, so there is no causal form and no state. No weight is negative up to a distance of M, and longer sequences
+have no answer: a call with more than M tokens raises. A stream that becomes longer raises on a CPU. A GPU would have to
+wait at every token to check this, and torch.compile would break the graph, so outputs after M tokens are NaN there. A
+query whose features are all zero reads the mean.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Cosformer(Kernelized):
     places: ClassVar[bool] = True
     pairs_tokens: ClassVar[bool] = True
 
-    length: int | None = None  # None: as long as the sequence is
+    length: int | None = None  # None: the length of each sequence
 
     def __post_init__(self) -> None:
         if self.length is not None and (type(self.length) is not int or self.length < 1):
@@ -85,7 +85,7 @@ class Cosformer(Kernelized):
         return _turned(q, at_q, length), _turned(k, at_k, length)
 
     def _places(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-        """Places of the queries [b, N] and keys [b, M], and the length [b, 1]; b is 1 without padding."""
+        """Return the places of the queries [b, N] and keys [b, M], and the length [b, 1]; b is 1 without padding."""
         queries, keys = q.shape[2], k.shape[2]
         at_k = torch.arange(1, keys + 1, device=k.device)[None] if call.key_mask is None else call.key_mask.cumsum(-1)
         if call.is_causal or queries == keys:

@@ -1,13 +1,13 @@
-"""Attention whose memory fades: Lightning attention and retention, one rate a head.
+"""Attention with a memory that fades, at one rate per head: Lightning attention and retention.
 
     S_t = e^-slope S_{t-1} + k_t v_t^T          o_t = S_t^T q_t = sum_{j <= t} e^{-slope (t - j)} q_t.k_j v_j
 
     lightning   slope_h = 2^(-8h/H),  h = 1 .. H            TransNormerLLM, arXiv 2307.14995; Lightning-2, 2401.04658
     retention   e^-slope_h = 1 - 2^(-5-h),  h = 0 .. H - 1  RetNet (Sun et al. 2023), arXiv 2307.08621
 
-`factor` multiplies the slopes: TransNormerLLM gives layer l of L the factor 1 - l/(L - 1) + 1e-5. No scale and no
-denominator: the published modules put silu before q, k and v, and a norm and a gate after. Padding is not counted in
-t - j: it lets nothing fade. Each query head has its own rate, and so its own memory.
+`factor` multiplies the slopes: TransNormerLLM gives layer l of L the factor 1 - l/(L - 1) + 1e-5. There
+is no scale and no denominator: the published modules put silu before q, k and v, and a norm and a gate after. Padding
+does not count in t - j, so nothing fades during padding. Each query head has its own rate and so its own memory.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from softless.errors import ArgumentError
 from softless.mechanisms.base import Call, repeat_heads
 from softless.mechanisms.recurrent import Recurrent
 
-MOST_FACTOR = 1_000_000  # long before that a token forgets all but itself; far beyond, slopes overflow
+MOST_FACTOR = 1_000_000  # at this factor a token remembers only itself; far beyond it, slopes overflow
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Decay(Recurrent):
         return fading.chunked(q, k, v, self._slope(q), _kept(k, call), memory, min(self.chunk, k.shape[2]))
 
     def _slope(self, q: Tensor) -> Tensor:
-        """One a head, [H]."""
+        """Return one slope per head [H]."""
         heads = q.shape[1]
         h = torch.arange(heads, device=q.device, dtype=torch.float64)
         slope = 2 ** (-8 * (h + 1) / heads) if self.slopes == "lightning" else -torch.log1p(-(2 ** (-5 - h)))

@@ -1,4 +1,4 @@
-"""The delta rule, and its exact flow: each token first takes back part of what the memory held for its key.
+"""The delta rule and its exact flow: each token first erases part of what the memory holds for its key.
 
     delta   S_t = S_{t-1} - beta_t k^_t (k^_t^T S_{t-1}) + beta_t k^_t v_t^T                k^ = k/|k|
             Schlag et al. 2021, arXiv 2102.11174; chunked: Yang et al. 2024, arXiv 2406.06484
@@ -7,9 +7,9 @@
 
     o_t = S_t^T q_t
 
-beta is an input, one number a token and key head [B, G, M]; a module predicts it, sigmoid(w.x + b). efla solves
-dS/dt = -k k^T S + k v^T over a time of beta exactly: no beta and no key makes it unstable, and a key's length is its
-gate, so it is not normalized. In unit keys both are one rule, erasing a and writing gain v:
+beta is an input with one number per token and key head [B, G, M]; a module predicts it as sigmoid(w.x + b). efla solves
+dS/dt = -k k^T S + k v^T exactly over a time of beta, so no beta and no key makes it unstable. The length of a key acts
+as a gate, so keys are not normalized. With unit keys both are one rule that erases a and writes gain v:
 
     delta   a = beta                      gain = beta
     efla    a = 1 - e^{-beta |k|^2}       gain = beta |k| (1 - e^-x)/x,  x = beta |k|^2
@@ -83,7 +83,7 @@ class Efla(Delta):
 
 
 def _decline(x: Tensor) -> Tensor:
-    """(1 - e^-x)/x, which is 1 at 0. Below 1/16 by its series, whose derivative does not cancel."""
+    """Return (1 - e^-x)/x, which is 1 at 0. Below 1/16 it is a series, whose derivative does not cancel."""
     small = x.abs() < 1 / 16
     near, far = torch.where(small, x, 0.0), torch.where(small, 1.0, x)
     series = torch.ones_like(x)

@@ -2,13 +2,13 @@
 
     efficient   o_i = sum_c softmax_c(q_i) sum_j [e^{k_jc} / sum_l e^{k_lc}] v_j
 
-One normalizer a channel, so rows sum to one with no division left to do. The causal form keeps the
-normalizers running: at each i both sums over tokens go up to i.
+There is one normalizer per channel, so rows sum to one without another division. In the causal form both sums over
+tokens run up to i.
 
     a2          G = A softmax_tokens(B)^T,  Z = G softmax_channels(V)         Chen et al. 2018, arXiv 1810.11579, eq. 3
 
-Double attention gathers G from all tokens, then distributes it to each: with q = V, k = B and v = A it is the same
-function, published without a causal form. Popular ports take a softmax over the batch; the paper does not.
+Double attention gathers G from all tokens and then distributes it to each token. With q = V, k = B and v = A it is the
+same function, published without a causal form. Some ports take the softmax over the batch; the paper does not.
 """
 
 from dataclasses import dataclass

@@ -1,13 +1,13 @@
-"""EMANet (Li et al. 2019, arXiv 1907.13426): attention through a few bases, found by expectation maximization.
+"""EMANet (Li et al. 2019, arXiv 1907.13426): attention through a few bases that expectation maximization finds.
 
     z_jb = softmax over bases b of mu_b.k_j        how much of token j is base b
     r_bj = z_jb / sum_j z_jb                       each base's share of the tokens
     mu_b = sum_j r_bj k_j / |sum_j r_bj k_j|       the bases anew; 3 rounds, from `bases`
     o_i  = sum_b z_ib sum_j r_bj v_j / |sum_j r_bj k_j|           z_i from q_i, with the bases of the last round
 
-With q = k = v, as published, o is the reconstruction of x from its bases. The authors hold z, r and mu constant in the
-backward pass, and so does `detach=True`: gradients reach v alone. A module draws `bases`, keeps them, and in training
-moves them as the authors do: bases <- 0.9 bases + 0.1 mu, mu a mean over the batch.
+With q = k = v, as published, o is the reconstruction of x from its bases. The authors treat z, r and mu as constants in
+the backward pass. `detach=True` does the same, so that gradients reach only v. A module draws `bases` once and moves
+them in training as the authors do: bases <- 0.9 bases + 0.1 mu, with mu a mean over the batch.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class EMANet(LowRank):
         return {"bases": (heads, self.bases, head_dim)}
 
     def draw(self, heads: int, head_dim: int, generator: Generator | None = None) -> dict[str, Tensor]:
-        """Bases of length 1, no direction more likely than another."""
+        """Return random bases of length 1, all directions equally likely."""
         shape = self.input_shapes(heads, head_dim)["bases"]
         return {"bases": unit(torch.randn(shape, generator=generator))}
 
@@ -66,14 +66,14 @@ class EMANet(LowRank):
             return (call.scale * (q @ before.mT)).softmax(-1), gain * share
 
     def moved(self, k: Tensor, call: Call) -> dict[str, Tensor]:
-        """A mean over the samples that have a token."""
+        """Return the bases moved toward the mean over the samples that have a token."""
         mu, old = unit(self._rounds(k, call)[2]), call.inputs["bases"].to(k.dtype)
         some = call.visible(k, k).any(-1, keepdim=True).expand(len(k), -1, -1, -1)  # [B, 1, 1, 1]
         mean = torch.where(some, mu, 0.0).sum(0) / some.sum(0).clamp(min=1)
         return {"bases": torch.where(some.any(0), MOMENTUM * old + (1 - MOMENTUM) * mean, old)}
 
     def _rounds(self, k: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-        """The last round: the bases it starts from, each base's share of the tokens, and the mean it takes of them."""
+        """Return the bases before the last round, the share of each base in the tokens, and the new means."""
         mu, hidden = call.inputs["bases"].to(k.dtype), ~call.visible(k, k)  # [B, 1, 1, M]
         for _ in range(self.rounds):
             before, share = mu, (call.scale * (mu @ k.mT)).log_softmax(-2)  # [B, H, bases, M]

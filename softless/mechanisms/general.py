@@ -4,9 +4,9 @@
 
 `sim` maps q [B, H, N, d] and k [B, H, M, d] to [B, H, N, M]. exp(q.k) makes it softmax, phi(q).phi(k)
 linear attention, 1 + q^.k^ Taylor attention. A row whose similarities are all zero reads the mean. A similarity below
-zero at a visible key, by more than rounding, raises; this is checked on a CPU outside torch.compile and vmap, where
-looking at the numbers costs no wait.
-`sim` sees ones in place of hidden keys: k / |k| has no value at zero, and a gradient of nan there would reach q.
+zero at a visible key, by more than rounding, raises. This is checked only on a CPU and outside torch.compile and vmap,
+where the numbers can be read without waiting.
+`sim` sees ones instead of hidden keys: k / |k| has no value at zero, and its gradient of nan would reach q.
 """
 
 from collections.abc import Callable
@@ -50,16 +50,16 @@ class General(Mechanism):
 
 
 def _checked(sim: object, q: Tensor, k: Tensor) -> Tensor:
-    """What a user's similarity returned, if it is one number a pair."""
+    """Return the similarities if they have one number per pair, else raise."""
     needed = (*q.shape[:3], k.shape[2])
     if not isinstance(sim, Tensor) or sim.shape != needed or sim.dtype != q.dtype:
-        given = f"{sim.dtype} {list(sim.shape)}" if isinstance(sim, Tensor) else type(sim).__name__
-        raise ArgumentError(f"sim returned {given} and must return a {q.dtype} tensor of shape {list(needed)}")
+        returned = f"{sim.dtype} {list(sim.shape)}" if isinstance(sim, Tensor) else type(sim).__name__
+        raise ArgumentError(f"sim returned {returned} and must return a {q.dtype} tensor of shape {list(needed)}")
     return sim
 
 
 def _check_signs(sim: Tensor) -> None:
-    """Refuse similarities below zero, but for a 1 + q^.k^ that rounds to a little less."""
+    """Raise for similarities below zero, except those that rounding explains, as in 1 + q^.k^."""
     if not sim.numel() or not readable(sim):
         return
     least, largest = (x.item() for x in sim.detach().aminmax())

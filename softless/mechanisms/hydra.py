@@ -2,9 +2,9 @@
 
     o_i = q^_i * sum_j k^_j * v_j          elementwise; q^ = q/|q|, k^ = k/|k| over all H d channels
 
-No normalizer: the output is a sum over tokens and grows with them. Where all queries see the same keys, the sum is one
-product with a row of ones. Its explicit weights are one matrix a channel, A^c_ij = q^_ic k^_jc, so `attention_weights`
-returns [B, H d, N, M].
+There is no normalizer: the output is a sum over tokens and grows with their number. Where all queries see the same
+keys, the sum is one product with a row of ones. Hydra has one weight matrix per channel, not one per head: A^c_ij =
+q^_ic k^_jc, so `attention_weights` returns [B, H d, N, M].
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Hydra(Kernelized):
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
         if v.shape[3] != q.shape[3]:
             raise UnsupportedError(
-                f"hydra multiplies channel by channel: v has {v.shape[3]} channels a head, q has {q.shape[3]}"
+                f"hydra multiplies channel by channel: v has {v.shape[3]} channels per head, q has {q.shape[3]}"
             )
 
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:

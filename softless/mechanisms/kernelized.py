@@ -1,4 +1,4 @@
-"""Kernelized attention: a feature map for q, one for k, and a reader. Everything else is the algebra.
+"""Kernelized attention: a feature map for q, a feature map for k, and a reader. The algebra does the rest.
 
     o_i = read(phi(q_i), observe(phi(k_j), v_j for the j that i may see))
 
@@ -17,7 +17,7 @@ from softless.mechanisms.base import Call, Mechanism, repeat_heads
 
 
 class Kernelized(Mechanism):
-    """A subclass says `features_q`, `features_k` and `reader`; features act on each token alone."""
+    """A subclass defines `features_q`, `features_k` and `reader`. Features depend on one token only."""
 
     family: ClassVar[str] = "kernelized"
     carries_state: ClassVar[bool] = True
@@ -68,7 +68,7 @@ class Kernelized(Mechanism):
         return self._causal(q, k, v, state, call), after
 
     def attend_to_state(self, q: Tensor, k: Tensor, v: Tensor, state: State, call: Call) -> Tensor:
-        """The output where every query sees all tokens of a state; k and v are those of the queries."""
+        """Return the output where every query sees all tokens of a state; k and v belong to the queries."""
         return _ungroup(algebra.read(self._queries(q, v, call), state, self.reader, call.scale, signed=self.signed))
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call) -> Tensor:
@@ -104,7 +104,7 @@ class Kernelized(Mechanism):
 
 
 def _check_widths(phi_q: Tensor | Log, phi_k: Tensor | Log) -> None:
-    """Two maps of the user's own may disagree."""
+    """Raise if two feature maps of the user return different numbers of features."""
     width_q, width_k = ((phi.value if isinstance(phi, Log) else phi).shape[-1] for phi in (phi_q, phi_k))
     if width_q != width_k:
         raise ArgumentError(f"phi makes {width_q} features and phi_k makes {width_k}: they must make equally many")

@@ -7,8 +7,8 @@
 The factor s/n is in the authors' code and not in their eq. 4. It makes the sum over keys a mean, so that an output does
 not grow with the number of tokens. In the causal form n, the means and the sums run over the tokens seen so far.
 
-`linear` with phi identity or leaky_relu divides by a sum that changes sign: allowed, because they are the failing rows
-of InLine's Table 3 (0.2 % and 1.5 % top-1), and not recommended.
+`linear` with phi identity or leaky_relu divides by a sum that changes sign. This is not recommended. It is allowed
+because these are the failing rows of InLine's Table 3 (0.2 % and 1.5 % top-1).
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from softless.mechanisms.kernelized import Kernelized
 
 @dataclass(frozen=True)
 class FeatureMapped(Kernelized):
-    """A kernelized mechanism whose feature maps are chosen by name, or given as callables."""
+    """A kernelized mechanism whose feature maps are names or callables."""
 
     phi: str | FeatureMap = "identity"
     phi_k: str | FeatureMap | None = None  # None: the same as phi
@@ -108,7 +108,7 @@ class InLine(FeatureMapped):
         return "subtract" if self.gain == "mean" else "contrast"
 
     def kernel_spec(self, scale: float) -> KernelSpec | None:
-        """The kernels divide by the tokens seen: they have no other gain."""
+        """Return the names for the kernels if the gain is "mean": they have no other gain."""
         return super().kernel_spec(scale) if self.gain == "mean" else None
 
     def default_scale(self, head_dim: int) -> float:

@@ -1,4 +1,4 @@
-"""MLLA's attention (Han et al. 2024, arXiv 2405.16605): linear attention whose numerator knows where tokens are.
+"""MLLA's attention (Han et al. 2024, arXiv 2405.16605): linear attention whose numerator depends on positions.
 
     o_i = sum_j R(phi(q_i)).R(phi(k_j)) v_j / sum_j phi(q_i).phi(k_j)          phi(x) = elu(x) + 1
 
@@ -8,7 +8,7 @@ R rotates the pair of channels (2t, 2t + 1) of all C = H d channels, before they
     column theta_{t - C/4}  for the others              theta_t = 10000^(-t / (C/4))
 
 so heads differ in their frequencies. Tokens are a picture, grid=(height, width). The denominator is not rotated, so
-weights may be negative and need not sum to one. The published block adds a depthwise convolution of v: a layer.
+weights may be negative and need not sum to one. The depthwise convolution of v in the published block is a layer.
 """
 
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class Mlla(Mechanism):
         return quotient(q @ (k.mT @ repeat_heads(v, q.shape[1])), mass)
 
     def _features(self, q: Tensor, k: Tensor, call: Call) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """phi(q) and phi(k), as they are and turned; division cancels a query's size."""
+        """Return phi(q) and phi(k), plain and rotated. The division cancels the size of a query."""
         mask = None if call.key_mask is None else call.key_mask[:, None]
         plain = level(elu(q)), keep(elu(repeat_heads(k, q.shape[1])), mask)
         assert call.grid is not None

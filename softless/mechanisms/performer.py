@@ -6,10 +6,10 @@
     x~ = x d^-1/4        E phi(q).phi(k) = exp(q.k/sqrt(d))
     o_i = sum_j phi(q_i).phi(k_j) v_j / sum_j phi(q_i).phi(k_j)
 
-W is the input `projection` [m, d]: blocks of d orthogonal rows, each as long as a Gaussian vector. `draw` makes one; a
-state goes on with the one it began with. The features are kept as logarithms, so there is neither the published
-stabilizer, through which every query hears of the largest key, nor the epsilon beside it. What all features share,
-m^-1/2 and the query's exp(-|q~|^2/2), cancels and is left out.
+W is the input `projection` [m, d]: blocks of d orthogonal rows, each as long as a Gaussian vector. `draw` makes
+one, and a stream must use the same one throughout. The features are kept as logarithms. So there is no need for the
+published stabilizer, which lets every query depend on the largest key, nor for its epsilon. The factors that all
+features share, m^-1/2 and exp(-|q~|^2/2) of the query, cancel and are left out.
 """
 
 from dataclasses import dataclass
@@ -48,11 +48,11 @@ class Performer(Kernelized):
         return {"projection": (self.features or max(head_dim, int(head_dim * log(head_dim))), head_dim)}
 
     def draw(self, heads: int, head_dim: int, generator: Generator | None = None) -> dict[str, Tensor]:
-        """A projection of orthogonal rows.
+        """Return a random projection with orthogonal rows.
 
         >>> import torch, softless
-        >>> made = softless.mechanism("performer", features=6)
-        >>> rows = made.draw(heads=1, head_dim=4, generator=torch.Generator().manual_seed(0))["projection"]
+        >>> performer = softless.mechanism("performer", features=6)
+        >>> rows = performer.draw(heads=1, head_dim=4, generator=torch.Generator().manual_seed(0))["projection"]
         >>> rows.shape, (rows[:4] @ rows[:4].T).fill_diagonal_(0).abs().max() < 1e-5
         (torch.Size([6, 4]), tensor(True))
         """

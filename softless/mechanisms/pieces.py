@@ -1,9 +1,9 @@
-"""Softmax attention in pieces: keys seen in separate lots, each lot's answer weighed by its mass.
+"""Softmax attention in pieces: each lot of keys gives an output, and the outputs are averaged by their masses.
 
     o_p = sum_{j in p} e^{s_j} v_j / Z_p,     Z_p = sum_{j in p} e^{s_j}
     o   = sum_p Z_p o_p / sum_p Z_p           over lots that share no key
 
-Masses are kept as logarithms. This is the law that lets a sparse pattern be a union of simple ones.
+Masses are kept as logarithms. This law lets a sparse pattern be a union of simple patterns.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from softless.mechanisms.scored import softmax
 
 
 class Piece(NamedTuple):
-    """What queries [..., N] read from one lot of keys; the log mass of a query that sees none is -inf."""
+    """The outputs of queries [..., N] for one lot of keys; the log mass of a query that sees no key is -inf."""
 
     out: Tensor  # [..., N, e]
     log_mass: Tensor  # [..., N, 1]
 
 
 def read(scores: Tensor, visible: Tensor, v: Tensor) -> Piece:
-    """scores and visible [..., N, M], v [..., M, e]."""
+    """Attend to one lot of keys: scores and visible [..., N, M], v [..., M, e]."""
     hidden = torch.finfo(scores.dtype).min
     mass = torch.where(visible, scores, hidden).logsumexp(-1, keepdim=True)
     seen = visible.any(-1, keepdim=True)
@@ -32,7 +32,7 @@ def read(scores: Tensor, visible: Tensor, v: Tensor) -> Piece:
 
 
 def join(pieces: Sequence[Piece]) -> Tensor:
-    """The output over all lots; zeros for a query that no lot has a key for."""
+    """Return the output over all lots; zeros for a query that sees no key in any lot."""
     if len(pieces) == 1:
         return pieces[0].out
     masses = torch.stack([piece.log_mass for piece in pieces])  # [P, ..., N, 1]
@@ -52,12 +52,12 @@ class Blocks(NamedTuple):
 
     @property
     def size(self) -> int:
-        """As many queries as they have neighbors, so that no more than half of what is formed is thrown away."""
+        """As many queries as a query has neighbors, so that at least half of the computed scores are used."""
         return min(self.before + self.after + 1, self.tokens)
 
     @property
     def missing(self) -> int:
-        """Tokens that the last block lacks."""
+        """The number of tokens that the last block lacks."""
         return -self.tokens % self.size
 
     def queries(self, x: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class Blocks(NamedTuple):
         return padded.unfold(-2, self.before + self.size + self.after, self.size).mT
 
     def near(self, device: torch.device) -> Tensor:
-        """Which of a block's keys each of its queries is near to [size, before + size + after]."""
+        """Return which keys of a block each query of it is near to [size, before + size + after]."""
         apart = torch.arange(self.before + self.size + self.after, device=device) - self.before
         apart = apart - torch.arange(self.size, device=device)[:, None]
         return (apart >= -self.before) & (apart <= self.after)

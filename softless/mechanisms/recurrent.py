@@ -1,9 +1,9 @@
-"""Recurrent attention: a memory S [d, e] that each token changes, and not by adding to it alone.
+"""Recurrent attention: a memory S [d, e] that each token changes, not only by adding to it.
 
     S_t = step(S_{t-1}, k_t, v_t)          o_t = scale S_t^T q_t
 
-Causal by construction. Padding leaves the memory as it was. As a State the memory is the co-moment, with means of zero:
-the reader `none` reads it.
+Recurrent attention is always causal. Padding does not change the memory. In a State the memory is the co-moment, and
+the means are zero, so the reader `none` reads it.
 """
 
 from typing import ClassVar
@@ -18,7 +18,7 @@ from softless.mechanisms.base import Call, Mechanism
 
 
 class Recurrent(Mechanism):
-    """A subclass says `weights_in_order` and `go_through`: as many queries as keys, token by token."""
+    """A subclass defines `weights_in_order` and `go_through`, for as many queries as keys."""
 
     family: ClassVar[str] = "recurrent"
     carries_state: ClassVar[bool] = True
@@ -35,15 +35,15 @@ class Recurrent(Mechanism):
         return None if is_causal else "goes through tokens in their order: its only form is is_causal=True"
 
     def weights_in_order(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
-        """Explicit weights [B, H, N, N], of `scale` 1."""
+        """Return the explicit weights [B, H, N, N] for `scale` 1."""
         raise NotImplementedError
 
     def go_through(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        """The output [B, H, N, e] of `scale` 1, and the memory after the last token."""
+        """Return the output [B, H, N, e] for `scale` 1, and the memory after the last token."""
         raise NotImplementedError
 
     def memory_heads(self, q: Tensor, k: Tensor) -> tuple[int, ...]:
-        """Leading dimensions of the memory: one for each key head."""
+        """Return the leading dimensions of the memory: one memory per key head."""
         return (*k.shape[:2], 1) if k.shape[1] != q.shape[1] else tuple(k.shape[:2])
 
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
@@ -70,7 +70,7 @@ class Recurrent(Mechanism):
         return out, state._replace(n=state.n + seen.reshape(-1, *heads), comoment=memory)
 
     def _aligned(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor, Call]:
-        """As many queries as keys, the last with the last: queries that nobody asked, or hidden keys, come first."""
+        """Pad q, or k and v, in front to as many queries as keys, so that the last query belongs to the last key."""
         missing = k.shape[2] - q.shape[2]
         if missing >= 0:
             return (F.pad(q, (0, 0, missing, 0)) if missing else q), k, v, call
@@ -81,7 +81,7 @@ class Recurrent(Mechanism):
 
 
 def _empty(heads: tuple[int, ...], k: Tensor, v: Tensor) -> State:
-    """The state of no tokens."""
+    """Return the state of no tokens."""
     d, e = k.shape[3], v.shape[3]
     count = torch.zeros((1,) * len(heads), dtype=torch.int64, device=k.device)
     return State(count, *(k.new_zeros(*heads, *size) for size in ((d,), (e,), (d, e), (d,))))

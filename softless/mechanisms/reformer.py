@@ -4,11 +4,12 @@
     S_i  = the j != i that share i's bucket in some round and are among the `window` next to i there, in time
     w_ij = softmax over S_i of q_i.k_j / |k_j|;            a token whose S_i is empty reads itself
 
-It is meant for k = q, as published: a module projects one for both. Sorted by (bucket, time), a round is a window
-along the sequence. Each pair counts in the first round that finds it, which is the paper's division by the number of
-rounds that do; rounds are joined by their masses' logarithms. The authors cut the sorted sequence into chunks, whose
-edges later tokens move; a window has none, so that is_causal=True is causal. Padding has a bucket of its own.
-The rotations are an input: a module draws them once and keeps them, so that equal calls give equal answers.
+It is meant for k = q, as published: a module uses one projection for both. Sorted by (bucket, time), a round is a
+window along the sequence. Each pair counts only in the first round that finds it; the paper divides by the number of
+rounds that find it instead. Rounds are joined by the logarithms of their masses. The authors cut the sorted sequence
+into chunks, and later tokens move the edges of the chunks. A window has no such edges, so is_causal=True is causal.
+Padding has a bucket of its own. The rotations are an input: a module draws them once, so equal calls give equal
+outputs.
 """
 
 from collections.abc import Sequence
@@ -45,13 +46,15 @@ class Reformer(Scored):
         check_count("rounds", self.rounds, most=MOST_STEPS)
         check_count("window", self.window)
         if self.buckets % 2:
-            raise ArgumentError(f"buckets {self.buckets} is odd, and each direction makes two, one at either end")
+            raise ArgumentError(
+                f"buckets {self.buckets} is odd, and each direction makes two buckets, one at either end"
+            )
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
         return {"rotations": (heads, self.rounds, head_dim, self.buckets // 2)}
 
     def draw(self, heads: int, head_dim: int, generator: Generator | None = None) -> dict[str, Tensor]:
-        """Directions, all as likely."""
+        """Return random directions, all equally likely."""
         shape = self.input_shapes(heads, head_dim)["rotations"]
         return {"rotations": torch.randn(shape, generator=generator)}
 
@@ -84,7 +87,7 @@ class Reformer(Scored):
         return F.pad(out, (0, 0, early, 0))
 
     def sort(self, k: Tensor, call: Call) -> list["Round"]:
-        """Tokens by bucket, and by time within it."""
+        """Sort the tokens of each round by bucket, and by time within a bucket."""
         turned = torch.einsum("bhmd,hrdc->rbhmc", k.detach(), call.inputs["rotations"].to(k.dtype))
         bucket = 1 + torch.cat([turned, -turned], -1).argmax(-1)  # [rounds, B, H, M]
         if call.key_mask is not None:
@@ -93,12 +96,12 @@ class Reformer(Scored):
         return [Round(*each) for each in zip(bucket, order, order.argsort(-1), strict=True)]
 
     def _lot(self, q: Tensor, k: Tensor, v: Tensor, r: int, rounds: Sequence["Round"], is_causal: bool) -> Piece:
-        """The pairs that round r is the first to find, as a window along its order."""
+        """Attend to the pairs that round r is the first to find, as a window along its order."""
         near = min(self.window, k.shape[2])
         here, cut = rounds[r], Blocks(k.shape[2], near, 0 if is_causal else near)
 
         def pairs(x: Tensor) -> tuple[Tensor, Tensor]:
-            """A number of each token [B, H, M], for queries [..., size, 1] and for their keys [..., 1, W]."""
+            """Return a number per token [B, H, M] for the queries [..., size, 1] and for their keys [..., 1, W]."""
             x = x.gather(-1, here.order)[..., None]
             return cut.queries(x), cut.keys(x).mT
 
@@ -124,7 +127,7 @@ class Round(NamedTuple):
     rank: Tensor  # where in that order a token stands
 
     def met(self, window: int) -> Tensor:
-        """Which pairs share a bucket and stand near each other in it [B, H, M, M]."""
+        """Return which pairs share a bucket and are near each other in it [B, H, M, M]."""
         near = (self.rank[..., :, None] - self.rank[..., None, :]).abs() <= window
         return near & (self.bucket[..., :, None] == self.bucket[..., None, :])
 

@@ -1,10 +1,10 @@
 """Softmax attention over a fixed pattern of keys, without ever forming the N x M matrix.
 
     w_ij = e^{s_ij} / sum_{j' in S_i} e^{s_ij'}   where j is in S_i,   0 elsewhere
-    S_i  = the keys that the pattern gives to position i, less the hidden ones
+    S_i  = the keys that the pattern gives to position i, without the hidden keys
 
-The last query stands at the last key. A pattern is a union of lots that share no key, each computed in blocks
-(pieces.py). A bias is an N x M matrix itself: with one, explicit weights are formed.
+The last query has the position of the last key. A pattern is a union of lots that share no key, and each lot is
+computed in blocks (pieces.py). A bias is an N x M matrix itself, so with a bias explicit weights are formed.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,17 +22,17 @@ from softless.mechanisms.scored import Scored, check_square, softmax
 
 @dataclass(frozen=True)
 class Restricted(Scored):
-    """A subclass says its pattern twice: as a mask, the specification, and as lots, the fast way."""
+    """A subclass defines its pattern twice: as a mask (`gives`, the specification) and as lots (the fast way)."""
 
     form: ClassVar[str] = "blocks"
     pairs_tokens: ClassVar[bool] = True
 
     def gives(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether position i [N, 1] is given key j [M], causality apart."""
+        """Return whether the pattern gives key j [M] to position i [N, 1], before causality."""
         raise NotImplementedError
 
     def lots(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, is_causal: bool) -> Sequence[Piece]:
-        """The lots of the last N of M >= N positions. q comes scaled; `seen` [B, M] leaves the hidden keys out."""
+        """Return the lots of the last N of M >= N positions; q is scaled, `seen` [B, M] is False for hidden keys."""
         raise NotImplementedError
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
@@ -54,7 +54,7 @@ class Restricted(Scored):
 
 
 def band(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, before: int, after: int) -> Piece:
-    """Each of the last N of M positions with the keys from `before` it to `after` it, at most M."""
+    """Attend from each of the last N of M positions to the keys from `before` it to `after` it, at most M."""
     before, after = (min(reach, k.shape[2]) for reach in (before, after))
     past = min(before, k.shape[2] - q.shape[2])
     q, start = F.pad(q, (0, 0, past, 0)), k.shape[2] - q.shape[2] - past
@@ -66,9 +66,9 @@ def band(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, before: int, after: int)
 
 
 def read_in_runs(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, near: Callable[[slice], Tensor]) -> Piece:
-    """Blocks of queries [B, H, blocks, n, d] read each its own keys [B, H, blocks, m, .], so many scores at once.
+    """Attend from blocks of queries [B, H, blocks, n, d] to their own keys [B, H, blocks, m, .], part by part.
 
-    They see the keys that are `seen` [B, 1, blocks, 1, m]; of these, some rows of queries those `near` them [rows, m].
+    A query sees the keys that are `seen` [B, 1, blocks, 1, m] and that `near` gives for its row [rows, m].
     """
     size, fit = q.shape[3], at_once(q) // max(q.shape[0] * q.shape[1] * k.shape[3], 1)  # rows of scores at once
     if fit >= q.shape[2] * size or torch.compiler.is_compiling():  # one graph for any length
@@ -85,5 +85,5 @@ def _cat(pieces: Sequence[Piece], dim: int) -> Piece:
 
 
 def at_once(q: Tensor) -> int:
-    """How many scores to form before the next ones: as many as a CPU's cache holds, or as a GPU has room for."""
+    """Return how many scores to form at once: what the cache of a CPU holds, or the memory of a GPU."""
     return 2**20 if q.is_cpu else 2**27

@@ -1,17 +1,27 @@
-"""Sparse attention (Child et al. 2019, arXiv 1904.10509): softmax over a fixed, thin pattern of keys.
+"""Softmax over few keys: a fixed, thin pattern of them (sparse), or the k that score highest (topk).
 
-With l the stride, c the summary columns, and i the query's position, key j is seen if
+    sparse   Child et al. 2019, arXiv 1904.10509. With l the stride, c the summary columns, and i the position of the
+             query, key j is seen if
 
-    local           |i - j| < l                          the last l keys, itself among them, if causal
-    strided         (i - j) mod l = 0
-    local+strided   either of them: the paper's strided attention, merged in one head
-    fixed           i and j are in one group of l, or j is among the last c of its group
+             local           |i - j| < l                          if causal, the last l keys up to i
+             strided         (i - j) mod l = 0
+             local+strided   either of them: the strided attention of the paper, merged in one head
+             fixed           i and j are in one group of l, or j is among the last c of its group
 
-Causal keeps the j <= i of these; not causal, the patterns are symmetric. The paper's own local part has l + 1 keys;
-its code, followed here, has l. Strided keys share a residue: the sequence is read as a table of l columns, and each
-column attends to itself. Cost is N l for local, N^2 / l more for the columns: N^1.5 in all at l = sqrt(N), the paper's
-choice for its one length of context. Here l is a number, for a stride that followed N would let padding, and tokens
-still to come, change what a token sees. Memory is N, whatever l is; gradients need the weights of all pairs seen.
+Causal attention keeps the j <= i of these keys; without causality the patterns are symmetric. The local part of the
+paper has l + 1 keys; its code, which is followed here, has l. Strided keys share a residue: the sequence is read as a
+table of l columns, and each column attends to itself. The cost is N l for local and N^2 / l for the columns, which is
+N^1.5 at l = sqrt(N), the choice of the paper for its one length of context. Here l is a fixed number: if it followed N,
+padding and future tokens would change what a token sees. Memory is O(N) for every l, but gradients need the weights of
+all visible pairs.
+
+    topk     Zhao et al. 2019, arXiv 1912.11637
+             s_ij = q_i.k_j / sqrt(d) + bias_ij
+             t_i  = the k-th largest s_ij over the keys that i may see
+             w_ij = e^{s_ij} / sum_{s_ij' >= t_i} e^{s_ij'}   where s_ij >= t_i,   0 elsewhere
+
+Keys that tie with the k-th are kept too, and a query that may see fewer than k keys keeps them all. Gradients flow
+through the scores that are kept, not through the choice. topk costs as much as softmax, because it forms all scores.
 """
 
 from collections.abc import Sequence
@@ -25,7 +35,7 @@ from torch import Tensor
 from softless.errors import ArgumentError
 from softless.mechanisms.pieces import Piece
 from softless.mechanisms.restricted import Restricted, band, read_in_runs
-from softless.mechanisms.scored import check_count
+from softless.mechanisms.scored import Scored, check_count, softmax
 
 PATTERNS = ("local", "strided", "local+strided", "fixed")
 
@@ -118,3 +128,21 @@ class Sparse(Restricted):
         rest = read_in_runs(q[:, :, None], keys[:, :, None], values[:, :, None], real.mT[:, None, None], other)
         own = Piece(*(x.flatten(-3, -2)[..., lead : lead + q.shape[2], :] for x in own))
         return own, Piece(*(x.squeeze(2) for x in rest))
+
+
+@dataclass(frozen=True)
+class TopK(Scored):
+    name: ClassVar[str] = "topk"
+    formula: ClassVar[str] = "softmax over the k keys that score highest"
+    cost: ClassVar[str] = "O(N^2 d)"
+    paper: ClassVar[str] = "Zhao et al. 2019, arXiv 1912.11637"
+
+    k: int = 32
+
+    def __post_init__(self) -> None:
+        check_count("k", self.k)
+
+    def rule(self, scores: Tensor, visible: Tensor) -> Tensor:
+        seen = torch.where(visible, scores.detach(), -torch.inf)
+        least = seen.topk(min(self.k, scores.shape[-1]), -1).values[..., -1:]
+        return softmax(scores, visible & (seen >= least))

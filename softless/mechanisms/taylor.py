@@ -1,12 +1,13 @@
-"""Taylor attention: the exponential's first terms as a feature map.
+"""Taylor attention: the first terms of the exponential as a feature map.
 
     order 1   sim = 1 + q^.k^                 q^ = q/|q|, so sim lies in [0, 2]       (Su 2020)
     order 2   sim = 1 + a + a^2/2             a = q.k/sqrt(d), never below 1/2        (2209.04881, 2312.04927)
 
     psi(x) = [1, x, {x_a x_b sqrt(2 - [a=b]) / sqrt(2) : a <= b}]     with |x| = 1, or x / d^(1/4)
 
-A zero vector has no direction: it weighs every key alike. A query that every key opposes has no mass, and reads the
-mean: `softless.algebra.readers` says where rounding leaves none. Order 2 has 1 + d + d(d+1)/2 features.
+A zero vector has no direction and gives every key the same weight. A query that is opposite to every key has no mass
+and reads the mean; `softless.algebra.readers` defines when rounding leaves no mass. Order 2 has 1 + d + d(d+1)/2
+features.
 """
 
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class Taylor(Kernelized):
     signed: ClassVar[bool] = True
 
     order: int = 1
-    normalize: bool | None = None  # None: order 1 does, order 2 does not
+    normalize: bool | None = None  # None: True for order 1, False for order 2
 
     def __post_init__(self) -> None:
         if self.order not in (1, 2):

@@ -10,9 +10,9 @@ With x = s - m (m the row's largest score, R its range) and kept set I = {x > -t
 
     o_i = sum_j w_ij v_j / sum_j w_ij
 
-The filter bounds the error of each kept weight and forgets the rest: (max, drop) is further from
-softmax than uniform weights once the scores have unit variance; (minimax, mean) is far closer.
-With tau > 1 weights can be negative and their sum can cross zero. m and R keep their gradient.
+The filter bounds the error of the kept weights and drops the others. Once the scores have unit variance, (max, drop) is
+further from softmax than uniform weights are; (minimax, mean) is much closer. With tau > 1 weights can be negative and
+their sum can cross zero. Gradients flow through m and R.
 """
 
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class Threshold(Scored):
         return torch.where(mass != 0, weight / torch.where(mass != 0, mass, 1.0), even)
 
     def keep(self, scores: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(scores less the row's maximum, which are kept, the row's range); a blind row has range 0."""
+        """Return (scores minus the maximum of the row, which are kept, the range of the row, 0 without keys)."""
         limit = torch.finfo(scores.dtype).max
         top = torch.where(visible, scores, -limit).amax(-1, keepdim=True)
         low = torch.where(visible, scores, limit).amin(-1, keepdim=True)

@@ -1,24 +1,34 @@
-"""TransNormer (Qin et al. 2022, arXiv 2210.10340): linear attention with a norm in place of the denominator.
+"""The two attentions of TransNormer (Qin et al. 2022, arXiv 2210.10340).
 
-    o_i = norm(sum_j phi(q_i).phi(k_j) v_j)         norm(x) = sqrt(C) x/|x| over all C = H e channels of a token
+    transnormer   o_i = norm(sum_j phi(q_i).phi(k_j) v_j)       norm(x) = sqrt(C) x/|x| over all C = H e channels
+                  t1  phi(x) = elu(x)          t2  phi(x) = elu(x) + 1
 
-    t1  phi(x) = elu(x)           t2  phi(x) = elu(x) + 1
+    diagonal      o_i = sum_j rule(q_i.k_j/sqrt(d)) v_j         over the j in the same block of 64 tokens as i
+                  t1  norm of relu, as ReLA    t2  softmax
 
-The published network has `diagonal` in the first half of its layers and this in the second. The explicit weights are
-those before the norm; a zero row stays zero.
+The published network uses `diagonal` in the first half of its layers and `transnormer` in the second half.
+
+transnormer is linear attention with a norm instead of the denominator. Its explicit weights are those before the norm,
+and a zero row stays zero.
+
+diagonal counts its blocks in real tokens, so padding moves no border. A query whose own key is hidden reads zero. The
+published causal form adds its mask to the scores as ones and zeros, and so sees the future. The form here does not.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from softless.algebra.chunks import fold, unfold
 from softless.algebra.feature_maps import elu, unit
 from softless.algebra.state import State
 from softless.errors import ArgumentError
-from softless.mechanisms.base import Call
+from softless.mechanisms.base import Call, repeat_heads
 from softless.mechanisms.kernelized import Kernelized
+from softless.mechanisms.scored import Scored, check_count, check_square, softmax
 
 
 def norm(x: Tensor) -> Tensor:
@@ -65,3 +75,84 @@ class TransNormer(Kernelized):
 
     def attend_to_state(self, q: Tensor, k: Tensor, v: Tensor, state: State, call: Call) -> Tensor:
         return norm(super().attend_to_state(q, k, v, state, call))
+
+
+@dataclass(frozen=True)
+class Diagonal(Scored):
+    name: ClassVar[str] = "diagonal"
+    formula: ClassVar[str] = "softmax attention within blocks of tokens (t1: norm of relu)"
+    cost: ClassVar[str] = "O(N w d)"
+    paper: ClassVar[str] = "Qin et al. 2022, arXiv 2210.10340"
+    form: ClassVar[str] = "blocks"
+    takes_bias: ClassVar[bool] = False
+    pairs_tokens: ClassVar[bool] = True
+
+    variant: str = "t2"  # t1 | t2
+    block: int = 64
+
+    def __post_init__(self) -> None:
+        check_variant(self.variant)
+        check_count("block", self.block)
+
+    @property
+    def rows_sum_to_one(self) -> bool:
+        return self.variant == "t2"
+
+    def default_scale(self, head_dim: int) -> float | None:
+        return super().default_scale(head_dim) if self.variant == "t2" else None
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
+        check_square(self.name, q, k, call)
+
+    def rule(self, scores: Tensor, visible: Tensor) -> Tensor:
+        return softmax(scores, visible) if self.variant == "t2" else torch.where(visible, scores.relu(), 0.0)
+
+    def _scores(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
+        """A norm cancels the scale of t1, which therefore has only its own."""
+        return (call.scale if self.variant == "t2" else q.shape[-1] ** -0.5) * (q @ k.mT)
+
+    def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
+        queries, keys = q.shape[2], k.shape[2]
+        kept = torch.ones_like(k[:1, 0, :, 0], dtype=torch.bool) if call.key_mask is None else call.key_mask
+        home = torch.where(kept, (kept.cumsum(-1) - 1) // self.block, -1)  # [b, M], the block of each real key
+        own = F.pad(home, (queries - keys, 0), value=-1) if queries > keys else home[:, keys - queries :]
+        same = (own[:, :, None] == home[:, None, :]) & kept[:, None, :]
+        return self.rule(self._scores(q, repeat_heads(k, q.shape[1]), call), same[:, None] & call.visible(q, k))
+
+    def combine(self, weights: Tensor, v: Tensor, call: Call) -> Tensor:
+        out = super().combine(weights, v, call)
+        return out if self.variant == "t2" else norm(out)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        """Real tokens moved together, then block by block: no N x N matrix."""
+        queries, keys = q.shape[2], k.shape[2]
+        missing, real = keys - queries, call.key_mask
+        if missing > 0:
+            q = F.pad(q, (0, 0, missing, 0))
+        elif missing < 0:
+            k, v = (F.pad(x, (0, 0, -missing, 0)) for x in (k, v))
+            real = F.pad(k.new_ones(k.shape[0], keys).bool() if real is None else real, (-missing, 0), value=False)
+        if real is None:
+            out = self._blocks(q, k, v, torch.ones_like(k[:1, 0, :, 0], dtype=torch.bool), call)
+        else:
+            order = (~real).long().argsort(dim=-1, stable=True)
+            q, k, v = (_taken(x, order) for x in (q, k, v))
+            out = _taken(self._blocks(q, k, v, real.gather(-1, order), call), order.argsort(-1))
+            out = torch.where(real[:, None, :, None], out, 0.0)
+        out = out[:, :, out.shape[2] - queries :]
+        return out if self.variant == "t2" else norm(out)
+
+    def _blocks(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, call: Call) -> Tensor:
+        """Attention within blocks of consecutive tokens; real [b, N] says which keys there are."""
+        k, v, tokens = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1]), k.shape[2]
+        block = min(self.block, tokens)
+        q, k, v = (fold(x, block) for x in (q, k, v))  # [B, H, blocks, l, .]
+        seen = fold(real[:, None, :, None].to(q.dtype), block).mT > 0  # [b, 1, blocks, 1, l]
+        if call.is_causal:
+            seen = seen & torch.ones(block, block, dtype=torch.bool, device=q.device).tril()
+        return unfold(self.rule(self._scores(q, k, call), seen) @ v, tokens)
+
+
+def _taken(x: Tensor, order: Tensor) -> Tensor:
+    """Tokens in another order: x [B, H, N, d], order [B, N]."""
+    return x.gather(2, order[:, None, :, None].expand_as(x))

@@ -89,7 +89,9 @@ class Attention(Mixing):
             raise ArgumentError(f"{reason} needs a key head for each of {heads} heads, got kv_heads {kv_heads}")
         norm = nn.LayerNorm if qk_norm is True else qk_norm or (lambda _: nn.Identity())
         self.qkv = nn.Linear(dim, dim + (1 if self.shares_keys else 2) * self.kv_heads * self.head_dim, bias=qkv_bias)
-        self.q_norm = norm(self.head_dim)
+        self.q_norm: nn.Module = norm(self.head_dim)
+        if not isinstance(self.q_norm, nn.Module):
+            raise ArgumentError(f"qk_norm is {shown(qk_norm)} and must make a module, and made {shown(self.q_norm)}")
         self.k_norm = nn.Identity() if self.shares_keys else norm(self.head_dim)
         self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
@@ -262,6 +264,7 @@ def one_of(heads: int | None, num_heads: int | None) -> int:
     """Return the number of heads, by either of its names."""
     if heads is None and num_heads is None:
         raise ArgumentError("heads is None and must be the number of heads")
-    if heads is not None and num_heads is not None and heads != num_heads:
+    equal = type(heads) is type(num_heads) is int and heads == num_heads
+    if heads is not None and num_heads is not None and not equal:
         raise ArgumentError(f"heads {shown(heads)} and num_heads {shown(num_heads)} are two names of one number")
     return cast(int, num_heads if heads is None else heads)

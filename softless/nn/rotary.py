@@ -10,7 +10,8 @@ rotated(q)_i . rotated(k)_j is a function of q, k and i - j.
 Shapes: B batch, N tokens, d channels of a head.
 """
 
-from typing import Any
+import numbers
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from softless.backends import widen
 from softless.errors import ArgumentError, shown
+from softless.validation import LARGEST
 
 
 def rotate(
@@ -50,12 +52,12 @@ def token_positions(
     return positions if seen is None else positions + seen.flatten(1)[:, :1, None]  # heads have all seen as many
 
 
-def check_rotary(rotary: object, head_dim: int) -> float | None:
+def check_rotary(rotary: Any, head_dim: int) -> float | None:
     """Return the base of the rotation, or None without one."""
     if rotary is False:
         return None
     base = 10_000.0 if rotary is True else rotary
-    if isinstance(base, bool) or not isinstance(base, int | float) or not 1 < base < float("inf"):
+    if isinstance(base, bool) or not isinstance(base, numbers.Real) or not 1 < cast(float, base) <= LARGEST:
         raise ArgumentError(f"rotary is {shown(rotary)} and must be True, False or a base above 1")
     if head_dim % 2:
         raise ArgumentError(

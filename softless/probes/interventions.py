@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor, nn
 
-from softless.algebra.masks import visible
+from softless.algebra.state import visible
 from softless.errors import ArgumentError, UnsupportedError
 from softless.mechanisms import Mechanism, mechanism
 from softless.probes.capture import Edit, capture
@@ -151,8 +151,7 @@ def hide(mask: Mask, seed: int = 0, reached: set[str] | None = None) -> Edit:
             return weights
         if reached is not None:
             reached.add(layer.name)
-        picture = mask.hidden(grid, seed, layer.name).to(weights.device)
-        hidden = F.pad(picture, (layer.prefix, 0, layer.prefix, 0))
+        hidden = F.pad(mask.hidden(grid, seed, layer.name).to(weights.device), (layer.prefix, 0, layer.prefix, 0))
         seen = visible(*weights.shape[2:], is_causal=layer.is_causal, key_mask=layer.key_mask, device=weights.device)
         return without(weights, hidden, seen, layer.mechanism)
 

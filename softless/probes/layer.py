@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from softless.algebra.masks import visible
+from softless.algebra.state import visible
 from softless.backends import hide, widen
 from softless.functional import attention_weights
 from softless.mechanisms import Mechanism

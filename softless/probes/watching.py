@@ -27,7 +27,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from softless.algebra.masks import causal
+from softless.algebra.state import causal
 from softless.backends import widen
 from softless.mechanisms import mechanism
 from softless.probes.layer import Grid, Keep, Layer

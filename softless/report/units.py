@@ -33,6 +33,11 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
+def listed(names: Sequence[str]) -> str:
+    """Join names as a sentence does: a, b and c."""
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
 def percent(share: float) -> str:
     """1.2%, 34%."""
     return f"{100 * share:.2g}%" if abs(share) < 0.1 else f"{share:,.0%}"

@@ -1,4 +1,4 @@
-"""A study's parts put together: report.json as its page reads it, and a CSV for each table of numbers."""
+"""The report of a study: put report.json together, and write it with its CSV files and its page."""
 
 import csv
 import io
@@ -6,219 +6,241 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from softless.bench.anatomy import anatomy
+from softless.data import open_splits
 from softless.data.images import Images
 from softless.errors import FileError
-from softless.io.files import write_text
-from softless.study.statistics import estimate, groups, shared_spread
-from softless.study.tables import tables
-from softless.train.recipe import from_document
+from softless.io.files import write_json, write_text
+from softless.machine import circumstances, timestamp
+from softless.study import schema
+from softless.study.decision import decide
+from softless.study.examine import SampleImages, TwinExamination, png
+from softless.study.grid import GridResult
+from softless.study.page import write_page
+from softless.study.plan import Preset, StudyOptions
+from softless.study.tables import estimate, groups, shared_spread, table_2, tables
+from softless.study.twin_run import RunRecord
+from softless.study.twins import patch_of, tokens_per_side
+from softless.study.verdict import verdict
+from softless.train.recipe import Recipe, from_document
 from softless.train.tasks.classify import model_options
 
-SIZED = 500  # images whose size is looked at
+SIZED = 500  # images whose original size is read
+SPLIT = "The 360 test images are a fixed fifth of scikit-learn's 1,797 digits, with the digits in equal shares."
 
-Record = dict[str, Any]
-Found = Mapping[str, Mapping[str, Any]]  # what the probes found, by twin
+Examined = Mapping[str, TwinExamination]  # by twin
 
 
-def twins(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """One entry a twin: its runs, their mean, and what one image costs."""
-    found = groups(records)
-    spread = shared_spread(found)
+def assemble(
+    options: StudyOptions,
+    preset: Preset,
+    recipe: Recipe,
+    recipe_name: str,
+    sample: SampleImages,
+    *,
+    ran: GridResult,
+    in_windows: GridResult | None,
+    examined: Examined,
+    speed: Mapping[str, Any],
+    curves: list[schema.RangeCurve],
+    seconds: Mapping[str, float],
+) -> schema.StudyDocument:
+    """Put the document of a study together, without its files; `in_windows` are the runs of table 4."""
+    train, test = open_splits(options.data)
+    by_twin, windows = groups(ran.records), in_windows or GridResult((), 0)
+    spread, side = shared_spread(by_twin), tokens_per_side(recipe)
+    tokens = next((layer["tokens"] for twin in examined.values() for layer in twin["layers"]), side * side)
+    chance = float(np.bincount(test.labels).max() / len(test))
+    twins = twin_results(ran.records)
+    masked: Any = [{"twin": id_, **row} for id_, twin in examined.items() for row in twin["mask_out"]]
+    induced: Any = [{"twin": id_, **row} for id_, twin in examined.items() for row in twin["induced"]]
+    answered = [*tables(ran.records, windows.records), *table_2(masked, {twin["id"]: twin["label"] for twin in twins})]
+    where = circumstances(sample.device)
+    document: schema.StudyDocument = {
+        "schema": schema.SCHEMA, "command": options.command(sample.device), "date": timestamp(),
+        "versions": where["versions"], "machine": where["machine"], "seed": options.seed, "preset": options.preset,
+        "data": {
+            "name": "digits" if options.data is None else Path(options.data).name, "train": len(train),
+            "test": len(test), "classes": list(train.classes), "image_size": recipe.image_size,
+            "patch": patch_of(recipe), "grid": [side, side], "came": original_sizes((train, test)), "tokens": tokens,
+            "recipe": recipe_name, "epochs": recipe.all_epochs, "chance": chance,
+            "split": SPLIT if options.data in (None, "digits") else None,
+        },
+        "decision": decide(by_twin, spread, chance=chance, margin=options.margin), "verdict": [], "twins": twins,
+        "tables": sorted(answered, key=lambda table: int(table["id"] or 0)),
+        "examined": {
+            "images": max((twin["images"] for twin in examined.values()), default=0),
+            "masked": min(preset.masked, len(sample.images.labels)),
+        },
+        "layers": layer_results(examined), "mask_out": masked, "induced": induced, "collinear": collinear(examined),
+        "range": score_ranges(examined, curves),
+        "viewer": viewer(examined, shown_images(sample, test, preset.shown), [side, side]),
+        "speed": cast("schema.SpeedPart", {**speed, "own": own_speed(twins, ran.records, seconds, tokens)}),
+        "files": {},
+    }  # fmt: skip
+    left, others = ran.left + windows.left, groups(windows.records).values()
+    document["verdict"] = verdict(document, by_twin, spread, left, others)
+    return document
+
+
+def write(folder: Path, document: schema.StudyDocument) -> Path:
+    """Write the CSV files, report.json and the page; return the path of the page."""
+    document["files"] = dict(write_csvs(folder, document))
+    write_json(folder / schema.NAME, document)
+    return write_page(folder)
+
+
+def twin_results(records: Sequence[RunRecord]) -> list[schema.TwinResult]:
+    """Return one entry per twin: its runs, their mean accuracy, and the cost of one image."""
+    by_twin = groups(records)
+    spread = shared_spread(by_twin)
     return [
-        _twin([record for record in records if record["twin"]["id"] == each], estimate(found[each], spread))
-        for each in found
+        _twin([record for record in records if record["twin"]["id"] == id_], estimate(group, spread))
+        for id_, group in by_twin.items()
     ]
 
 
-def _twin(runs: Sequence[Record], accuracy: Mapping[str, Any]) -> dict[str, Any]:
-    done = [run for run in runs if run["status"] == "done"]
+def _twin(runs: Any, accuracy: schema.Estimated) -> schema.TwinResult:
     recipe = from_document(runs[0]["recipe"])
-    epochs = recipe.all_epochs
+    seconds = [run["seconds"] for run in runs if run["status"] == "done" and run["seconds"] is not None]
     counted = anatomy(recipe.model.name, (recipe.image_size, recipe.image_size), **model_options(recipe.model))
-    return {
-        **runs[0]["twin"],
+    results = {
         "parameters": max(run["parameters"] for run in runs) or None,
         "macs": counted.total.macs,
-        "seconds_per_epoch": fmean(run["seconds"] for run in done) / epochs if done else None,
+        "seconds_per_epoch": fmean(seconds) / recipe.all_epochs if seconds else None,
         "accuracy": accuracy,
-        "seeds": [
-            {key: run[key] for key in ("seed", "accuracy", "loss", "seconds", "curve", "status", "reason")}
-            for run in runs
-        ],
+        "seeds": [{key: run[key] for key in schema.SeedResult.__annotations__} for run in runs],
     }
+    return cast("schema.TwinResult", {**runs[0]["twin"], **results})
 
 
-def layers(found: Found) -> list[dict[str, Any]]:
-    """Of all twins; what a linear kernel would cost is said only of layers that run a softmax."""
-    every = [{"twin": twin, **layer} for twin, each in found.items() for layer in each["layers"]]
-    return [{**layer, "verdict": layer["verdict"] if layer["mechanism"] == "softmax" else None} for layer in every]
+def layer_results(examined: Examined) -> list[schema.LayerResult]:
+    """Return the layers of all twins; the verdict on a linear kernel stays only where a layer runs a softmax."""
+    layers: Any = [{"twin": id_, **layer} for id_, twin in examined.items() for layer in twin["layers"]]
+    for layer in layers:
+        layer["verdict"] = layer["verdict"] if layer["mechanism"] == "softmax" else None
+    return layers
 
 
-def rows(found: Found, part: str) -> list[dict[str, Any]]:
-    """mask_out or induced, of all twins."""
-    return [{"twin": twin, **row} for twin, each in found.items() for row in each[part]]
-
-
-def all_tables(records: Sequence[Record], found: Found, labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The paper's tables that were run, and table 2, which needs no training."""
-    made = tables(records)
-    masks = {twin: {row["mask"]: row["accuracy"]["mean"] for row in each["mask_out"]} for twin, each in found.items()}
-    masks = {twin: row for twin, row in masks.items() if row}
-    if masks:
-        columns = list(next(iter(masks.values())))
-        made.append(
-            {
-                "id": "2",
-                "title": "Keys hidden from every query",
-                "says": "Accuracy in percent, without retraining; rows still sum to one.",
-                "columns": ["twin", *columns],
-                "rows": [
-                    [labels[twin], *(None if row.get(c) is None else round(100 * row[c], 1) for c in columns)]
-                    for twin, row in masks.items()
-                ],
-                "paper": "Hiding the neighbors costs softmax 20.6 points and InLine 12.0; nine others cost 0.5 and 0.",
-                "setting": "ImageNet-1K, DeiT-T",
-            }
-        )
-    return sorted(made, key=lambda table: int(table["id"]))
-
-
-def put_table_4(made: list[dict[str, Any]], records: Sequence[Record]) -> None:
-    """Windows and the local residual, from runs of a model that sees windows."""
-    others = [table for table in made if table["id"] != "4"]
-    made[:] = sorted([*others, *(t for t in tables(records) if t["id"] == "4")], key=lambda table: int(table["id"]))
-
-
-def score_ranges(found: Found, curves: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Where the layers of the twins lie on the curves of random scores, and what a threshold keeps of them."""
-    every = layers(found)
-    of_softmax = [each["row"]["weights"] for twin, each in found.items() if twin.startswith("softmax")]
+def score_ranges(examined: Examined, curves: list[schema.RangeCurve]) -> schema.RangePart:
+    """Return the score ranges of all layers, the curves on random scores, and what a threshold keeps."""
+    layers = [(id_, layer) for id_, twin in examined.items() for layer in twin["layers"]]
+    rows = [twin["row"]["weights"] for id_, twin in examined.items() if id_.startswith("softmax")]
     return {
         "curves": list(curves),
         "layers": [
-            {
-                "twin": layer["twin"],
-                "layer": layer["name"],
-                "range": layer["score_range"],
-                "error": layer["first_order_error"],
-            }
-            for layer in every
+            {"twin": id_, "layer": layer["name"], "range": layer["score_range"], "error": layer["first_order_error"]}
+            for id_, layer in layers
         ],
         "threshold": [
             {
-                "twin": layer["twin"],
+                "twin": id_,
                 "layer": layer["name"],
                 "tau": layer["tau"],
-                "kept": [each["mean"] for each in layer["kept"]],
-                "discarded": [each["mean"] for each in layer["discarded"]],
+                "kept": [share["mean"] for share in layer["kept"]],
+                "discarded": [share["mean"] for share in layer["discarded"]],
             }
-            for layer in every
+            for id_, layer in layers
         ],
-        "distributions": [
-            {"name": name, "weights": weights} for name, weights in (of_softmax[0] if of_softmax else {}).items()
-        ],
+        "distributions": [{"name": name, "weights": weights} for name, weights in (rows[0] if rows else {}).items()],
     }
 
 
-def collinear(found: Found) -> dict[str, Any] | None:
-    """Figure 1 on the keys of the twin that divides, if there is one."""
-    twin = next((twin for twin in ("linear-relu", *found) if twin in found), None)
-    return None if twin is None else {"twin": twin, **found[twin]["collinear"]}
+def collinear(examined: Examined) -> schema.CollinearPart | None:
+    """Return figure 1 on the keys of the twin that divides, or else of the first twin; None without a twin."""
+    twin = next((id_ for id_ in ("linear-relu", *examined) if id_ in examined), None)
+    return None if twin is None else cast("schema.CollinearPart", {"twin": twin, **examined[twin]["collinear"]})
 
 
-def viewer(found: Found, images: Sequence[Mapping[str, str]], grid: Sequence[int]) -> dict[str, Any] | None:
-    """Maps of the twins whose tokens are the whole picture in every layer."""
-    patches = grid[0] * grid[1]
-    maps = [
-        {"twin": twin, **each}
-        for twin, parts in found.items()
-        for each in parts["maps"]
-        if len(each["row_max"]) >= patches
+def shown_images(sample: SampleImages, test: Images, count: int) -> list[schema.ViewerImage]:
+    """Return one image per class for the attention viewer."""
+    return [
+        {
+            "png": png(sample.images.pixels[index]),
+            "label": test.classes[int(sample.images.labels[index])],
+            "name": Path(test.names(int(sample.images.ids[index]))).name,
+        }
+        for index in sample.one_per_class(count).tolist()
     ]
-    return {"grid": list(grid), "images": list(images), "maps": maps} if maps else None
 
 
-def came_in(parts: Sequence[Images]) -> dict[str, list[int]] | None:
-    """The smallest, median and largest size [width, height] of the images, by area; of at most SIZED, evenly chosen."""
+def viewer(examined: Examined, images: list[schema.ViewerImage], grid: list[int]) -> schema.ViewerPart | None:
+    """Return the attention maps of the twins whose tokens are the whole picture in every layer."""
+    every: Any = [{"twin": id_, **weights} for id_, twin in examined.items() for weights in twin["maps"]]
+    maps = [weights for weights in every if len(weights["row_max"]) >= grid[0] * grid[1]]
+    return {"grid": grid, "images": images, "maps": maps} if maps else None
+
+
+def original_sizes(splits: Sequence[Images]) -> schema.ImageSizes | None:
+    """Return the smallest, median and largest size [width, height] by area, of at most SIZED images, evenly chosen."""
     sizes = []
-    for part in parts:
-        count = min(len(part), SIZED // len(parts))
+    for split in splits:
+        count = min(len(split), SIZED // len(splits))
         for index in range(count):
             with suppress(FileError):  # a damaged image was skipped, or training has refused it
-                sizes.append(part.size(index * len(part) // count))
+                sizes.append(split.size(index * len(split) // count))
     if not sizes:
         return None
-    ranked = sorted(sizes, key=lambda size: (size[0] * size[1], size))
-    chosen = {"smallest": ranked[0], "median": ranked[len(ranked) // 2], "largest": ranked[-1]}
-    return {name: list(size) for name, size in chosen.items()}
+    ranked = [list(size) for size in sorted(sizes, key=lambda size: (size[0] * size[1], size))]
+    return {"smallest": ranked[0], "median": ranked[len(ranked) // 2], "largest": ranked[-1]}
 
 
 def own_speed(
-    twins: Sequence[Mapping[str, Any]], records: Sequence[Record], seconds: Mapping[str, float], tokens: int
-) -> dict[str, Any]:
-    """Seconds per image of each twin; a ratio is the time of the softmax twin of the same kind over its own."""
-    trained = {
-        twin["id"]: twin["seconds_per_epoch"] / record["images"]["train"]
-        for twin in twins
-        for record in records
-        if record["twin"]["id"] == twin["id"] and twin["seconds_per_epoch"] and record["images"]
-    }
+    twins: Sequence[schema.TwinResult], records: Sequence[RunRecord], inference: Mapping[str, float], tokens: int
+) -> schema.OwnSpeed:
+    """Return the seconds per image of each twin; a ratio is the softmax twin's time divided by the twin's own."""
     together = {record["twin"]["id"]: record["together"] for record in records}
+    images = {record["twin"]["id"]: record["images"]["train"] for record in records if record["images"]}
+    training = {
+        twin["id"]: twin["seconds_per_epoch"] / images[twin["id"]]
+        for twin in twins
+        if twin["seconds_per_epoch"] and twin["id"] in images
+    }
 
-    def against(times: Mapping[str, float], twin: Mapping[str, Any]) -> float | None:
-        rival, own = times.get("softmax-local" if twin["local"] else "softmax"), times.get(twin["id"])
-        return None if rival is None or own is None else rival / own
+    def ratio(seconds: Mapping[str, float], twin: schema.TwinResult) -> float | None:
+        softmax, own = seconds.get("softmax-local" if twin["local"] else "softmax"), seconds.get(twin["id"])
+        return None if softmax is None or own is None else softmax / own
 
-    rows = [
+    rows: list[schema.TwinSpeed] = [
         {
-            "twin": twin["id"],
-            "label": twin["label"],
-            "training_seconds": trained.get(twin["id"]),
-            "inference_seconds": seconds.get(twin["id"]),
-            "training_ratio": against(trained, twin),
-            "inference_ratio": against(seconds, twin),
-            "together": together[twin["id"]],
+            "twin": twin["id"], "label": twin["label"], "training_seconds": training.get(twin["id"]),
+            "inference_seconds": inference.get(twin["id"]), "training_ratio": ratio(training, twin),
+            "inference_ratio": ratio(inference, twin), "together": together[twin["id"]],
         }
         for twin in twins
-    ]
+    ]  # fmt: skip
     return {"tokens": tokens, "rows": rows}
 
 
 def write_csvs(folder: Path, document: Mapping[str, Any]) -> dict[str, str]:
-    """A file for each list of numbers in the document; an estimate becomes NAME, NAME_low, NAME_high, NAME_n."""
+    """Write a CSV file for each list of numbers in the document; return the file names."""
     curves = [
         {"twin": twin["id"], "seed": seed["seed"], **point}
         for twin in document["twins"]
         for seed in twin["seeds"]
         for point in seed["curve"]
     ]
-    lists = {
-        "twins": document["twins"],
-        "curves": curves,
-        "layers": document["layers"],
-        "mask_out": document["mask_out"],
-        "induced": document["induced"],
+    lists = {"twins": document["twins"], "curves": curves} | {
+        **{name: document[name] for name in ("layers", "mask_out", "induced")},
         "speed": document["speed"]["laps"],
         "own_speed": document["speed"]["own"]["rows"],
         "decision": document["decision"]["pairs"],
     }
-    names = {}
-    for name, items in lists.items():
-        if items:
-            write_text(folder / f"{name}.csv", as_csv(items))
-            names[name] = f"{name}.csv"
+    names = {name: f"{name}.csv" for name, items in lists.items() if items}
+    for name, file in names.items():
+        write_text(folder / file, as_csv(lists[name]))
     return names
 
 
 def as_csv(items: Iterable[Mapping[str, Any]]) -> str:
-    """Numbers and words; what is a list or a table has its place in report.json."""
+    """Write numbers and texts as CSV; an estimate becomes NAME, NAME_low, NAME_high, NAME_n, and lists are left out."""
     flat = [dict(_columns(item)) for item in items]
-    heads = list(dict.fromkeys(key for row in flat for key in row))
     out = io.StringIO()
-    writer = csv.DictWriter(out, heads, lineterminator="\n")
+    writer = csv.DictWriter(out, list(dict.fromkeys(key for row in flat for key in row)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(flat)
     return out.getvalue()

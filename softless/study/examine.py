@@ -1,117 +1,137 @@
-"""The probing half of a study: a trained twin on test images, through every probe, into plain numbers.
-
-JSON of one twin: {"layers": [LayerFindings], "mask_out": [...], "induced": [...], "maps": [...], "collinear", "row"}
-"""
+"""The measurements of a study: probes on trained twins, and timed calls of mechanisms on random tensors."""
 
 import base64
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from itertools import groupby
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from softless.bench import scaling
+from softless.bench.scaling import cases_named
+from softless.bench.stopwatch import free_bytes, steady_threads, threads, time_calls
 from softless.data.augment import Augment
 from softless.data.device_augment import finish
 from softless.data.reading import Batch
+from softless.errors import ArgumentError
 from softless.functional import attention_weights
 from softless.mechanisms import Mechanism, mechanism
 from softless.nn.maps import attention_maps
+from softless.probes import approximation
 from softless.probes.capture import capture
 from softless.probes.examination import examine
-from softless.probes.findings import LayerFindings
 from softless.probes.interventions import induced_confusion, mask_out
 from softless.probes.score_range import compare
+from softless.study.plan import TimingPlan
 
 TAUS = tuple(0.25 * step for step in range(1, 33))  # of the threshold rule: steps of the slider on the page
-TOGETHER = 60  # images a batch: their explicit weights are alive at once
+BATCH = 60  # images whose explicit weights are in memory at once
 ROWS: dict[str, Mechanism] = {
     "softmax": mechanism("softmax"),
     "linear relu": mechanism("linear", phi="relu"),
     "inline": mechanism("inline"),
 }
+TOLERANCE = 0.1  # relative error up to which an approximation counts as safe
+LINEAR_COPIES = 16  # tensors of q's size that the hungriest linear mechanism has in memory, q, k and v included
 
-Advance = Callable[[int], None]
+Advance = Callable[[str, float], None]  # what is being done, and the share of the work that this step was
 
 
-class Exhibit:
+class TwinExamination(TypedDict):
+    """What the probes measured on one twin. `layers` are the fields of `LayerFindings`."""
+
+    layers: list[dict[str, Any]]
+    images: int
+    mask_out: list[dict[str, Any]]
+    induced: list[dict[str, Any]]
+    maps: list[dict[str, Any]]
+    collinear: dict[str, Any]
+    row: dict[str, Any]
+
+
+class SampleImages:
     """Test images as a model sees them."""
 
     def __init__(self, images: Batch, augment: Augment, device: str = "cpu"):
         self.images, self.augment, self.device = images, augment, device
 
     def batches(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The first `count`, evenly from the whole set: a set may be sorted by class."""
-        for part in self._chosen(count).split(TOGETHER):
-            yield self.seen(part), self.images.labels[part].to(self.device)
+        """Yield `count` images with their labels, spread evenly over the set, which may be sorted by class."""
+        for ids in self._spread(count).split(BATCH):
+            yield self.prepare(ids), self.images.labels[ids].to(self.device)
 
-    def seen(self, ids: Tensor) -> Tensor:
+    def prepare(self, ids: Tensor) -> Tensor:
         return finish(self.images.pixels[ids].to(self.device), self.augment)
 
     def first(self, count: int) -> Tensor:
-        """As many images at once, evenly from the whole set."""
-        return self.seen(self._chosen(count))
+        """Return `count` images in one batch, spread evenly over the set."""
+        return self.prepare(self._spread(count))
 
-    def one_a_class(self, count: int) -> Tensor:
-        """The first image of each of the first classes."""
+    def one_per_class(self, count: int) -> Tensor:
+        """Return the index of the first image of each of the first `count` classes."""
         labels = self.images.labels.tolist()
         return torch.tensor([labels.index(label) for label in sorted(set(labels))[:count]])
 
-    def _chosen(self, count: int) -> Tensor:
+    def _spread(self, count: int) -> Tensor:
         total = len(self.images.labels)
         return torch.arange(min(count, total)) * total // min(count, total)
 
 
-def examined(
-    model: nn.Module, exhibit: Exhibit, *, images: int, masked: int, shown: int, seed: int, advance: Advance
-) -> dict[str, Any]:
-    """All that is asked of one twin."""
-    model = model.to(exhibit.device)
-    found = examine(model, exhibit.batches(images), advance=advance, tau=TAUS)
-    first = found.layers[0]
-    is_softmax = {layer.mechanism for layer in found.layers} == {"softmax"}
-    pictures = exhibit.seen(exhibit.one_a_class(shown))
+def examine_twin(
+    model: nn.Module,
+    sample: SampleImages,
+    *,
+    images: int,
+    masked: int,
+    shown: int,
+    seed: int,
+    advance: Callable[[int], None],
+) -> TwinExamination:
+    """Run every probe on one trained twin."""
+    model = model.to(sample.device)
+    examination = examine(model, sample.batches(images), advance=advance, tau=TAUS)
+    is_softmax = {layer.mechanism for layer in examination.layers} == {"softmax"}
+    pictures = sample.prepare(sample.one_per_class(shown))
     with torch.no_grad(), capture(model) as captured:
         model(pictures[:1])
     middle = captured.layers[len(captured.layers) // 2]
-    answers = [] if first.local_mass is None else mask_out(model, exhibit.batches(masked), seed=seed)
-    confused = induced_confusion(model, exhibit.batches(masked), seed=seed) if is_softmax else ()
+    has_grid = examination.layers[0].local_mass is not None
+    answers = mask_out(model, sample.batches(masked), seed=seed) if has_grid else []
+    confused = induced_confusion(model, sample.batches(masked), seed=seed) if is_softmax else ()
+    layers = [asdict(layer) for layer in examination.layers]
+    for layer in layers:  # there are many thresholds: per head they would fill the document
+        names = [name for name in layer["by_head"] if not name.startswith(("kept ", "discarded "))]
+        layer["by_head"] = {name: layer["by_head"][name] for name in names}
     return {
-        "layers": [_plain(layer) for layer in found.layers],
-        "images": found.images,
-        "mask_out": [{"mask": each.mask, "accuracy": asdict(each.accuracy)} for each in answers],
-        "induced": [asdict(each) for each in confused],
+        "layers": layers,
+        "images": examination.images,
+        "mask_out": [{"mask": answer.mask, "accuracy": asdict(answer.accuracy)} for answer in answers],
+        "induced": [asdict(answer) for answer in confused],
         "maps": list(maps(model, pictures)),
         "collinear": {"layer": middle.name, **collinear(middle.q[0, 0], middle.k[0, 0])},
         "row": asdict(compare(typical(middle.scores()[0, 0]))),
     }
 
 
-def _plain(layer: LayerFindings) -> dict[str, Any]:
-    """As JSON; what a threshold keeps is left out by head, because there are many thresholds."""
-    found = asdict(layer)
-    found["by_head"] = {
-        name: each for name, each in found["by_head"].items() if not name.startswith(("kept ", "discarded "))
-    }
-    return found
-
-
 def maps(model: nn.Module, pictures: Tensor) -> Iterator[dict[str, Any]]:
-    """Weights and local residual of each layer and picture, heads averaged, a byte each; negative ones are 0."""
-    for found in attention_maps(model, pictures):
-        weights = found.weights if found.local is None else found.weights + found.local
+    """Yield weights plus local residual of each layer and picture, averaged over heads, as bytes; negatives are 0."""
+    for layer in attention_maps(model, pictures):
+        weights = layer.weights if layer.local is None else layer.weights + layer.local
         for index, rows in enumerate(weights.double().mean(1).clamp(min=0)):
             most = rows.amax(-1, keepdim=True)
             shown = (255 * rows / torch.where(most > 0, most, 1.0)).round().to(torch.uint8).cpu()
             packed = base64.b64encode(shown.numpy().tobytes()).decode()
-            yield {"layer": found.layer, "image": index, "weights": packed, "row_max": most.flatten().tolist()}
+            yield {"layer": layer.layer, "image": index, "weights": packed, "row_max": most.flatten().tolist()}
 
 
 def collinear(queries: Tensor, k: Tensor) -> dict[str, Any]:
-    """A real query p and its double q over real keys, seen in the plane of p and the keys' first principal direction.
+    """Show a real query p and its double q among real keys, in the plane of p and the keys' first principal direction.
 
-    p is the query of one head with the largest positive part: what relu leaves of it is not nothing.
+    p is the query of the head with the largest positive part, so that relu leaves something of it.
     """
     queries, k = queries.double(), k.double()
     p = queries[queries.relu().norm(dim=1).argmax()]
@@ -122,22 +142,103 @@ def collinear(queries: Tensor, k: Tensor) -> dict[str, Any]:
     plane = torch.stack([along, across], 1)  # [d, 2]
     both = torch.stack([p, 2 * p])
     rows = []
-    for label, made in ROWS.items():
-        weights = attention_weights(both[None, None], k[None, None], made)[0, 0]
+    for label, chosen in ROWS.items():
+        weights = attention_weights(both[None, None], k[None, None], chosen)[0, 0]
         rows.append({"label": label, "p": weights[0].tolist(), "q": weights[1].tolist()})
     return {"keys": (k @ plane).tolist(), "p": (p @ plane).tolist(), "q": (2 * p @ plane).tolist(), "rows": rows}
 
 
 def typical(scores: Tensor) -> Tensor:
-    """The row whose range is the median of all rows."""
+    """Return the row of scores with the median range."""
     reach = scores.amax(-1) - scores.amin(-1)
     return scores[reach.argsort()[len(reach) // 2]]
 
 
 def png(pixels: Tensor) -> str:
-    """uint8 [3, h, w] as an address that holds the picture itself."""
+    """Encode a uint8 image [3, h, w] as a data address."""
     from PIL import Image
 
     buffer = io.BytesIO()
     Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(buffer, "PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def time_mechanisms(plan: TimingPlan, seed: int, device: str, advance: Advance) -> dict[str, Any]:
+    """Time calls against the number of tokens, beside SDPA, with their memory; on one thread if the machine is busy."""
+    cases = cases_named(plan.mechanisms)
+    dims = sorted({case.head_dim or plan.head_dim for case in cases}, reverse=True)
+    step = 1 / (len(plan.tokens) * (plan.repeats + 1) * (len(cases) + len(dims)))
+    laps: list[scaling.Lap] = []
+    with threads(steady_threads()):
+        for tokens in plan.tokens:
+            for dim in dims:
+                q, k, v = _normal(seed, 3, plan.heads, tokens, dim, torch.float32).to(device).unbind()
+                group = {case.label: case.mechanism for case in cases if (case.head_dim or plan.head_dim) == dim}
+                tick = lambda label, tokens=tokens: advance(f"timing {label}, {tokens} tokens", step)  # noqa: E731
+                laps += _race(q, k, v, group, plan.repeats, tick)
+        used = torch.get_num_threads()
+    by_case = sorted(laps, key=lambda lap: (lap.label, -lap.head_dim))  # stable: lengths stay in order
+    trends = [scaling.trend(list(group)) for _, group in groupby(by_case, key=lambda lap: (lap.label, lap.head_dim))]
+    return {
+        "dtype": "float32", "threads": used, "heads": plan.heads, "head_dim": plan.head_dim,
+        "tokens": list(plan.tokens), "laps": [asdict(lap) for lap in laps],
+        "trends": [asdict(trend) for trend in trends],
+    }  # fmt: skip
+
+
+def _race(
+    q: Tensor, k: Tensor, v: Tensor, group: dict[str, Mechanism], repeats: int, tick: Callable[[str], None]
+) -> tuple[scaling.Lap, ...]:
+    try:
+        return scaling.race(q, k, v, group, repeats=repeats, tick=tick)
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        raise ArgumentError(f"{q.shape[2]} tokens do not fit in memory: shorten --tokens") from None
+
+
+def time_twins(models: Mapping[str, nn.Module], pictures: Tensor, repeats: int, advance: Advance) -> dict[str, float]:
+    """Return the seconds per image that each trained twin takes to answer; they take turns on the same pictures."""
+    with threads(steady_threads()), torch.inference_mode():
+        calls = {id_: partial(model, pictures) for id_, model in models.items()}
+        tick = lambda id_: advance(f"timing the twin {id_}", 0.0)  # noqa: E731
+        timings = time_calls(calls, pictures.device, repeats=repeats, tick=tick)
+    return {id_: (time.eager_seconds or time.seconds) / len(pictures) for id_, time in timings.items()}
+
+
+def compare_with_softmax(plan: TimingPlan, seed: int, advance: Advance) -> list[dict[str, Any]]:
+    """Return how far mechanisms are from softmax, against the range of random scores; "uniform" is the baseline 1/n."""
+    cases = cases_named(plan.mechanisms)
+    q, k = _normal(seed, 2, plan.score_heads, plan.score_tokens, plan.head_dim, torch.float64).unbind()
+    uniform = approximation.sweep(q, k, None, plan.deviations)
+    curves = [_curve("uniform", uniform, uniform)]
+    for case in cases:
+        advance(f"comparing {case.label} with softmax", 1 / len(cases))
+        curves.append(_curve(case.label, approximation.sweep(q, k, case.mechanism, plan.deviations), uniform))
+    return curves
+
+
+def _curve(
+    label: str, points: tuple[approximation.Approximation, ...], uniform: tuple[approximation.Approximation, ...]
+) -> dict[str, Any]:
+    return {
+        "label": label,
+        "approximates_softmax": approximation.approximates(points, uniform),
+        "safe_range": approximation.safe_range(points, TOLERANCE),
+        "points": [asdict(point) for point in points],
+    }
+
+
+def _normal(seed: int, count: int, heads: int, tokens: int, dim: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 1, heads, tokens, dim, generator=generator, dtype=dtype)
+
+
+def check_memory(plan: TimingPlan, device: str) -> None:
+    """Refuse lengths that do not fit in memory, before anything is trained."""
+    longest, free = max(plan.tokens), free_bytes(torch.device(device))
+    needed = LINEAR_COPIES * plan.heads * longest * plan.head_dim * 4
+    if free is not None and needed > 0.8 * free:
+        raise ArgumentError(
+            f"{longest} tokens need about {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: shorten --tokens"
+        )

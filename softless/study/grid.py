@@ -1,16 +1,16 @@
-"""A grid of twins and seeds: every run an ordinary training, one JSON for each that is finished.
+"""A grid of twins and seeds: every run is an ordinary training, and leaves one JSON record.
 
     OUT/
-      grid.json            recipe, images: a grid goes on as it began, or not at all
-      runs/TWIN-SEED.json  what a run left (`twin_run`)
+      grid.json            recipe and images: a grid is of one recipe and one data set
+      runs/TWIN-SEED.json  the record of a run (`twin_run`)
       models/TWIN-SEED/    its weights
-      images/              the set, decoded once
-      trainings/           runs that were stopped, to go on from
+      images/              the data set, decoded once
+      trainings/           runs that were stopped, to be continued
 
-A call skips what is finished, and can be killed at any moment. Seed 0 of every twin comes first, so that a grid cut
-short is still a table. With `minutes`, no run is started that would not end in time, by the length of those before it;
-one that is running then is saved, and goes on in the next call. `pack` runs share one device, each in a process of its
-own.
+A call skips finished runs, and can be killed at any moment. Seed 0 of every twin comes first, so that a grid cut
+short is still a table. With `minutes`, a run is started only if it will end in time, judged by the length of the runs
+before it. A run that is still training at the end is saved, and the next call continues it. `pack` runs share one
+device, each in a process of its own.
 """
 
 import json
@@ -27,50 +27,47 @@ from softless.data import open_splits
 from softless.data.images import Summary, summary, what_changed
 from softless.errors import ArgumentError, FileError
 from softless.io.files import write_json
-from softless.study.decoded import decode
-from softless.study.twin_run import Task, decoded_set, execute
+from softless.study.twin_run import RunRecord, TwinRun, decode, execute
 from softless.study.twins import Twin
-from softless.study.workers import Pack
+from softless.study.workers import Workers
 from softless.train.assemble import Runtime, meaning
 from softless.train.recipe import Recipe, to_document
 from softless.train.run import must_agree
 
 SCHEMA, NAME = "softless.grid/1", "grid.json"
-MARGIN = 1.15  # a run may take longer than those before it by this much
-
-Record = dict[str, Any]
+MARGIN = 1.15  # a run may take longer than the runs before it by this factor
 
 
 class GridWatcher(Protocol):
-    """Who looks on."""
+    """Receives the progress of a grid."""
 
     def begin(self, runs: int, finished: int) -> None:
-        """So many runs are asked for, and so many of them were finished before."""
+        """The grid has `runs` runs, of which `finished` were finished before."""
 
     def decoding(self, images: int) -> None:
-        """So many more images are decoded."""
+        """`images` more images are decoded."""
 
     def tick(self, name: str, share: float) -> None:
-        """A run is this far, from 0 to 1."""
+        """The share of a run that is done, from 0 to 1."""
 
-    def ran(self, record: Record) -> None:
-        """A run is over: done, diverged or failed."""
+    def ran(self, record: RunRecord) -> None:
+        """A run ended: done, diverged or failed."""
 
 
 class Silent:
-    """Looks on and says nothing."""
+    """A `GridWatcher` that shows nothing."""
 
     def begin(self, runs: int, finished: int) -> None: ...
     def decoding(self, images: int) -> None: ...
     def tick(self, name: str, share: float) -> None: ...
-    def ran(self, record: Record) -> None: ...
+    def ran(self, record: RunRecord) -> None: ...
 
 
 @dataclass(frozen=True)
-class Ran:
-    """All records of the runs asked for, in order, and how many are left for another call."""
+class GridResult:
+    """The records of the runs that ended, in order, and the number of runs that are left for another call."""
 
-    records: tuple[Record, ...]
+    records: tuple[RunRecord, ...]
     left: int
 
 
@@ -85,101 +82,123 @@ def run_grid(
     minutes: float | None = None,
     pack: int = 1,
     watch: GridWatcher | None = None,
-) -> Ran:
-    """Train every twin from every seed in this folder, as far as the minutes go.
+) -> GridResult:
+    """Train every twin from every seed, and return the records of all runs that ended.
 
-    On a CPU each run has one thread, whatever `pack` is, so that its numbers do not depend on it.
+    On a CPU each run has one thread, whatever `pack` is, so that its numbers do not depend on `pack`.
+
+    Args:
+        out: folder of the grid. Calling again with the same folder continues it.
+        recipe: the recipe that all twins share.
+        twins: models to train, for example `twins_named(["softmax", "inline"])`.
+        data: folder or parquet file of images. Default: the embedded digits.
+        seeds: seeds to train each twin from. Default: 0, 1, 2.
+        runtime: device, decoding processes and CUDA graphs. Default: `Runtime()`.
+        minutes: start no run that would end later. Default: no limit.
+        pack: number of runs that share the device. Default: 1.
+        watch: receives the progress. Default: nothing is shown.
     """
     ends = None if minutes is None else time.time() + 60 * minutes
     runtime, watch = runtime or Runtime(), watch or Silent()
     if pack < 1 or not seeds or not twins:
         raise ArgumentError(f"a grid needs a twin, a seed and a pack of at least 1, got {len(twins)}, {seeds}, {pack}")
-    parts = open_splits(data)
-    about = _agree(out, recipe, summary(data, *parts))
-    tasks = [
-        Task(out=out, twin=twin, seed=seed, base=recipe, data=data, runtime=runtime, ends=ends)
+    splits = open_splits(data)
+    about = _agree(out, recipe, summary(data, *splits))
+    runs = [
+        TwinRun(out=out, twin=twin, seed=seed, base=recipe, data=data, runtime=runtime, ends=ends)
         for seed in seeds
         for twin in twins
     ]
-    waiting = [task for task in tasks if not finished(task)]
-    watch.begin(len(tasks), len(tasks) - len(waiting))
+    waiting = [run for run in runs if not finished(run)]
+    watch.begin(len(runs), len(runs) - len(waiting))
     if waiting:
         if recipe.cache:
-            decode(out / "images", parts, recipe.image_size, runtime, watch.decoding)
+            decode(out / "images", splits, recipe.image_size, runtime, watch.decoding)
         if not (out / NAME).exists():  # not before: images that cannot be decoded leave no folder
             write_json(out / NAME, about)
         together = min(pack, len(waiting))
-        before = [read_record(task.record) for task in tasks if task not in waiting]
-        schedule = Schedule([replace(task, together=together) for task in waiting], before, ends)
-        (_alone if pack == 1 else _packed)(schedule, together, watch)
-    records = tuple(record for task in tasks if (record := left_by(task)) is not None)
-    return Ran(records, sum(not finished(task) for task in tasks))
+        before = [read_record(run.record) for run in runs if run not in waiting]
+        schedule = Schedule([replace(run, together=together) for run in waiting], before, ends)
+        if pack == 1:
+            _train_alone(schedule, watch)
+        else:
+            _train_packed(schedule, together, watch)
+    records = tuple(record for run in runs if (record := stored_record(run)) is not None)
+    return GridResult(records, sum(not finished(run) for run in runs))
 
 
 class Schedule:
-    """Which run comes next, if there is time for it."""
+    """Chooses the next run that will end in time."""
 
-    def __init__(self, waiting: Sequence[Task], before: Sequence[Record], ends: float | None):
+    def __init__(self, waiting: Sequence[TwinRun], before: Sequence[RunRecord], ends: float | None):
         self.waiting, self.ends = list(waiting), ends
-        self.took: dict[str, list[float]] = {}
+        self.seconds: dict[str, list[float]] = {}
         for record in before:
             self.note(record)
 
-    def note(self, record: Record) -> None:
-        """How long a run took."""
+    def note(self, record: RunRecord) -> None:
+        """Remember how long a run took."""
         if record["status"] == "done":
-            self.took.setdefault(record["twin"]["id"], []).append(record["wall_seconds"])
+            self.seconds.setdefault(record["twin"]["id"], []).append(record["wall_seconds"])
 
-    def next(self) -> Task | None:
-        """The next run that will end in time; without a run to judge by, the next one."""
-        for task in self.waiting:
-            if self.ends is None or time.time() + MARGIN * self.expected(task) < self.ends:
-                self.waiting.remove(task)
-                return task
+    def next(self) -> TwinRun | None:
+        """Take the next run that will end in time; without a finished run to judge by, take the next one."""
+        for run in self.waiting:
+            if self.ends is None or time.time() + MARGIN * self.expected(run) < self.ends:
+                self.waiting.remove(run)
+                return run
         return None
 
-    def expected(self, task: Task) -> float:
-        """Seconds: as its twin took from other seeds, or as twins take on average."""
-        same = self.took.get(task.twin.id)
-        every = [seconds for each in self.took.values() for seconds in each]
+    def expected(self, run: TwinRun) -> float:
+        """Return the seconds that its twin took at most from other seeds, or else that twins take on average."""
+        same = self.seconds.get(run.twin.id)
+        every = [value for values in self.seconds.values() for value in values]
         return max(same) if same else fmean(every) if every else 0.0
 
 
-def finished(task: Task) -> bool:
-    """Done or diverged; what failed is tried again, and so is a record that cannot be read."""
-    record = left_by(task)
+def finished(run: TwinRun) -> bool:
+    """Tell whether a run is done or diverged; a run that failed or whose record is damaged is tried again."""
+    record = stored_record(run)
     return record is not None and record["status"] in ("done", "diverged")
 
 
-def left_by(task: Task) -> Record | None:
-    """What a run left; None if that is nothing, or cannot be read."""
+def stored_record(run: TwinRun) -> RunRecord | None:
+    """Read the record of a run; None if there is none, or if it cannot be read."""
     try:
-        return read_record(task.record)
+        return read_record(run.record)
     except FileError:
         return None
 
 
-def read_record(path: Path) -> Record:
-    """What a run left."""
+def read_record(path: Path) -> RunRecord:
+    """Read the record of a run."""
     try:
-        found: Record = json.loads(path.read_bytes())
+        record: RunRecord = json.loads(path.read_bytes())
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is damaged ({error})") from error
-    if not isinstance(found, dict) or not {"status", "twin", "seed"} <= found.keys():
+    if not isinstance(record, dict) or not {"status", "twin", "seed"} <= record.keys():
         raise FileError(f"{path} is no record of a run")
-    return found
+    return record
 
 
-def _alone(schedule: Schedule, _pack: int, watch: GridWatcher) -> None:
-    """One run after the other, in this process."""
+def read_runs(folder: Path) -> list[RunRecord]:
+    """Read the records of all runs of a grid that ended."""
+    paths = sorted((folder / "runs").glob("*.json"))
+    if not paths:
+        raise FileError(f"{folder} holds no runs: there is no JSON in {folder / 'runs'}")
+    return [read_record(path) for path in paths]
+
+
+def _train_alone(schedule: Schedule, watch: GridWatcher) -> None:
+    """Train one run after the other, in this process."""
     before = torch.get_num_threads()
-    decoded = decoded_set(schedule.waiting[0])
+    decoded = schedule.waiting[0].images()
     try:
         torch.set_num_threads(1)
-        while (task := schedule.next()) is not None:
-            record = execute(task, decoded, watch.tick)
+        while (run := schedule.next()) is not None:
+            record = execute(run, decoded, watch.tick)
             if record is None:
                 return
             schedule.note(record)
@@ -188,24 +207,21 @@ def _alone(schedule: Schedule, _pack: int, watch: GridWatcher) -> None:
         torch.set_num_threads(before)
 
 
-def _packed(schedule: Schedule, count: int, watch: GridWatcher) -> None:
-    """Several at once, in worker processes that take one run after the other."""
-    with Pack(count) as workers:
-        _supply(workers, schedule)
-        while workers.busy:
+def _train_packed(schedule: Schedule, count: int, watch: GridWatcher) -> None:
+    """Train several runs at once, in worker processes."""
+    with Workers(count) as workers:
+        while True:
+            while workers.free and (run := schedule.next()) is not None:
+                workers.start(run)
+            if not workers.busy:
+                return
             for record in workers.wait(watch.tick):
                 schedule.note(record)
                 watch.ran(record)
-            _supply(workers, schedule)
-
-
-def _supply(workers: Pack, schedule: Schedule) -> None:
-    while workers.free and (task := schedule.next()) is not None:
-        workers.start(task)
 
 
 def _agree(out: Path, recipe: Recipe, images: Summary) -> dict[str, Any]:
-    """What grid.json holds: a grid is of one recipe and one set of images, and another of either raises."""
+    """Return the content of grid.json; a folder that was begun with another recipe or other images raises."""
     path, what = out / NAME, f"the grid in {out}"
     about = {"schema": SCHEMA, "recipe": meaning(to_document(recipe)), "set": images}
     if not path.exists():

@@ -1,9 +1,8 @@
-"""How much `softless study` does: the twins it trains, what it looks at in them, and how long it times calls."""
+"""The options of a study, and its presets: which twins are trained, what is examined, and which calls are timed."""
 
 import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from softless.study.decision import MARGIN
 
@@ -14,8 +13,8 @@ EVERY_TABLE = ("1", "3", "4", "9", "10")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Sizes and repeats of what is timed and compared on random tensors."""
+class TimingPlan:
+    """Sizes and repeats of the calls that are timed, and compared with softmax, on random tensors."""
 
     tokens: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
     repeats: int = 5
@@ -29,37 +28,32 @@ class Plan:
 
 @dataclass(frozen=True)
 class Preset:
-    """A study. `epochs` shortens a recipe that has more; `tables` adds the twins of those tables, in windows too."""
+    """The size of a study. `epochs` shortens longer recipes; `tables` adds the twins of those tables of the paper."""
 
     twins: tuple[str, ...] = SEVEN
     tables: tuple[str, ...] = ()
     seeds: int = 2
     epochs: int | None = None
     examined: int = 128  # images whose attention is examined
-    masked: int = 360  # images that masked models answer
+    masked: int = 360  # images that are answered with masked keys
     shown: int = 4  # images in the attention viewer
-    plan: Plan = field(default_factory=Plan)
+    timing: TimingPlan = field(default_factory=TimingPlan)
 
 
 DEFAULT = Preset()
 QUICK = Preset(
-    twins=PAIRS,
-    seeds=1,
-    epochs=12,
-    examined=32,
-    masked=180,
-    shown=2,
-    plan=Plan(tokens=(256, 1024), repeats=3, score_tokens=128, mechanisms=CORE[:4]),
-)
+    twins=PAIRS, seeds=1, epochs=12, examined=32, masked=180, shown=2,
+    timing=TimingPlan(tokens=(256, 1024), repeats=3, score_tokens=128, mechanisms=CORE[:4]),
+)  # fmt: skip
 FULL = replace(
     DEFAULT, twins=(), tables=EVERY_TABLE, seeds=3, examined=1000, masked=10_000,
-    plan=Plan(tokens=(256, 1024, 4096, 16384), mechanisms=("all",)),
+    timing=TimingPlan(tokens=(256, 1024, 4096, 16384), mechanisms=("all",)),
 )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A study as it was asked for; None leaves a thing to the preset."""
+class StudyOptions:
+    """The options of `softless study`; None means that the preset decides."""
 
     out: Path
     data: str | None = None
@@ -77,31 +71,30 @@ class Asked:
     workers: int = 0
     device: str = "auto"
 
-    def settled(self) -> Preset:
-        """The preset with what was asked for otherwise."""
-        preset: Preset = {"quick": QUICK, "full": FULL}.get(self.preset, DEFAULT)
-        plan = replace(
-            preset.plan,
-            mechanisms=preset.plan.mechanisms if self.mechanisms is None else self.mechanisms,
-            tokens=preset.plan.tokens if self.tokens is None else self.tokens,
+    def resolve(self) -> Preset:
+        """Return the preset with these options applied."""
+        preset = {"quick": QUICK, "full": FULL}.get(self.preset, DEFAULT)
+        timing = replace(
+            preset.timing,
+            mechanisms=self.mechanisms or preset.timing.mechanisms,
+            tokens=self.tokens or preset.timing.tokens,
         )
-        chosen: dict[str, Any] = {} if self.twins is None else {"twins": self.twins, "tables": ()}
-        return replace(preset, plan=plan, seeds=self.seeds or preset.seeds, **chosen)
+        preset = replace(preset, timing=timing, seeds=self.seeds or preset.seeds)
+        return preset if self.twins is None else replace(preset, twins=self.twins, tables=())
 
     def command(self, device: str) -> str:
-        """The command line that repeats it."""
-        words = ["softless study", *([] if self.preset == "default" else [f"--{self.preset}"])]
+        """Return the command line that repeats the study."""
         lists = {"twins": self.twins, "mechanisms": self.mechanisms, "tokens": self.tokens}
-        words += [
-            f"--{name} {shlex.quote(','.join(map(str, given)))}" for name, given in lists.items() if given is not None
-        ]
-        rest: dict[str, Any] = {
+        options = {name: values and ",".join(map(str, values)) for name, values in lists.items()} | {
             "data": self.data,
             "recipe": self.recipe,
             "epochs": self.epochs,
             "seeds": self.seeds,
             "seed": self.seed,
+            "margin": None if self.margin == MARGIN else f"{self.margin:g}",
+            "out": self.out,
+            "device": device,
         }
-        rest |= {"margin": None if self.margin == MARGIN else f"{self.margin:g}", "out": self.out}
-        words += [f"--{name} {shlex.quote(str(given))}" for name, given in rest.items() if given is not None]
-        return " ".join([*words, f"--device {device}"])
+        words = ["softless study", *([] if self.preset == "default" else [f"--{self.preset}"])]
+        words += [f"--{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None]
+        return " ".join(words)

@@ -1,168 +1,140 @@
-"""What a page is made of: report.json in a folder that `softless study` wrote, checked before anything is drawn.
+"""The document of a study, report.json (schema softless.study/4): its types, and the function that reads it.
 
-`SHAPE` is the part of schema softless.study/4 that the page reads. A number may be null where it could not be
-measured, and a section may be null, empty or absent where it was not asked for.
+A number is null where it could not be measured. A part is null, empty or absent where the study did not ask for it.
+The reader therefore treats a missing key as null, and checks a file against these types before anything is drawn.
+Except for seconds, bytes, date and load, the numbers of a study repeat exactly from its seed.
 """
 
+# ruff: noqa: UP013 (one line per object: the types are laid out as the JSON is)
+
 import json
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 from softless.errors import FileError
+from softless.machine import Machine
 
 NAME, SCHEMA = "report.json", "softless.study/4"
-LARGEST = 1e300  # beyond it, and NaN, is no number to draw
+LARGEST = 1e300  # larger numbers and NaN cannot be drawn
+KINDS = {str: "a text", float: "a number", int: "a whole number", bool: "true or false", list: "a list"}
+
+Number = float | None
+Text = str | None
+Size = list[int] | None  # [width, height]
+
+# A mean over n values with its 95 % interval, which one value alone does not have.
+Estimated = TypedDict("Estimated", {"mean": Number, "low": Number, "high": Number, "n": Number})
+
+# Sizes of the images before they were resized; then the images, and what the recipe made of them. `chance` is the
+# share of the most frequent class among the test images.
+ImageSizes = TypedDict("ImageSizes", {"smallest": Size, "median": Size, "largest": Size})
+DataPart = TypedDict("DataPart", {
+    "name": str, "train": Number, "test": Number, "classes": list[str], "image_size": object, "patch": Number,
+    "grid": list[int], "came": ImageSizes | None, "tokens": Number, "recipe": Text, "epochs": Number, "chance": Number,
+    "split": Text,
+})  # fmt: skip
+
+# Two twins that differ in attention alone: the difference in points of accuracy, and the answer (no, yes or cannot
+# tell). `headline` is the index of the pair that the study answers for.
+FairPair = TypedDict("FairPair", {
+    "softmax": str, "linear": str, "labels": list[str], "difference": Number, "low": Number, "high": Number,
+    "parameters": list[Number] | None, "answer": str, "because": str, "would_tell": Text,
+})  # fmt: skip
+DecisionPart = TypedDict("DecisionPart", {"margin": float, "pairs": list[FairPair], "headline": int | None})
+
+# A row of the verdict. The first row has the answer, and some rows have a table.
+SmallTable = TypedDict("SmallTable", {"columns": list[str], "rows": list[list[object]]})
+Finding = TypedDict("Finding", {
+    "about": str, "says": str, "answer": NotRequired[Text], "table": NotRequired[SmallTable | None],
+})  # fmt: skip
+
+# A twin, and its trainings from each seed. A training is done, diverged or failed.
+CurvePoint = TypedDict("CurvePoint", {"epoch": float, "accuracy": Number, "loss": Number})
+SeedResult = TypedDict("SeedResult", {
+    "seed": Number, "accuracy": Number, "loss": Number, "seconds": Number, "curve": list[CurvePoint] | None,
+    "status": Text, "reason": Text,
+})  # fmt: skip
+TwinResult = TypedDict("TwinResult", {
+    "id": str, "label": str, "mechanism": str, "options": object, "local": object, "cut": object, "tables": object,
+    "parameters": Number, "macs": Number, "seconds_per_epoch": Number, "accuracy": Estimated | None,
+    "seeds": list[SeedResult] | None,
+})  # fmt: skip
+
+# A table of the paper, answered by the twins of this study.
+PaperTable = TypedDict("PaperTable", {
+    "id": Text, "title": str, "says": Text, "columns": list[str], "rows": list[list[object]], "paper": Text,
+    "setting": Text,
+})  # fmt: skip
+
+# The part of `probes.findings.LayerFindings` that is read again, and how many test images per twin were examined.
+ExaminedCounts = TypedDict("ExaminedCounts", {"images": Number, "masked": Number})
+HistogramPart = TypedDict("HistogramPart", {"edges": list[float], "counts": list[float]})
+LayerResult = TypedDict("LayerResult", {
+    "twin": str, "name": str, "confusions": Estimated | None, "confusion_histogram": HistogramPart | None,
+    "local_mass": Estimated | None, "local_baseline": Number, "score_range": Estimated | None,
+    "first_order_error": Estimated | None, "effective_rank": Estimated | None, "verdict": Text,
+})  # fmt: skip
+MaskedAccuracy = TypedDict("MaskedAccuracy", {"twin": str, "mask": str, "accuracy": Estimated | None})
+InducedAccuracy = TypedDict("InducedAccuracy", {"twin": str, "what": str, "accuracy": Estimated | None})
+
+# A query p, its double q and the keys in a plane, and the weights that each mechanism gives to the keys.
+CollinearRow = TypedDict("CollinearRow", {"label": str, "p": list[float], "q": list[float]})
+CollinearPart = TypedDict("CollinearPart", {
+    "twin": str, "layer": str, "keys": list[list[float]], "p": list[float], "q": list[float],
+    "rows": list[CollinearRow],
+})  # fmt: skip
+
+# Error of mechanisms against the range of random scores, the layers of the twins, and what a threshold keeps of them.
+RangePoint = TypedDict("RangePoint", {"range": Number, "error": Number, "bound": Number})
+RangeCurve = TypedDict("RangeCurve", {"label": str, "safe_range": Number, "points": list[RangePoint]})
+LayerRange = TypedDict("LayerRange", {"twin": str, "layer": str, "range": Estimated | None, "error": Estimated | None})
+ThresholdCurve = TypedDict("ThresholdCurve", {
+    "twin": str, "layer": str, "tau": list[float], "kept": list[float], "discarded": list[float],
+})  # fmt: skip
+Distribution = TypedDict("Distribution", {"name": str, "weights": list[float]})
+RangePart = TypedDict("RangePart", {
+    "curves": list[RangeCurve] | None, "layers": list[LayerRange] | None, "threshold": list[ThresholdCurve] | None,
+    "distributions": list[Distribution] | None,
+})  # fmt: skip
+
+# The attention viewer. `weights` is base64, one byte per weight, relative to `row_max`.
+ViewerImage = TypedDict("ViewerImage", {"png": str, "label": str, "name": str})
+ViewerMap = TypedDict("ViewerMap", {"twin": str, "layer": str, "image": int, "weights": str, "row_max": list[float]})
+ViewerPart = TypedDict("ViewerPart", {"grid": list[int], "images": list[ViewerImage], "maps": list[ViewerMap]})
+
+# Calls on random tensors, then the twins at their own number of tokens. `crossover` is the number of tokens from which
+# a mechanism is faster than SDPA. A ratio above 1 is faster than the softmax twin of the same kind; `together` is the
+# number of runs that shared the device while training.
+LapResult = TypedDict("LapResult", {
+    "label": str, "tokens": float, "head_dim": float, "seconds": Number, "fastest": Number, "speedup": Number,
+    "peak_bytes": Number,
+})  # fmt: skip
+TrendResult = TypedDict("TrendResult", {
+    "label": str, "head_dim": float, "crossover": Number, "faster_everywhere": bool | None,
+})  # fmt: skip
+TwinSpeed = TypedDict("TwinSpeed", {
+    "twin": str, "label": str, "training_seconds": Number, "inference_seconds": Number, "training_ratio": Number,
+    "inference_ratio": Number, "together": Number,
+})  # fmt: skip
+OwnSpeed = TypedDict("OwnSpeed", {"tokens": float, "rows": list[TwinSpeed]})
+SpeedPart = TypedDict("SpeedPart", {
+    "dtype": str, "threads": Number, "heads": Number, "head_dim": float, "tokens": list[int] | None,
+    "laps": list[LapResult], "trends": list[TrendResult] | None, "own": OwnSpeed | None,
+})  # fmt: skip
+
+StudyDocument = TypedDict("StudyDocument", {
+    "schema": str, "command": str, "date": str, "versions": dict[str, str], "machine": Machine, "seed": Number,
+    "preset": str, "data": DataPart, "decision": DecisionPart | None, "verdict": list[Finding],
+    "twins": list[TwinResult], "tables": list[PaperTable] | None, "examined": ExaminedCounts | None,
+    "layers": list[LayerResult] | None, "mask_out": list[MaskedAccuracy] | None,
+    "induced": list[InducedAccuracy] | None, "collinear": CollinearPart | None, "range": RangePart | None,
+    "viewer": ViewerPart | None, "speed": SpeedPart | None, "files": dict[str, object] | None,
+})  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Maybe:
-    """Null or absent, or of this shape."""
-
-    shape: Any
-
-
-NUMBER = Maybe(float)
-ESTIMATE = Maybe({"mean": NUMBER, "low": NUMBER, "high": NUMBER})
-CURVE = {"label": str, "points": [{"range": NUMBER, "error": NUMBER, "bound": NUMBER}]}
-SIZE = Maybe([int])  # width, height
-PAIR = {
-    "softmax": str,
-    "linear": str,
-    "labels": [str],
-    "difference": NUMBER,
-    "low": NUMBER,
-    "high": NUMBER,
-    "parameters": Maybe([NUMBER]),
-    "answer": str,
-    "because": str,
-    "would_tell": Maybe(str),
-}
-OWN = {
-    "twin": str,
-    "label": str,
-    "training_seconds": NUMBER,
-    "inference_seconds": NUMBER,
-    "training_ratio": NUMBER,
-    "inference_ratio": NUMBER,
-    "together": NUMBER,
-}
-LAP = {"label": str, "tokens": float, "head_dim": float, "seconds": NUMBER, "peak_bytes": NUMBER}
-SHAPE = {
-    "command": str,
-    "date": str,
-    "versions": {"softless": str, "torch": str},
-    "machine": {"processor": str, "threads": NUMBER, "device": str},
-    "seed": NUMBER,
-    "preset": str,
-    "data": {
-        "name": str,
-        "train": NUMBER,
-        "test": NUMBER,
-        "classes": [str],
-        "image_size": Maybe(object),
-        "grid": [int],
-        "came": Maybe({"smallest": SIZE, "median": SIZE, "largest": SIZE}),
-        "patch": NUMBER,
-        "tokens": NUMBER,
-        "recipe": Maybe(str),
-        "epochs": NUMBER,
-        "split": Maybe(str),
-    },
-    "decision": Maybe({"margin": float, "pairs": [PAIR], "headline": Maybe(int)}),
-    "verdict": [
-        {
-            "about": str,
-            "says": str,
-            "answer": Maybe(str),
-            "table": Maybe({"columns": [str], "rows": [[object]]}),
-        }
-    ],
-    "twins": [
-        {
-            "id": str,
-            "label": str,
-            "mechanism": str,
-            "parameters": NUMBER,
-            "macs": NUMBER,
-            "seconds_per_epoch": NUMBER,
-            "accuracy": ESTIMATE,
-            "seeds": Maybe([{"curve": Maybe([{"epoch": float, "accuracy": NUMBER}])}]),
-        }
-    ],
-    "tables": Maybe(
-        [
-            {
-                "title": str,
-                "says": Maybe(str),
-                "columns": [str],
-                "rows": [[object]],
-                "paper": Maybe(str),
-                "setting": Maybe(str),
-            }
-        ]
-    ),
-    "examined": Maybe({"images": NUMBER, "masked": NUMBER}),
-    "layers": Maybe(
-        [
-            {
-                "twin": str,
-                "name": str,
-                "confusions": ESTIMATE,
-                "confusion_histogram": Maybe({"edges": [float], "counts": [float]}),
-                "local_mass": ESTIMATE,
-                "local_baseline": NUMBER,
-                "score_range": ESTIMATE,
-                "first_order_error": ESTIMATE,
-                "effective_rank": ESTIMATE,
-                "verdict": Maybe(str),
-            }
-        ]
-    ),
-    "mask_out": Maybe([{"twin": str, "mask": str, "accuracy": ESTIMATE}]),
-    "induced": Maybe([{"twin": str, "what": str, "accuracy": ESTIMATE}]),
-    "collinear": Maybe(
-        {
-            "twin": str,
-            "layer": str,
-            "keys": [[float]],
-            "p": [float],
-            "q": [float],
-            "rows": [{"label": str, "p": [float], "q": [float]}],
-        }
-    ),
-    "range": Maybe(
-        {
-            "curves": Maybe([CURVE]),
-            "layers": Maybe([{"twin": str, "layer": str, "range": ESTIMATE, "error": ESTIMATE}]),
-            "threshold": Maybe([{"twin": str, "layer": str, "tau": [float], "kept": [float], "discarded": [float]}]),
-            "distributions": Maybe([{"name": str, "weights": [float]}]),
-        }
-    ),
-    "viewer": Maybe(
-        {
-            "grid": [int],
-            "images": [{"png": str, "label": str, "name": str}],
-            "maps": [{"twin": str, "layer": str, "image": int, "weights": str, "row_max": [float]}],
-        }
-    ),
-    "speed": Maybe(
-        {
-            "heads": NUMBER,
-            "head_dim": float,
-            "dtype": str,
-            "laps": [LAP],
-            "trends": Maybe([{"label": str, "head_dim": float, "crossover": NUMBER}]),
-            "own": Maybe({"tokens": float, "rows": [OWN]}),
-        }
-    ),
-    "files": Maybe(dict),
-}
-CALLED = {str: "a text", float: "a number", int: "a whole number", list: "a list", dict: "an object"}
-
-
-def read(folder: Path) -> dict[str, Any]:
-    """The document in a folder, or one sentence that says why it is none."""
+def read(folder: Path) -> StudyDocument:
+    """Read report.json in a folder; a file that is missing, damaged or of another schema raises a FileError."""
     path = folder / NAME
     if not path.is_file():
         raise FileError(f"{str(folder)!r} is not a report: it has no {NAME}, which softless study writes")
@@ -174,37 +146,44 @@ def read(folder: Path) -> dict[str, Any]:
     if schema != SCHEMA:
         raise FileError(f"{str(path)!r} has schema {schema!r}, and a page is made of {SCHEMA!r}: run softless study")
     try:
-        _check(document, SHAPE, "")
+        check(document, StudyDocument)
         _check_twins(document)
     except FileError as error:
         raise FileError(f"{str(path)!r}: {error}") from None
-    return document
+    return cast("StudyDocument", document)
 
 
-def _check(value: Any, shape: Any, where: str) -> None:
-    if isinstance(shape, Maybe):
+def check(value: Any, kind: Any, where: str = "") -> None:
+    """Raise a FileError that names the place where a value does not have the type `kind`."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if type(None) in arguments:
         if value is not None:
-            _check(value, shape.shape, where)
-    elif isinstance(shape, list):
-        _needs(value, list, where)
+            check(value, arguments[0], where)
+    elif is_typeddict(kind) or origin is dict:
+        if not isinstance(value, dict):
+            raise _unfit(value, "an object", where)
+        for key, inner in (dict.fromkeys(value, arguments[1]) if origin else _hints(kind)).items():
+            check(value.get(key), inner, f"{where}.{key}".lstrip("."))
+    elif origin is list:
+        if not isinstance(value, list):
+            raise _unfit(value, KINDS[list], where)
         for index, item in enumerate(value):
-            _check(item, shape[0], f"{where}[{index}]")
-    elif isinstance(shape, dict):
-        _needs(value, dict, where)
-        for key, inner in shape.items():
-            _check(value.get(key), inner, f"{where}.{key}".lstrip("."))
-    elif shape is not object:
-        _needs(value, shape, where)
+            check(item, arguments[0], f"{where}[{index}]")
+    elif kind is not object:
+        fits = isinstance(value, (int, float) if kind is float else kind) and isinstance(value, bool) == (kind is bool)
+        if not fits or (kind in (int, float) and not abs(value) <= LARGEST):
+            raise _unfit(value, KINDS[kind], where)
 
 
-def _needs(value: Any, kind: type, where: str) -> None:
-    fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
-    if not fits or (kind in (int, float) and not abs(value) <= LARGEST):
-        given = "missing" if value is None else f"{value!r:.40}"
-        raise FileError(f"{where} is {given}, and {CALLED[kind]} was needed")
+_hints = cache(get_type_hints)
+
+
+def _unfit(value: Any, needed: str, where: str) -> FileError:
+    return FileError(f"{where} is {'missing' if value is None else f'{value!r:.40}'}, and {needed} was needed")
 
 
 def _check_twins(document: dict[str, Any]) -> None:
+    """Every part names twins that `twins` lists."""
     known = {twin["id"] for twin in document["twins"]}
     parts = {name: document.get(name) or [] for name in ("layers", "mask_out", "induced")}
     parts |= {f"range.{name}": (document.get("range") or {}).get(name) or [] for name in ("layers", "threshold")}

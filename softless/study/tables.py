@@ -1,28 +1,219 @@
-"""From the runs of a grid to the paper's tables: which twin is ahead, and whether by more than chance does."""
+"""From the runs of a grid to numbers and tables: means, spreads and intervals, and the tables of the paper.
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+All twins of a grid share a recipe, so their spread over seeds is estimated together, in points of accuracy:
 
+    s^2 = sum over twins and seeds (a - mean)^2 / nu,    nu = sum over twins (seeds - 1)
+
+Twins that did not learn (below half of the best) spread differently and are left out. A mean over n seeds has the 95 %
+interval mean +- t s / sqrt(n), where t is the quantile of Student's distribution with nu degrees of freedom.
+
+The difference d of two twins, with n and m seeds and the same I test images, varies with both seeds and images:
+
+    var(d) = s^2 (1/n + 1/m)  +  (V - R_a/n - R_b/m) / I                   95 % interval: d +- t sqrt(var(d))
+
+    V      variance over images of D_i, the share of a's seeds that answer image i right minus the share of b's
+    R      variance of a twin's answers that neither the seed nor the image explains; s^2 has it, so V must not
+
+Seeds and images are crossed random effects: another seed would answer these images differently, and other images would
+favor another twin. Before V is computed, two images are added: only a answers the first one right, and only b the
+second one (Bonett and Price 2012). Without them, twins that agree on every image would have an interval of zero width.
+t has Satterthwaite's degrees of freedom, var(d)^2 / (seeds' part^2 / nu + images' part^2 / (I - 1)).
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from statistics import fmean, stdev
+
+import numpy as np
+
+from softless.probes.running import student
 from softless.report import units
-from softless.study.decision import named
-from softless.study.grid import Record
-from softless.study.statistics import Group, Spread, groups, interval, shared_spread
+from softless.study.schema import Estimated, MaskedAccuracy, PaperTable
+from softless.study.twin_run import RunRecord
 from softless.study.twins import QUESTIONS, TWINS, Question
+from softless.train.metrics import Answers
 
+Curve = tuple[tuple[float, float], ...]  # (epoch, accuracy in percent), for each evaluation
 COLUMNS = ("twin", "accuracy", "spread", "seeds", "against softmax", "paper")
-PARAMETERS = "parameters"  # a column more, where they differ
+PARAMETERS = "parameters"  # one more column, where twins differ in size
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one twin; accuracies are in percent of the test images."""
+
+    id: str
+    label: str
+    accuracies: tuple[float, ...]
+    runs: int  # including those that diverged or failed
+    instead: str = "failed"  # shown where there is no accuracy
+    parameters: int | None = None
+    curves: tuple[Curve, ...] = ()
+    right: np.ndarray | None = field(default=None, compare=False)  # bool [seeds, images]; None if not recorded
+
+    @property
+    def mean(self) -> float | None:
+        return fmean(self.accuracies) if self.accuracies else None
+
+    @property
+    def spread(self) -> float | None:
+        return stdev(self.accuracies) if len(self.accuracies) > 1 else None
+
+    @property
+    def images(self) -> int:
+        """Number of test images whose answers are known."""
+        return 0 if self.right is None else self.right.shape[1]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Standard deviation over seeds that all twins share, and its degrees of freedom; None with one seed per twin."""
+
+    deviation: float | None
+    freedom: int
+
+    def margin(self, *seeds: int) -> float | None:
+        """Return half the 95 % interval of a mean over n seeds, or of the difference of means over n and m seeds."""
+        if self.deviation is None or not all(seeds):
+            return None
+        return student(self.freedom) * self.deviation * sqrt(sum(1 / n for n in seeds))
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The difference of two means in points, and half its 95 % interval; None where a twin has one seed."""
+
+    difference: float
+    half: float | None
+    from_images: float  # the part of its variance that comes from test images
+    images: int  # 0 where single answers are not known: the interval is over seeds alone
+
+    @property
+    def low(self) -> float | None:
+        return None if self.half is None else self.difference - self.half
+
+    @property
+    def high(self) -> float | None:
+        return None if self.half is None else self.difference + self.half
+
+
+def groups(records: Iterable[RunRecord]) -> dict[str, Group]:
+    """Group records by twin, in the order of `TWINS`."""
+    by_twin: dict[str, list[RunRecord]] = {}
+    for record in records:
+        by_twin.setdefault(record["twin"]["id"], []).append(record)
+    order = [twin.id for twin in TWINS]
+    ranked = sorted(by_twin.items(), key=lambda item: order.index(item[0]) if item[0] in order else 999)
+    return {id_: _group(id_, runs) for id_, runs in ranked}
+
+
+def _group(id_: str, runs: list[RunRecord]) -> Group:
+    done = [run for run in runs if run["status"] == "done"]
+    answers = [Answers(**answers).bits() for run in done if (answers := run.get("answers"))]
+    complete = len(answers) == len(done) > 0 and len({len(bits) for bits in answers}) == 1
+    return Group(
+        id_, runs[0]["twin"]["label"], tuple(100 * (run["accuracy"] or 0.0) for run in done), len(runs),
+        instead(run["status"] for run in runs), max((run.get("parameters") or 0 for run in runs), default=0) or None,
+        tuple(_percentages(run) for run in done), np.stack(answers) if complete else None,
+    )  # fmt: skip
+
+
+def _percentages(run: RunRecord) -> Curve:
+    points = [(point["epoch"], point["accuracy"]) for point in run.get("curve", ())]
+    return tuple((epoch, 100 * accuracy) for epoch, accuracy in points if accuracy is not None)
+
+
+def instead(statuses: Iterable[str]) -> str:
+    """Name runs without an accuracy: "not finite" is a result, "failed" is none."""
+    return "not finite" if "diverged" in statuses else "failed"
+
+
+def learned(twins: Collection[Group]) -> list[Group]:
+    """Return the twins that are at least half as accurate as the best."""
+    best = max((group.mean for group in twins if group.mean is not None), default=0.0)
+    return [group for group in twins if group.mean is not None and group.mean >= best / 2]
+
+
+def shared_spread(twins: Mapping[str, Group]) -> Spread:
+    """Estimate the spread over seeds from all twins that learned."""
+    known = learned(twins.values())
+    freedom = sum(len(group.accuracies) - 1 for group in known)
+    if freedom == 0:
+        return Spread(None, 0)
+    squares = sum((a - fmean(g.accuracies)) ** 2 for g in known for a in g.accuracies)
+    return Spread(sqrt(squares / freedom), freedom)
+
+
+def estimate(group: Group, spread: Spread) -> Estimated:
+    """Return the mean accuracy from 0 to 1 with its 95 % interval over seeds, which one seed does not have."""
+    mean, margin = group.mean, spread.margin(len(group.accuracies))
+    low, high = (None, None) if mean is None or margin is None else (mean - margin, mean + margin)
+
+    def share(percent: float | None) -> float | None:
+        return None if percent is None else min(max(percent / 100, 0.0), 1.0)
+
+    return {"mean": share(mean), "low": share(low), "high": share(high), "n": len(group.accuracies)}
+
+
+def interval(a: Group, b: Group, spread: Spread) -> Interval | None:
+    """Return a's mean accuracy minus b's with its interval; None where a or b has no run that is done."""
+    if a.mean is None or b.mean is None:
+        return None
+    n, m = len(a.accuracies), len(b.accuracies)
+    images = a.images if a.images == b.images else 0
+    over_images = image_variance(a, b) if images else 0.0
+    if spread.deviation is None or min(n, m) < 2:
+        return Interval(a.mean - b.mean, None, over_images, images)
+    half = half_width(spread.deviation**2 * (1 / n + 1 / m), spread.freedom, over_images, images)
+    return Interval(a.mean - b.mean, half, over_images, images)
+
+
+def half_width(over_seeds: float, freedom: float, over_images: float, images: int) -> float:
+    """Return t sqrt(var) for a variance of two parts, the first with `freedom` degrees of freedom."""
+    both = over_seeds + over_images
+    if both == 0:
+        return 0.0
+    weights = over_seeds**2 / freedom + (over_images**2 / (images - 1) if images > 1 else 0.0)
+    return student(max(1, int(both**2 / weights))) * sqrt(both)
+
+
+def image_variance(a: Group, b: Group) -> float:
+    """Return (V - R_a/n - R_b/m) / I in points^2, never below 0; R is 0 for a twin with one seed."""
+    assert a.right is not None
+    assert b.right is not None
+    apart = a.right.mean(0) - b.right.mean(0)
+    varied = np.append(apart, [1.0, -1.0]).var(ddof=1)
+    rest = sum(_unexplained(right) / len(right) for right in (a.right, b.right))
+    return 1e4 * max(float(varied) - rest, 0.0) / (len(apart) + 2)
+
+
+def _unexplained(right: np.ndarray) -> float:
+    """Return the mean square of answers minus the means of their seed and their image; 0 for one seed."""
+    seeds, images = right.shape
+    if seeds < 2 or images < 2:
+        return 0.0
+    answers = right.astype(np.float64)
+    rest = answers - answers.mean(1, keepdims=True) - answers.mean(0, keepdims=True) + answers.mean()
+    return float(np.square(rest).sum()) / ((seeds - 1) * (images - 1))
+
+
+def named(group: Group, *, counted: bool) -> str:
+    """Return the label of a twin, with its number of parameters if `counted`."""
+    size = f" ({units.count(group.parameters)} parameters)" if counted and group.parameters else ""
+    return f"{group.label}{size}"
 
 
 def compare(a: Group, b: Group, spread: Spread) -> str:
-    """One sentence: which of two twins is ahead, by how much, and whether chance alone differs as much.
+    """Say in one sentence which of two twins is ahead, by how much, and whether chance alone differs as much.
 
-    Chance is seeds and test images, or seeds alone where the answers to single images are not known. Twins with more
-    parameters than the other are named with their number.
+    Chance is seeds and test images, or seeds alone where the answers to single images are not known. Twins that differ
+    in size are named with their number of parameters.
     """
     apart = interval(a, b, spread)
     if apart is None:
         lost = " and ".join(group.label for group in (a, b) if group.mean is None)
-        return f"{lost} did not get through a training."
+        return f"{lost} did not finish a training."
     counted = a.parameters != b.parameters
     ahead, behind = (named(group, counted=counted) for group in ((a, b) if apart.difference >= 0 else (b, a)))
     by = f"{abs(apart.difference):.1f} points"
@@ -34,39 +225,44 @@ def compare(a: Group, b: Group, spread: Spread) -> str:
     return f"{ahead} is {by} ahead of {behind}, more than {chance}."
 
 
-def tables(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Those of the paper that these runs answer: at least one of a table's comparisons can be made."""
-    found = groups(records)
-    spread = shared_spread(found)
+def tables(records: Sequence[RunRecord], in_windows: Sequence[RunRecord] = ()) -> list[PaperTable]:
+    """Return the tables of the paper for which these runs have at least one comparison.
+
+    Table 4 comes from `in_windows`, if there are any: runs of a model whose attention can be cut in windows.
+    """
+    answered = _tables(records)
+    if in_windows:
+        answered = [table for table in answered if table["id"] != "4"]
+        answered += [table for table in _tables(in_windows) if table["id"] == "4"]
+    return sorted(answered, key=lambda table: int(table["id"] or 0))
+
+
+def _tables(records: Sequence[RunRecord]) -> list[PaperTable]:
+    twins = groups(records)
+    spread = shared_spread(twins)
     return [
-        _table(question, found, spread)
+        _table(question, twins, spread)
         for question in QUESTIONS
-        if any(a in found and b in found for a, b in question.compares)
+        if any(a in twins and b in twins for a, b in question.compares)
     ]
 
 
-def _table(question: Question, found: Mapping[str, Group], spread: Spread) -> dict[str, Any]:
-    ids = [twin.id for twin in TWINS if question.id in twin.tables and twin.id in found]
-    softmax = found.get("softmax")
-    pairs = [(found[a], found[b]) for a, b in question.compares if a in found and b in found]
-    rows = [_row(found[each], softmax, question.found.get(each)) for each in ids]
+def _table(question: Question, twins: Mapping[str, Group], spread: Spread) -> PaperTable:
+    ids = [twin.id for twin in TWINS if question.id in twin.tables and twin.id in twins]
+    pairs = [(twins[a], twins[b]) for a, b in question.compares if a in twins and b in twins]
+    rows = [_row(twins[id_], twins.get("softmax"), question.top1.get(id_)) for id_ in ids]
     columns = list(COLUMNS)
-    if len(sizes := {found[each].parameters for each in ids}) > 1 and None not in sizes:
+    if len(sizes := {twins[id_].parameters for id_ in ids}) > 1 and None not in sizes:
         columns.insert(1, PARAMETERS)
-        for row, each in zip(rows, ids, strict=True):
-            row.insert(1, found[each].parameters)
+        for row, id_ in zip(rows, ids, strict=True):
+            row.insert(1, twins[id_].parameters)
     return {
-        "id": question.id,
-        "title": question.title,
-        "says": " ".join(compare(a, b, spread) for a, b in pairs),
-        "columns": columns,
-        "rows": rows,
-        "paper": question.paper,
-        "setting": question.setting,
-    }
+        "id": question.id, "title": question.title, "says": " ".join(compare(a, b, spread) for a, b in pairs),
+        "columns": columns, "rows": rows, "paper": question.paper, "setting": question.setting,
+    }  # fmt: skip
 
 
-def _row(group: Group, softmax: Group | None, paper: float | None) -> list[Any]:
+def _row(group: Group, softmax: Group | None, paper: float | None) -> list[object]:
     against = None
     if softmax is not None and softmax.mean is not None and group.mean is not None:
         against = round(group.mean - softmax.mean, 2)
@@ -76,26 +272,23 @@ def _row(group: Group, softmax: Group | None, paper: float | None) -> list[Any]:
     return [group.label, mean, spread, seeds if seeds == group.runs else f"{seeds} of {group.runs}", against, paper]
 
 
-def markdown(found: Sequence[Mapping[str, Any]]) -> str:
-    """The tables for a page: accuracy in percent, plus or minus the deviation over seeds."""
-    return "\n\n".join(_markdown(each) for each in found) + "\n"
-
-
-def cell(text: str) -> str:
-    """A bar in it ends no cell."""
-    return text.replace("|", r"\|")
-
-
-def _markdown(table: Mapping[str, Any]) -> str:
-    rows = [("twin", "parameters", "top-1", "seeds", "against softmax", "the paper's")]
-    for each in table["rows"]:
-        row = dict(zip(table["columns"], each, strict=True))
-        mean, spread, against, paper = (row[key] for key in ("accuracy", "spread", "against softmax", "paper"))
-        top1 = mean if isinstance(mean, str) else f"{mean:.2f}" + ("" if spread is None else f" ± {spread:.2f}")
-        size = units.count(row[PARAMETERS]) if PARAMETERS in row else ""
-        versus = "" if against is None else f"{against:+.2f}"
-        rows.append((cell(row["twin"]), size, top1, str(row["seeds"]), versus, "" if paper is None else str(paper)))
-    told = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    head, *body = (f"| {' | '.join(row)} |" for row in zip(*told, strict=True))
-    lines = [f"### Table {table['id']}: {table['title']}", "", head, "|---" * len(told) + "|", *body]
-    return "\n".join([*lines, "", table["says"], "", f"In the paper ({table['setting']}): {table['paper']}"])
+def table_2(masked: Sequence[MaskedAccuracy], labels: Mapping[str, str]) -> list[PaperTable]:
+    """Return table 2, which compares the accuracies of trained twins under masks; no table if there are none."""
+    masks: dict[str, dict[str, float | None]] = {}
+    for row in masked:
+        masks.setdefault(row["twin"], {})[row["mask"]] = row["accuracy"] and row["accuracy"]["mean"]
+    columns = list(next(iter(masks.values()), ()))
+    rows: list[list[object]] = [
+        [labels[twin], *(None if (share := row.get(mask)) is None else round(100 * share, 1) for mask in columns)]
+        for twin, row in masks.items()
+    ]
+    table: PaperTable = {
+        "id": "2",
+        "title": "Keys hidden from every query",
+        "says": "Accuracy in percent, without retraining; rows still sum to one.",
+        "columns": ["twin", *columns],
+        "rows": rows,
+        "paper": "Hiding the neighbors costs softmax 20.6 points and InLine 12.0; nine others cost 0.5 and 0.",
+        "setting": "ImageNet-1K, DeiT-T",
+    }
+    return [table] if rows else []

@@ -1,22 +1,9 @@
-"""One run of a grid: a twin trained from one seed, and the JSON that is left of it.
+"""One run of a grid: train a twin from one seed, and write a JSON record of it (schema softless.twin/2).
 
-JSON (schema softless.twin/2); accuracy, loss and answers are those of the last epoch, never of the best one:
+All runs of a grid share the images, which are decoded once and stored as a checkpoint:
 
-    {"schema", "twin": {"id", "label", "mechanism", "options", "local", "cut", "tables"}, "seed",
-     "status": "done" | "diverged" | "failed", "reason",
-     "accuracy", "loss", "skipped", "answers": {"images", "right"},
-     "curve": [{"epoch", "accuracy", "loss"}], "parameters",
-     "seconds", "wall_seconds", "together",
-     "recipe": {...}, "data", "images": {"train", "test"}, "fingerprint": {"train", "test"}, "versions", "machine"}
-
-    skipped        images that it did without, since they could not be decoded
-    answers        which test images it answered right, a bit each (`metrics.Answers`), to compare twins image by image
-    seconds        of training, in all calls; what a kill lost is not counted
-    wall_seconds   the same with the start and the end of the last call: what the run takes in one
-    together       runs at once on the device
-
-A run that diverged met a loss or gradient that is not finite: that is a result. One that failed, for want of memory
-say, is none, and is tried again by the next call.
+    OUT/images/step-SIZE/   train.safetensors, test.safetensors: pixels, labels, ids, as `cached` returns them
+                            state.json: fingerprints, and the skipped images of both splits as {name: reason}
 """
 
 import json
@@ -25,16 +12,19 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 from torch import nn
 
 from softless.data import open_splits
+from softless.data.images import Images
+from softless.data.loading import cached
+from softless.data.reading import Batch, Damage
 from softless.errors import FileError, NonFiniteError
 from softless.io import checkpoint
 from softless.io.files import write_json
-from softless.machine import circumstances
-from softless.study.decoded import Decoded, fetch
+from softless.machine import Machine, circumstances
+from softless.study.schema import CurvePoint
 from softless.study.twins import Twin
 from softless.train.assemble import Runtime, train
 from softless.train.loop import Interrupted, Job
@@ -43,14 +33,51 @@ from softless.train.run import Run
 from softless.train.tasks.classify import build
 
 SCHEMA = "softless.twin/2"
-SCORES = ("status", "reason", "accuracy", "loss", "seconds", "skipped", "answers")
 
-Progress = Callable[[str, float], None]  # a run's name, and the share of its updates that are made
+Progress = Callable[[str, float], None]  # name of a run, share of its updates that are done
+Splits = tuple[Images, Images]
+
+
+class RunRecord(TypedDict):
+    """The JSON of a run. Accuracy, loss and answers are those of the last epoch, never of the best one.
+
+    A run that diverged met a loss or gradient that is not finite, which is a result. A run that failed, for example
+    because memory ran out, is no result: the next call tries it again.
+    """
+
+    schema: str
+    twin: dict[str, Any]  # the fields of `Twin`
+    seed: int
+    status: str  # done | diverged | failed
+    reason: str | None
+    accuracy: float | None
+    loss: float | None
+    seconds: float | None  # of training, in all calls; what a kill lost is not counted
+    skipped: int | None  # images that could not be decoded
+    answers: dict[str, Any] | None  # one bit per test image (`metrics.Answers`), to compare twins image by image
+    curve: list[CurvePoint]
+    parameters: int
+    wall_seconds: float  # like `seconds`, with the start and the end of the last call
+    together: int  # runs at once on the device
+    recipe: dict[str, Any]
+    data: str | None
+    images: dict[str, int] | None
+    fingerprint: dict[str, str] | None
+    versions: dict[str, str]
+    machine: Machine
+
+
+class Decoded(NamedTuple):
+    """The decoded images of both splits, and {name: reason} of the images that were skipped."""
+
+    train: Batch
+    test: Batch
+    skipped: tuple[dict[str, str], dict[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """A twin, a seed, and all it takes to train it in another process."""
+class TwinRun:
+    """A twin, a seed, and everything it takes to train it in another process."""
 
     out: Path
     twin: Twin
@@ -59,7 +86,7 @@ class Task:
     data: str | None
     runtime: Runtime
     together: int = 1
-    ends: float | None = None  # time.time() by which it must have stopped
+    ends: float | None = None  # time.time() at which the run must stop
 
     @property
     def name(self) -> str:
@@ -75,23 +102,27 @@ class Task:
 
     @property
     def training(self) -> Path:
-        """Where it trains; removed once it is done."""
+        """The folder of the training, which is removed when the run is done."""
         return self.out / "trainings" / self.name
 
     @property
     def model(self) -> Path:
-        """The shelf of the trained weights."""
+        """The folder of the trained weights."""
         return self.out / "models" / self.name
 
+    def images(self) -> Decoded | None:
+        """Load the decoded images of the grid; None where the recipe does not keep images decoded."""
+        return fetch(self.out / "images", open_splits(self.data), self.base.image_size) if self.base.cache else None
 
-class Seen:
-    """A `Watcher` that tells how far the run is, and ends it when its time is over or it is asked to.
 
-    The images come decoded, so it also tells the run which of them were skipped.
+class RunWatcher:
+    """A `Watcher` that reports the progress of a run, and stops the run when its time is over or on request.
+
+    The images come decoded, so the watcher also tells the run which images were skipped.
     """
 
-    def __init__(self, task: Task, decoded: Decoded | None, progress: Progress, stopped: Callable[[], bool]):
-        self.task, self.decoded, self.progress, self.stopped = task, decoded, progress, stopped
+    def __init__(self, run: TwinRun, decoded: Decoded | None, progress: Progress, stopped: Callable[[], bool]):
+        self.run, self.decoded, self.progress, self.stopped = run, decoded, progress, stopped
         self.parameters, self.total, self.asked = 0, 1, False
 
     def begin(self, job: Job, parameters: int) -> None:
@@ -102,92 +133,115 @@ class Seen:
                 batches.skipped.update(skipped)
 
     def tick(self, step: int) -> None:
-        over = self.task.ends is not None and time.time() > self.task.ends
+        over = self.run.ends is not None and time.time() > self.run.ends
         if step < self.total and (over or self.stopped()):
             self.asked = self.job.stop.asked = True
-        self.progress(self.task.name, step / self.total)
+        self.progress(self.run.name, step / self.total)
 
     def told(self, step: int, numbers: Mapping[str, float]) -> None:
-        """The log has it."""
+        """Ignore the numbers: the log of the training has them."""
 
 
 def execute(
-    task: Task,
+    run: TwinRun,
     decoded: Decoded | None,
     progress: Progress = lambda _name, _share: None,
     stopped: Callable[[], bool] = lambda: False,
-) -> dict[str, Any] | None:
-    """Train, from the beginning or from where the run was, and write the record; None if it was asked to stop before.
+) -> RunRecord | None:
+    """Train from the beginning or from the last checkpoint, and write the record; None if the run was stopped first.
 
-    Ctrl-C raises `Interrupted`. Both ways the run is saved, and goes on in the next call.
+    Ctrl-C raises `Interrupted`. In both cases the run is saved, and the next call continues it.
     """
-    began, before, seen = time.monotonic(), 0.0, Seen(task, decoded, progress, stopped)
-    found = dict.fromkeys(SCORES)
+    began, before, watcher = time.monotonic(), 0.0, RunWatcher(run, decoded, progress, stopped)
+    scores: dict[str, Any] = {}
     try:
-        before = _trained_before(task)
+        saved = checkpoint.newest(Run(run.training).last)
+        before = 0.0 if saved is None else saved.state["seconds"]
         outcome = train(
-            task.training, task.recipe, task.data, seen, runtime=task.runtime, seed=task.seed,
-            resume=Run(task.training).about.exists(), decoded=decoded and decoded[:2],
+            run.training, run.recipe, run.data, watcher, runtime=run.runtime, seed=run.seed,
+            resume=Run(run.training).about.exists(), decoded=decoded and decoded[:2],
         )  # fmt: skip
-        found |= {"status": "done", "accuracy": outcome.last["top1"], "loss": outcome.last["test_loss"]}
-        found |= {"seconds": outcome.seconds, "skipped": outcome.skipped}
-        found |= {"answers": outcome.answers}
-        _keep(task)
+        scores = {"status": "done", "accuracy": outcome.last["top1"], "loss": outcome.last["test_loss"]}
+        scores |= {"seconds": outcome.seconds, "skipped": outcome.skipped}
+        scores |= {"answers": outcome.answers}
+        _save_weights(run)
     except Interrupted:
-        if seen.asked:
+        if watcher.asked:
             return None
         raise
     except NonFiniteError as error:
-        found |= {"status": "diverged", "reason": str(error)}
+        scores |= {"status": "diverged", "reason": str(error)}
     except Exception as error:  # noqa: BLE001 one bad twin does not end a grid: its record says why
-        found |= {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
-    record = _record(task, found, seen.parameters, before + time.monotonic() - began)
-    write_json(task.record, record)
-    if found["status"] != "failed":
-        shutil.rmtree(task.training, ignore_errors=True)
+        scores |= {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+    record = _record(run, scores, watcher.parameters, before + time.monotonic() - began)
+    write_json(run.record, record)
+    if record["status"] != "failed":
+        shutil.rmtree(run.training, ignore_errors=True)
     return record
 
 
-def failed_record(task: Task, reason: str) -> dict[str, Any]:
-    """Of a run whose process died."""
-    found = dict.fromkeys(SCORES) | {"status": "failed", "reason": reason}
-    return _record(task, found, 0, 0.0)
+def failed_record(run: TwinRun, reason: str) -> RunRecord:
+    """Return the record of a run whose process died."""
+    return _record(run, {"status": "failed", "reason": reason}, 0, 0.0)
 
 
-def trained_twin(record: Mapping[str, Any], out: Path) -> nn.Module:
-    """The model of a finished run, in evaluation mode."""
-    shelf = out / "models" / f"{record['twin']['id']}-{record['seed']}"
-    found = checkpoint.newest(shelf)
-    if found is None:
-        raise FileError(f"{shelf} holds no trained model")
+def trained_twin(record: RunRecord, out: Path) -> nn.Module:
+    """Load the model of a finished run, in evaluation mode."""
+    folder = out / "models" / f"{record['twin']['id']}-{record['seed']}"
+    saved = checkpoint.newest(folder)
+    if saved is None:
+        raise FileError(f"{folder} holds no trained model")
     recipe = from_document(record["recipe"])
-    model = build(recipe.model, recipe.image_size, found.state["classes"])
-    model.load_state_dict(found.parts["model"])
+    model = build(recipe.model, recipe.image_size, saved.state["classes"])
+    model.load_state_dict(saved.parts["model"])
     return model.eval()
 
 
-def decoded_set(task: Task) -> Decoded | None:
-    """The images of a task, from the shelf of its grid."""
-    return fetch(task.out / "images", open_splits(task.data), task.base.image_size) if task.base.cache else None
+def decode(
+    folder: Path, splits: Splits, size: int, runtime: Runtime, tick: Callable[[int], None] = lambda _images: None
+) -> None:
+    """Decode both splits into the folder, unless it holds them already; then only the skipped images are reported."""
+    damages = [Damage(runtime.on_bad_image, len(split)) for split in splits]
+    stored = fetch(folder, splits, size)
+    if stored is not None:
+        for damage, skipped in zip(damages, stored.skipped, strict=True):
+            for name, reason in skipped.items():
+                damage.met(name, reason)
+        return
+    batches = [
+        cached(split, size=size, workers=runtime.workers, damage=damage, tick=tick)
+        for split, damage in zip(splits, damages, strict=True)
+    ]
+    tensors = {name: dict(batch._asdict()) for name, batch in zip(("train", "test"), batches, strict=True)}
+    state = {"fingerprints": [split.fingerprint for split in splits], "skipped": [damage.skipped for damage in damages]}
+    checkpoint.save(folder, size, tensors, state, keep=1)
 
 
-def _trained_before(task: Task) -> float:
-    """Seconds, in the calls before this one."""
-    saved = checkpoint.newest(Run(task.training).last)
-    return 0.0 if saved is None else saved.state["seconds"]
+def fetch(folder: Path, splits: Splits, size: int) -> Decoded | None:
+    """Load the decoded images; None unless the folder holds these images at this size, undamaged."""
+    try:
+        stored = checkpoint.newest(folder)
+    except FileError:
+        return None
+    wanted = [split.fingerprint for split in splits]
+    if stored is None or stored.step != size or stored.state.get("fingerprints") != wanted:
+        return None
+    train, test = (Batch(**stored.parts[name]) for name in ("train", "test"))
+    of_train, of_test = stored.state.get("skipped", ({}, {}))  # older folders do not name them
+    return Decoded(train, test, (of_train, of_test))
 
 
-def _keep(task: Task) -> None:
-    """The last weights, averaged ones where there are any; a best epoch chosen on the test images would flatter."""
-    last = checkpoint.newest(Run(task.training).last)
+def _save_weights(run: TwinRun) -> None:
+    """Store the last weights, averaged if there are averages: the best epoch on the test images would flatter."""
+    last = checkpoint.newest(Run(run.training).last)
     assert last is not None
     weights = last.parts.get("ema", last.parts["model"])
-    classes = len(Run(task.training).read()["classes"])
-    checkpoint.save(task.model, last.step, {"model": weights}, {"classes": classes}, keep=1)
+    classes = len(Run(run.training).read()["classes"])
+    checkpoint.save(run.model, last.step, {"model": weights}, {"classes": classes}, keep=1)
 
 
-def _curve(run: Run) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in run.log.read_text().splitlines()] if run.log.exists() else []
+def _curve(training: Run) -> list[CurvePoint]:
+    lines = [json.loads(line) for line in training.log.read_text().splitlines()] if training.log.exists() else []
     return [
         {"epoch": int(line["epoch"]), "accuracy": line["top1"], "loss": line["test_loss"]}
         for line in lines
@@ -195,21 +249,14 @@ def _curve(run: Run) -> list[dict[str, float]]:
     ]
 
 
-def _record(task: Task, found: dict[str, Any], parameters: int, wall: float) -> dict[str, Any]:
-    run = Run(task.training)
-    about = run.read() if run.about.exists() else {}
+def _record(run: TwinRun, scores: Mapping[str, Any], parameters: int, wall: float) -> RunRecord:
+    training, where = Run(run.training), circumstances(run.runtime.device, "timm")
+    about = training.read() if training.about.exists() else {}
     return {
-        "schema": SCHEMA,
-        "twin": asdict(task.twin),
-        "seed": task.seed,
-        **found,
-        "curve": _curve(run),
-        "parameters": parameters,
-        "wall_seconds": round(wall, 3),
-        "together": task.together,
-        "recipe": to_document(task.recipe),
-        "data": task.data,
-        "images": about.get("images"),
-        "fingerprint": about.get("fingerprint"),
-        **circumstances(task.runtime.device, "timm"),
-    }
+        "schema": SCHEMA, "twin": asdict(run.twin), "seed": run.seed, "status": scores["status"],
+        "reason": scores.get("reason"), "accuracy": scores.get("accuracy"), "loss": scores.get("loss"),
+        "seconds": scores.get("seconds"), "skipped": scores.get("skipped"), "answers": scores.get("answers"),
+        "curve": _curve(training), "parameters": parameters, "wall_seconds": round(wall, 3), "together": run.together,
+        "recipe": to_document(run.recipe), "data": run.data, "images": about.get("images"),
+        "fingerprint": about.get("fingerprint"), "versions": where["versions"], "machine": where["machine"],
+    }  # fmt: skip

@@ -1,17 +1,18 @@
 """Twins: models trained alike that differ in their attention, for the tables of the InLine paper (Han et al. 2024).
 
-    table 1    what injectivity is worth: softmax whose queries are made to collide
-    table 3    divide against subtract, under four feature maps
+    table 1    the value of injectivity: softmax whose queries are made to collide
+    table 3    divide against subtract, with four feature maps
     table 4    InLine in windows and on the whole picture, with and without the local residual
     table 9    other linear attentions
     table 10   InLine's feature maps
 
-A twin is a recipe's model with another mechanism, local residual or window; images, seeds, optimizer, depth and width
-are the same. The local residual and relu(Ax + b) have parameters of their own, so twins with and without them differ in
-more than attention: `softmax` and `inline` are a fair pair, and so are `softmax-local` and `inline-local`. The table is
-written by hand; where the paper has a number, it stands beside ours (top-1 on ImageNet-1K, of the model in `setting`).
-Windows are told by how many lie along a side: cut in 4 stands for windows of 14 on the paper's grid of 56 x 56, of 7 on
-one of 28 x 28, and of 4 on one of 16 x 16.
+A twin is the model of a recipe with another mechanism, local residual or window. Images, seeds, optimizer, depth and
+width are the same. The local residual and relu(Ax + b) have parameters of their own, so twins with and without them
+differ in more than attention. `softmax` and `inline` are a fair pair, and so are `softmax-local` and `inline-local`.
+Where the paper has a number, `Question.top1` has it (top-1 on ImageNet-1K, of the model in `setting`).
+
+Windows are given by their number along a side. `cut=4` means windows of 14 x 14 tokens on the paper's grid of 56 x 56,
+of 7 x 7 on a grid of 28 x 28, and of 4 x 4 on a grid of 16 x 16.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,33 +34,33 @@ class Twin:
     mechanism: str
     options: Mapping[str, Any] = field(default_factory=dict)
     local: bool = False
-    cut: int | None = None  # windows along a side; None sees the whole picture
+    cut: int | None = None  # windows along a side; None attends to the whole picture
     tables: tuple[str, ...] = ()
 
     def recipe(self, base: Recipe) -> Recipe:
         """The base recipe with this twin's attention."""
         attention = {"name": self.mechanism, **self.options}
-        window = None if self.cut is None else tokens_a_side(base) // self.cut
+        window = None if self.cut is None else tokens_per_side(base) // self.cut
         return replace(base, model=replace(base.model, mechanism=attention, local=self.local, window=window))
 
     def fits(self, side: int | None) -> bool:
-        """Whether its windows fill a picture of `side` tokens a side, 2 x 2 in each at least; None cannot be cut."""
+        """Tell whether windows of 2 x 2 tokens or more fill `side` x `side` tokens; None cannot be cut in windows."""
         return self.cut is None or (side is not None and side % self.cut == 0 and side // self.cut > 1)
 
 
 def patch_of(recipe: Recipe) -> int:
-    """Pixels along the side of a token."""
+    """Return the number of pixels along the side of a token."""
     return _known(recipe).patch
 
 
-def tokens_a_side(recipe: Recipe) -> int:
-    """Of the picture the first block sees."""
+def tokens_per_side(recipe: Recipe) -> int:
+    """Return the number of tokens along the side of the picture that the first block sees."""
     return -(-recipe.image_size // patch_of(recipe))
 
 
 def side_of(recipe: Recipe) -> int | None:
-    """Tokens along the side of a picture that can be cut in windows; None where it cannot: DeiT's has a class token."""
-    return None if _known(recipe).family == "deit" else tokens_a_side(recipe)
+    """Return the tokens per side of a picture that can be cut in windows; None for DeiT, which has a class token."""
+    return None if _known(recipe).family == "deit" else tokens_per_side(recipe)
 
 
 def _known(recipe: Recipe) -> Config:
@@ -68,13 +69,13 @@ def _known(recipe: Recipe) -> Config:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A table of the paper: what it asks, what the paper found, and which twins answer when compared."""
+    """A table of the paper: its subject, the paper's result, and the pairs of twins that it compares."""
 
     id: str
     title: str
     setting: str  # data set and model of the paper's numbers
     paper: str
-    found: Mapping[str, float]  # the paper's top-1, in percent, by twin
+    top1: Mapping[str, float]  # of the paper, in percent, by twin
     compares: tuple[tuple[str, str], ...]
 
 
@@ -131,7 +132,7 @@ QUESTIONS: tuple[Question, ...] = (
         title="Softmax whose queries are made to collide",
         setting="ImageNet-1K, DeiT-T",
         paper="Collisions cost 1.6 and 2.3 points.",
-        found={"softmax": 72.2, "softmax-relu": 70.6, "softmax-affine": 69.9},
+        top1={"softmax": 72.2, "softmax-relu": 70.6, "softmax-affine": 69.9},
         compares=(("softmax", "softmax-relu"), ("softmax", "softmax-affine")),
     ),
     Question(
@@ -139,7 +140,7 @@ QUESTIONS: tuple[Question, ...] = (
         title="Divide against subtract",
         setting="ImageNet-1K, Swin-T",
         paper="Subtracting gains 2.5 points with relu and 9.8 with relu(Ax + b); dividing fails with the other two.",
-        found={
+        top1={
             "linear-relu": 77.3, "linear-affine": 70.2, "linear-leaky": 1.5, "linear-identity": 0.2,
             "inline-relu": 79.8, "inline-affine": 80.0, "inline-leaky": 79.8, "inline": 80.2,
         },
@@ -153,7 +154,7 @@ QUESTIONS: tuple[Question, ...] = (
         title="Windows, and the local residual",
         setting="ImageNet-1K, Swin-T",
         paper="Wider windows gain nothing without the residual, and 0.8 points with it; it adds 1.3 to 2.2.",
-        found={
+        top1={
             "inline-cut8": 80.3, "inline-cut4": 80.4, "inline-cut2": 80.2, "inline": 80.2,
             "inline-local-cut8": 81.6, "inline-local-cut4": 82.1, "inline-local-cut2": 82.3, "inline-local": 82.4,
         },
@@ -167,7 +168,7 @@ QUESTIONS: tuple[Question, ...] = (
         title="Other linear attentions",
         setting="ImageNet-1K, DeiT-T",
         paper="InLine with its local residual is ahead of all of them, and of softmax by 2.3 points.",
-        found={
+        top1={
             "softmax": 72.2, "hydra": 68.3, "efficient": 70.2, "angular": 70.8, "focused": 74.1, "inline-local": 74.5,
         },
         compares=(
@@ -180,7 +181,7 @@ QUESTIONS: tuple[Question, ...] = (
         title="InLine's feature maps",
         setting="ImageNet-1K, Swin-T",
         paper="All four are within 0.2 points of each other (with the local residual).",
-        found={
+        top1={
             "inline-local": 82.4, "inline-relu-local": 82.5, "inline-leaky-local": 82.3, "inline-exp-local": 82.5,
         },
         compares=(
@@ -193,14 +194,16 @@ QUESTIONS: tuple[Question, ...] = (
 
 
 def twins_named(ids: Iterable[str], recipe: Recipe | None = None) -> tuple[Twin, ...]:
-    """Twins by id, in the order given; an id that is none is answered with those there are.
+    """Return twins by id, in the order given; an unknown id raises an error that lists all ids.
 
-    With a recipe, its picture must be one that their windows fill.
+    Args:
+        ids: ids of twins, for example ["softmax", "inline"].
+        recipe: if given, windows of the twins must fill the picture of this recipe. Default: not checked.
     """
     known = {twin.id: twin for twin in TWINS}
-    if unknown := [each for each in ids if each not in known]:
+    if unknown := [id_ for id_ in ids if id_ not in known]:
         raise ArgumentError(no_such("twin", unknown[0], known))
-    chosen = tuple(known[each] for each in ids)
+    chosen = tuple(known[id_] for id_ in ids)
     if recipe is not None:
         _must_fit(chosen, recipe)
     return chosen
@@ -217,9 +220,12 @@ def _must_fit(twins: Iterable[Twin], recipe: Recipe) -> None:
 
 
 def twins_of(tables: Iterable[str], *, side: int | None = None) -> tuple[Twin, ...]:
-    """Those of some tables, each once; those in windows where `side` tokens can be cut in windows of at least 2.
+    """Return the twins of some tables of the paper, each twin once.
 
-    Windows need a model without a class token, such as Swin: without `side` there are none.
+    Args:
+        tables: ids of tables, for example ["1", "4"].
+        side: tokens per side of a picture that can be cut in windows, which excludes models with a class token.
+            Default: twins in windows are left out.
 
     >>> from softless.study.twins import twins_of
     >>> [twin.id for twin in twins_of(["1"])]
@@ -228,6 +234,6 @@ def twins_of(tables: Iterable[str], *, side: int | None = None) -> tuple[Twin, .
     ['inline-local-cut4', 'inline-local-cut2']
     """
     wanted, known = list(tables), [question.id for question in QUESTIONS]
-    if unknown := [each for each in wanted if each not in known]:
+    if unknown := [table for table in wanted if table not in known]:
         raise ArgumentError(f"table {', '.join(unknown)} is not one of {', '.join(known)}")
     return tuple(twin for twin in TWINS if set(twin.tables) & set(wanted) and twin.fits(side))

@@ -1,7 +1,7 @@
-"""Several small trainings on one device: worker processes that take one run after the other.
+"""Several small trainings on one device: worker processes that train one run after the other.
 
-A worker pays once for its imports, its kernels and the decoded images. It tells how far its run is and hands back the
-record; one that dies, or whose run failed, is replaced, since a broken CUDA context fails every run after it.
+A worker loads its imports, its kernels and the decoded images once. It reports the progress of its run and returns the
+record. A worker that dies, or whose run failed, is replaced, because a broken CUDA context fails every later run.
 """
 
 import multiprocessing as mp
@@ -16,19 +16,19 @@ from typing import Any, Self
 import torch
 
 from softless.io.files import write_json
-from softless.study.twin_run import Progress, Task, decoded_set, execute, failed_record
+from softless.study.twin_run import Progress, RunRecord, TwinRun, execute, failed_record
 
-PATIENCE = 0.5  # seconds between two words on how far a run is
-GRACE = 60  # seconds for a run to be saved after Ctrl-C
+PATIENCE = 0.5  # seconds between two reports of progress
+GRACE = 60  # seconds in which a run is saved after Ctrl-C
 
 
 class Worker:
-    """A process and the run it has."""
+    """A process, and the run that it trains."""
 
     def __init__(self) -> None:
         spawn = mp.get_context("spawn")  # CUDA cannot be forked
         self.end, theirs = spawn.Pipe()
-        self.task: Task | None = None
+        self.run: TwinRun | None = None
         self.process: BaseProcess = spawn.Process(target=work, args=(theirs,), daemon=True)
         self.process.start()
         theirs.close()
@@ -43,8 +43,8 @@ class Worker:
             self.process.join()
 
 
-class Pack:
-    """`count` workers, made when they are needed. Leaving it by an exception asks the runs to stop, and waits."""
+class Workers:
+    """At most `count` worker processes, started when they are needed. On exit they save their runs and end."""
 
     def __init__(self, count: int):
         self.count = count
@@ -61,33 +61,33 @@ class Pack:
 
     @property
     def busy(self) -> list[Worker]:
-        return [worker for worker in self.workers if worker.task is not None]
+        return [worker for worker in self.workers if worker.run is not None]
 
     @property
     def free(self) -> bool:
         return len(self.busy) < self.count
 
-    def start(self, task: Task) -> None:
-        idle = next((worker for worker in self.workers if worker.task is None), None)
+    def start(self, run: TwinRun) -> None:
+        idle = next((worker for worker in self.workers if worker.run is None), None)
         if idle is None:
             idle = Worker()
             self.workers.append(idle)
-        idle.task = task
-        idle.end.send(task)
+        idle.run = run
+        idle.end.send(run)
 
-    def wait(self, progress: Progress) -> list[dict[str, Any]]:
-        """Until a run is over: the records of those that are, without those that were stopped."""
-        records: list[dict[str, Any]] = []
+    def wait(self, progress: Progress) -> list[RunRecord]:
+        """Wait until a run ends, and return the records of the runs that ended; a run that was stopped has none."""
+        records: list[RunRecord] = []
         over = False
         while not over:
             ready = wait([worker.end for worker in self.busy])
             for worker in [worker for worker in self.busy if worker.end in ready]:
-                kind, *said = self._heard(worker)
+                kind, *message = self._receive(worker)
                 if kind == "share":
-                    progress(*said)
+                    progress(*message)
                     continue
-                over, worker.task = True, None
-                (record,) = said
+                over, worker.run = True, None
+                (record,) = message
                 if record is not None:
                     records.append(record)
                 if record is None or record["status"] == "failed":
@@ -95,36 +95,36 @@ class Pack:
                     worker.close()
         return records
 
-    def _heard(self, worker: Worker) -> tuple[Any, ...]:
-        assert worker.task is not None
+    def _receive(self, worker: Worker) -> tuple[Any, ...]:
+        assert worker.run is not None
         try:
             return worker.end.recv()
         except (EOFError, OSError):
             worker.process.join()
             reason = f"its process ended with status {worker.process.exitcode}"
-            record = failed_record(worker.task, reason)
-            write_json(worker.task.record, record)
+            record = failed_record(worker.run, reason)
+            write_json(worker.run.record, record)
             return "over", record
 
 
 def work(end: Connection) -> None:
-    """In the worker: one run after the other.
+    """Train one run after the other, inside the worker.
 
-    While it trains nothing comes but the end: word that there are no more, or that the process that asked is gone.
+    Anything that arrives during a training means that it must stop: there are no more runs, or the parent has died.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # while it trains, Ctrl-C is noted, and the run is saved
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer notes Ctrl-C itself and saves the run
     torch.set_num_threads(1)
-    told, decoded, known = 0.0, None, None
+    reported, decoded, known = 0.0, None, None
 
     def progress(name: str, share: float) -> None:
-        nonlocal told
-        if share == 1 or time.monotonic() - told > PATIENCE:
-            told = time.monotonic()
+        nonlocal reported
+        if share == 1 or time.monotonic() - reported > PATIENCE:
+            reported = time.monotonic()
             with suppress(OSError):
                 end.send(("share", name, share))
 
     with suppress(EOFError, OSError, KeyboardInterrupt):
-        while (task := end.recv()) is not None:
-            if known != (task.out, task.data):
-                decoded, known = decoded_set(task), (task.out, task.data)
-            end.send(("over", execute(task, decoded, progress, end.poll)))
+        while (run := end.recv()) is not None:
+            if known != (run.out, run.data):
+                decoded, known = run.images(), (run.out, run.data)
+            end.send(("over", execute(run, decoded, progress, end.poll)))

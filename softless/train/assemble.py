@@ -73,7 +73,7 @@ def train(
 
     Several ranks stay in their process group for the next training; `devices.leave` ends it.
     """
-    _check_batch(recipe, int(os.environ.get("WORLD_SIZE", "1")))
+    recipe.check_ranks(int(os.environ.get("WORLD_SIZE", "1")))
     splits = splits or open_splits(data)
     classes = splits[0].classes
     guide = None if teacher is None else teacher_of(teacher, recipe, classes)
@@ -104,14 +104,6 @@ def train(
     )
     watch.begin(job, sum(parameter.numel() for parameter in model.parameters()))
     return fit(job)
-
-
-def _check_batch(recipe: Recipe, ranks: int) -> None:
-    if recipe.batch % (ranks * recipe.accumulate):
-        parts = f"{ranks} ranks times accumulate {recipe.accumulate}"
-        raise ArgumentError(f"recipe: batch {recipe.batch} is not a multiple of {parts}")
-    if (recipe.mixup or recipe.cutmix) and (part := recipe.batch // (ranks * recipe.accumulate)) % 2:
-        raise ArgumentError(f"recipe: mixup and cutmix mix pairs, and a rank of {ranks} has {part} images at a time")
 
 
 def describe(

@@ -4,8 +4,7 @@
     ddp    every rank has the complete model, and gradients are averaged
     fsdp   every rank has a slice of each parameter (torch's fully_shard), on CPUs too, where accelerate refuses
 
-Start several ranks with `torchrun --nproc-per-node 2 -m softless train ...` or
-`accelerate launch -m softless train ...`.
+Start several with `torchrun --nproc-per-node 2 -m softless train ...` or `accelerate launch -m softless train ...`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,13 +34,7 @@ def runnable(precision: Precision, device: str) -> Precision:
 
 
 class Devices:
-    """The device of this process, and the ranks that train the same model.
-
-    device      "auto" (default: CUDA if there is one), "cpu" or "cuda"
-    precision   "fp32" (default), "bf16" or "fp16"
-    sharing     "ddp" (default) or "fsdp"; one process ignores it
-    graph       bool, default False: record updates as CUDA graphs
-    """
+    """The device of this process, and the ranks that train the same model."""
 
     def __init__(
         self, device: str = "auto", precision: Precision = "fp32", sharing: Sharing = "ddp", graph: bool = False

@@ -55,12 +55,7 @@ class Answers:
 
 
 class ClassCounts:
-    """Sums over the batches of an evaluation.
-
-    classes   int: how many classes there are
-    images    int: how many images the set has
-    device    where the sums are kept
-    """
+    """The `Metrics` of a classifier: sums over batches, and the answers to the `images` of a set."""
 
     def __init__(self, classes: int, images: int, device: torch.device):
         self.loss = torch.zeros(3, dtype=torch.float64, device=device)  # loss, in the top 1, in the top 5

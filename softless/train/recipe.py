@@ -126,10 +126,7 @@ class Recipe:
         for name in ("beta1", "beta2", "ema"):
             if getattr(self, name) == 1:
                 raise ArgumentError(f"recipe: {name} is 1 and must be below: an average of nothing but the past")
-        if self.batch % self.accumulate:
-            raise ArgumentError(f"recipe: batch {self.batch} is not a multiple of accumulate {self.accumulate}")
-        if (self.mixup or self.cutmix) and (self.batch // self.accumulate) % 2:
-            raise ArgumentError(f"recipe: mixup and cutmix mix pairs, and batch {self.batch} has an odd part")
+        self.check_ranks(1)
         for name, needed in (("crop_share", 1), ("crop_mode", "squash")):
             if self.cache and (value := getattr(self.augment, name)) != needed:
                 raise ArgumentError(
@@ -137,6 +134,16 @@ class Recipe:
                 )
         if self.warmup_epochs > self.epochs:
             raise ArgumentError(f"recipe: warmup_epochs {self.warmup_epochs} are more than epochs {self.epochs}")
+
+    def check_ranks(self, ranks: int) -> None:
+        """Refuse a batch that so many ranks cannot share, or mix in pairs."""
+        parts, shared = ranks * self.accumulate, f" times {ranks} ranks" if ranks > 1 else ""
+        if self.batch % parts:
+            raise ArgumentError(f"recipe: batch {self.batch} is not a multiple of accumulate {self.accumulate}{shared}")
+        if (self.mixup or self.cutmix) and (part := self.batch // parts) % 2:
+            raise ArgumentError(
+                f"recipe: mixup and cutmix mix pairs, and a part of batch {self.batch} has {part} images"
+            )
 
     @property
     def all_epochs(self) -> int:

@@ -106,14 +106,10 @@ class Outcome:
 
 
 class Ledger:
-    """The log and the curves of a run, open while it trains. If both an error and closing fail, the error is raised.
-
-    run      the files
-    step     curves after this update are hidden: an interrupted run wrote them
-    length   bytes of the log to keep
-    """
+    """The log and the curves of a run, open while it trains; an error in training comes before one in closing."""
 
     def __init__(self, run: Run, step: int, length: int):
+        """Keep `length` bytes of the log, and hide curves after update `step`: an interrupted run wrote the rest."""
         self.journal, self.board = Journal(run.log, length), Board(run.board, step)
 
     def add(self, step: int, group: str, numbers: Mapping[str, float], speed: Mapping[str, float]) -> None:

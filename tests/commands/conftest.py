@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from softless.cli import app
+from softless.study import pipeline
 from softless.study import plan as study_plan
-from softless.study import run as study_run
-from softless.study.plan import Plan, Preset
+from softless.study.plan import Preset, TimingPlan
 from softless.train import recipe
 from tests.commands.tiny import FOUR_UPDATES
 from tests.data.pictures import folder
@@ -30,7 +30,7 @@ main()
 MECHANISMS = ("softmax", "inline", "linear relu")
 TINY = Preset(
     twins=("softmax", "inline-local", "linear-relu"), seeds=1, examined=6, masked=6, shown=2,
-    plan=Plan(tokens=(8, 16), repeats=1, heads=2, head_dim=4, score_tokens=12, mechanisms=MECHANISMS),
+    timing=TimingPlan(tokens=(8, 16), repeats=1, heads=2, head_dim=4, score_tokens=12, mechanisms=MECHANISMS),
 )  # fmt: skip
 
 
@@ -38,8 +38,8 @@ def small_studies(patch: pytest.MonkeyPatch) -> None:
     """A study of seconds, in this process."""
     for name in ("QUICK", "DEFAULT", "FULL"):
         patch.setattr(study_plan, name, TINY)
-    patch.setattr(study_run, "default_recipe", lambda _data, _device: RECIPE)
-    patch.setattr(study_run.os, "cpu_count", lambda: 1)
+    patch.setattr(pipeline, "default_recipe", lambda _data, _device: RECIPE)
+    patch.setattr(pipeline.os, "cpu_count", lambda: 1)
 
 
 @pytest.fixture

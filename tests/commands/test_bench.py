@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from softless.bench import call_document, stopwatch
-from softless.bench import page as bench_page
+from softless.bench import call_document, figures, stopwatch
 from softless.commands import arguments, bench
 from softless.commands.progress import progress
 from softless.errors import MissingExtraError
@@ -174,7 +173,7 @@ def test_the_page_draws_every_time_and_fetches_nothing(softless, tmp_path):
     assert document["command"] in text
     for label in ("fla chunk", "linear compiled"):
         assert f"not timed: {label}" in text
-    figure = bench_page.draw_calls(document)
+    figure = figures.draw_calls(document)
     assert [note.text for note in figure.layout.annotations] == [
         "forward, [1, 2, N, 4]",
         "forward+backward, [1, 2, N, 4]",
@@ -192,7 +191,7 @@ def test_the_page_draws_every_time_and_fetches_nothing(softless, tmp_path):
 def test_the_page_escapes_what_it_is_told(softless):
     document = benched(softless, "inline")
     document["machine"]["processor"] = "<script>alert(1)</script>"
-    assert "<script>alert(1)" not in bench_page.calls_page(document)
+    assert "<script>alert(1)" not in figures.calls_page(document)
 
 
 def test_a_page_without_plotly_is_refused_before_any_work(softless, monkeypatch):

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from softless.bench import model_contest, model_document, page, stopwatch
+from softless.bench import figures, model_contest, model_document, stopwatch
 from softless.commands import arguments, bench_model
 from softless.errors import ArgumentError
 from softless.report.units import count, seconds, short, size
@@ -263,4 +263,4 @@ def test_the_command_draws_what_it_measured(softless, tmp_path):
     assert told["command"] in text
     assert "not timed: softmax twin: deit_tiny is softmax attention itself" in text
     measured = [row["images_per_second"] for each in told["results"] for row in each["rows"] if row["role"] == "ours"]
-    assert [trace.y for trace in page.draw_model(told).data if trace.name == "deit_tiny"] == [tuple(measured)]
+    assert [trace.y for trace in figures.draw_model(told).data if trace.name == "deit_tiny"] == [tuple(measured)]

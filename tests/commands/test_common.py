@@ -22,7 +22,7 @@ from softless.cli import app
 from softless.commands import common
 from softless.errors import ArgumentError, FileError
 from softless.io import files
-from softless.study import measure as study_measure
+from softless.study import examine as study_examine
 from tests.commands.conftest import HEEDS_CTRL_C, RECIPE
 from tests.commands.tiny import words as training
 from tests.data.pictures import encoded, folder
@@ -150,7 +150,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("words", REFUSED, ids=" ".join)
 def test_a_start_that_is_refused_leaves_no_folder(softless, tmp_path, monkeypatch, words):
-    monkeypatch.setattr(study_measure, "free_bytes", lambda _: 10**8)
+    monkeypatch.setattr(study_examine, "free_bytes", lambda _: 10**8)
     bad = folder(tmp_path / "damaged", {"train": {"a": 40, "b": 40}, "val": {"a": 2, "b": 2}}) / "train/a/0.png"
     bad.write_bytes(encoded(1)[:-30])
     result = softless(*words, "--out", "deep/out")
@@ -242,7 +242,7 @@ def test_ctrl_c_exits_130_and_leaves_no_report(tmp_path, moment):
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=240)
     assert (process.returncode, out) == (130, "")
-    assert err == ("stopped: the same command goes on\n" if moment == "while it trains" else "")
+    assert err == ("stopped: the same command continues\n" if moment == "while it trains" else "")
     assert not list(tmp_path.glob("out/report.json"))
     assert bool(list(tmp_path.glob("out/twins/trainings/softmax-0/last/step-*"))) == (moment == "while it trains")
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from softless.commands import bench, probe, train
+from softless.commands import bench, probe, study, train
 from softless.commands import progress as module
 from softless.commands.progress import Bar
-from softless.study import run as study_run
-from softless.study.show import DECODING, Showing
+from softless.commands.study import ProgressLines
+from softless.study.pipeline import DECODING
 from tests.commands.conftest import RECIPE
 from tests.commands.tiny import words
 
@@ -30,11 +30,11 @@ def bars(monkeypatch):
     """Every bar that a command opens, in order."""
     opened = []
 
-    def recording(total, _wanted):
+    def recording(total, wanted):
         opened.append(Recorder(total))
         return Entered(opened[-1])
 
-    for user in (train, study_run, bench, module):
+    for user in (train, study, bench, module):
         monkeypatch.setattr(user, "progress", recording)
     assert not hasattr(probe, "progress"), "it imports it when it runs"
     return opened
@@ -70,12 +70,12 @@ def test_skipped_progress_does_not_count_for_the_pace():
 
 def test_a_study_shows_how_many_images_are_decoded():
     bar = Recorder(DECODING + 1)
-    showing = Showing(None, bar, images=200)
-    showing.decoding(64)
-    showing.decoding(64)
+    lines = ProgressLines(None, bar, images=200, decoding=DECODING)
+    lines.decoding(64)
+    lines.decoding(64)
     assert [label for label, _ in bar.moves] == ["decoding images, 64 of 200", "decoding images, 128 of 200"]
     assert bar.done == pytest.approx(DECODING * 128 / 200)
-    showing.tick("softmax-0", 0.5)
+    lines.tick("softmax-0", 0.5)
     assert bar.done == pytest.approx(DECODING + 0.5)
 
 

@@ -7,7 +7,6 @@ import json
 import shlex
 import shutil
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,21 +15,22 @@ import pytest
 import torch
 from PIL import Image
 
-from softless.commands import study
+from softless.commands.progress import Bar
+from softless.commands.study import ProgressLines
 from softless.errors import ArgumentError, NonFiniteError
 from softless.machine import pick_device
-from softless.study import grid
-from softless.study import measure as study_measure
+from softless.study import document as study_document
+from softless.study import examine as study_examine
+from softless.study import grid, pipeline, schema
 from softless.study import plan as study_plan
-from softless.study import run as study_run
-from softless.study import writing as study_report
 from softless.study.decision import FAIR
-from softless.study.plan import Asked
+from softless.study.plan import StudyOptions
 from softless.study.twins import side_of
 from softless.train.recipe import read_recipe
 from tests.commands.conftest import MECHANISMS, RECIPE, TINY, small_studies
 from tests.data.pictures import folder
 
+QUIET = ProgressLines(None, Bar(), 0, 0.0)
 EST = {"mean", "low", "high", "n"}
 KEYS = {
     "": [
@@ -89,7 +89,7 @@ def study_once(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("study"))
         small_studies(patch)
-        document, page = study_run.study(Asked(out=Path("report")), None)
+        document, page = pipeline.prepare(StudyOptions(out=Path("report"))).run(QUIET)
         return json.loads(json.dumps(document)), page.parent.absolute()
 
 
@@ -106,13 +106,14 @@ def test_the_json_has_what_its_contract_names(report):
     for name, keys in KEYS.items():
         part = document[name] if name else document
         assert list(part[0] if isinstance(part, list) else part) == keys, name
-        assert all(f'"{key}"' in study.__doc__ for key in keys)
-    assert all(f'"{key}"' in study.__doc__ for key in document["twins"][0]["seeds"][0])
+    schema.check(document, schema.StudyDocument)
+    assert list(document) == list(schema.StudyDocument.__annotations__)
+    assert list(document["twins"][0]["seeds"][0]) == list(schema.SeedResult.__annotations__)
     assert document["schema"] == "softless.study/4"
     assert document["data"] == {
         "name": "digits", "train": 1437, "test": 360, "classes": list("0123456789"), "image_size": 8, "patch": 4,
         "grid": [2, 2], "came": {"smallest": [8, 8], "median": [8, 8], "largest": [8, 8]}, "tokens": 5,
-        "recipe": "quick.toml", "epochs": 1, "chance": 37 / 360, "split": study_report.SPLIT,
+        "recipe": "quick.toml", "epochs": 1, "chance": 37 / 360, "split": study_document.SPLIT,
     }  # fmt: skip
     assert document["examined"] == {"images": 6, "masked": 6}
     assert {row["twin"] for row in document["speed"]["own"]["rows"]} == set(TINY.twins)
@@ -172,14 +173,14 @@ def test_numbers_repeat_exactly_from_the_seed(softless, study_once):
 
 def test_a_rerun_goes_on_where_it_was_and_says_so(softless, report, monkeypatch):
     monkeypatch.setattr(grid, "execute", lambda *_: pytest.fail("it trained again"))
-    monkeypatch.setattr(study_run, "examined", lambda *_, **__: pytest.fail("it examined again"))
-    monkeypatch.setattr(study_measure, "timed", lambda *_: pytest.fail("it timed again"))
-    monkeypatch.setattr(study_measure, "own_speed", lambda *_: pytest.fail("it timed the twins again"))
+    monkeypatch.setattr(study_examine, "examine_twin", lambda *_, **__: pytest.fail("it examined again"))
+    monkeypatch.setattr(study_examine, "time_mechanisms", lambda *_: pytest.fail("it timed again"))
+    monkeypatch.setattr(study_examine, "time_twins", lambda *_: pytest.fail("it timed the twins again"))
     again = studied(softless)
     assert {key: again[key] for key in again if key != "date"} | {"machine": 0} == {
         key: report[0][key] for key in again if key != "date"
     } | {"machine": 0}
-    assert "going on: 3 of 3 runs trained before" in softless("study").stdout
+    assert "continuing: 3 of 3 runs trained before" in softless("study").stdout
 
 
 def test_another_twin_is_added_to_a_study(softless, report, monkeypatch):
@@ -218,7 +219,8 @@ def test_the_command_that_is_recorded_repeats_the_study(softless):
     assert (pair["softmax"], pair["linear"], pair["answer"]) == ("softmax", "inline", "cannot tell")
     assert pair["low"] < pair["difference"] < pair["high"]
     assert pair["parameters"][0] == pair["parameters"][1] == document["twins"][0]["parameters"]
-    assert all(f'"{key}"' in study.__doc__ for key in (*pair, *document["speed"]["own"]["rows"][0]))
+    assert list(pair) == list(schema.FairPair.__annotations__)
+    assert list(document["speed"]["own"]["rows"][0]) == list(schema.TwinSpeed.__annotations__)
     softmax, inline = document["speed"]["own"]["rows"]
     assert softmax["inference_ratio"] == softmax["training_ratio"] == 1
     assert inline["inference_ratio"] == softmax["inference_seconds"] / inline["inference_seconds"] > 0
@@ -229,7 +231,7 @@ def test_the_command_that_is_recorded_repeats_the_study(softless):
 
 
 def test_the_command_that_is_recorded_can_be_typed(tmp_path):
-    asked = Asked(
+    options = StudyOptions(
         out=tmp_path / "a report",
         data="my flowers/",
         recipe="it's.toml",
@@ -237,7 +239,7 @@ def test_the_command_that_is_recorded_can_be_typed(tmp_path):
         epochs=7,
         margin=0.5,
     )
-    assert shlex.split(asked.command("cpu")) == [
+    assert shlex.split(options.command("cpu")) == [
         *("softless", "study", "--mechanisms", "linear relu", "--data", "my flowers/", "--recipe", "it's.toml"),
         *("--epochs", "7", "--seed", "0", "--margin", "0.5", "--out", str(tmp_path / "a report"), "--device", "cpu"),
     ]
@@ -248,37 +250,32 @@ def test_when_the_minutes_are_over_it_says_what_is_left(softless):
     assert document["twins"] == document["layers"] == []
     said = {sentence["about"]: sentence["says"] for sentence in document["verdict"]}
     assert said["Softmax"].startswith("Cannot tell: no two of the twins trained (no twin) differ in attention alone.")
-    assert said["Left"] == "3 of the runs are left: the same command goes on with them."
+    assert said["Left"] == "3 of the runs are left: the same command continues with them."
     assert len(studied(softless)["twins"]) == 3
 
 
 def test_the_minutes_are_for_both_grids_and_what_is_left_is_of_both(tmp_path, monkeypatch):
-    minutes, totals = {}, []
+    minutes = {}
 
     def slow(folder, recipe, twins, **options):
         minutes[folder.name] = options["minutes"]
         time.sleep(0.02)
         about = {"id": twins[-1].id, "label": twins[-1].label}
         lost = {"twin": about, "seed": 0, "status": "failed", "accuracy": None}
-        return grid.Ran((lost,) if folder.name == "twins-windows" else (), 2)
+        return grid.GridResult((lost,) if folder.name == "twins-windows" else (), 2)
 
-    @contextmanager
-    def bar(total, _wanted):
-        totals.append(total)
-        yield lambda _label, _amount: None
-
-    monkeypatch.setattr(study_plan, "FULL", replace(study_plan.FULL, plan=TINY.plan))
-    monkeypatch.setattr(study_run, "run_grid", slow)
-    monkeypatch.setattr(study_run, "progress", bar)
-    document, _ = study_run.study(Asked(out=tmp_path, preset="full", minutes=1e-4, device="cpu"), None)
+    monkeypatch.setattr(study_plan, "FULL", replace(study_plan.FULL, timing=TINY.timing))
+    monkeypatch.setattr(pipeline, "run_grid", slow)
+    study = pipeline.prepare(StudyOptions(out=tmp_path, preset="full", minutes=1e-4, device="cpu"))
+    document, _ = study.run(QUIET)
     assert 0 < minutes["twins"] <= 1e-4
     assert minutes["twins-windows"] == 0
     said = {sentence["about"]: sentence["says"] for sentence in document["verdict"]}
     assert said["Left"].startswith("4 of the runs are left")
-    assert "Not every run of inline + local in 2 x 2 windows came to an end." in said["Trust"]
+    assert "Not every run of inline + local in 2 x 2 windows finished." in said["Trust"]
     twins, windows = 23, 6
-    trained = study_run.DECODING + 3 * (twins + windows)
-    assert totals == [pytest.approx(trained + study_run.EXAMINING * twins + study_run.TIMING)]
+    trained = pipeline.DECODING + 3 * (twins + windows)
+    assert study.work == pytest.approx(trained + pipeline.EXAMINING * twins + pipeline.TIMING)
 
 
 LOST = {"deleted": shutil.rmtree, "damaged": lambda shelf: next(shelf.rglob("*.safetensors")).write_text("")}
@@ -337,14 +334,14 @@ def test_a_list_of_nothing_is_refused(softless, option):
 
 
 def test_a_twin_with_infinities_is_passed_and_named(softless, tmp_path, monkeypatch):
-    real = study_run.examined
+    real = study_examine.examine_twin
 
     def fails_for_linear(model, *args, **options):
         if model.blocks[0].attn.mechanism.name == "linear":
             raise NonFiniteError("the weights of blocks.0.attn are not finite")
         return real(model, *args, **options)
 
-    monkeypatch.setattr(study_run, "examined", fails_for_linear)
+    monkeypatch.setattr(study_examine, "examine_twin", fails_for_linear)
     result = softless("study", "--twins", "softmax,linear-relu")
     assert result.exit_code == 0
     assert "linear relu cannot be examined: the weights of blocks.0.attn are not finite" in " ".join(
@@ -384,39 +381,39 @@ def test_a_folder_of_images_is_studied(softless, tmp_path):
 
 
 def test_recipes_for_digits_and_for_other_images():
-    assert study_run.default_recipe(None, "cuda") == study_run.default_recipe("digits", "cpu") == "twins-digits"
-    assert study_run.default_recipe("x.parquet", "cuda") == "twins-cifar10"
-    assert study_run.default_recipe("x.parquet", "cpu") == "twins-images"
+    assert pipeline.default_recipe(None, "cuda") == pipeline.default_recipe("digits", "cpu") == "twins-digits"
+    assert pipeline.default_recipe("x.parquet", "cuda") == "twins-cifar10"
+    assert pipeline.default_recipe("x.parquet", "cpu") == "twins-images"
 
 
 def test_a_full_study_has_every_table_and_windows_beside_it(tmp_path):
-    full = Asked(out=tmp_path, preset="full").settled()
+    full = StudyOptions(out=tmp_path, preset="full").resolve()
     assert (full.seeds, full.tables) == (3, ("1", "3", "4", "9", "10"))
     digits = read_recipe("twins-digits")
     assert side_of(digits) is None
-    recipe, twins = study_run.windows_of(digits, "twins-digits", full)
+    recipe, twins = pipeline.windows_of(digits, "twins-digits", full)
     assert side_of(recipe) == 8
     cuts = "inline-cut4", "inline-cut2", "inline-local-cut4", "inline-local-cut2"
     assert [twin.id for twin in twins] == ["inline", "inline-local", *cuts]
-    _, twins = study_run.windows_of(read_recipe("twins-cifar10"), "twins-cifar10", full)
+    _, twins = pipeline.windows_of(read_recipe("twins-cifar10"), "twins-cifar10", full)
     assert {twin.cut for twin in twins} == {None, 8, 4, 2}
-    assert study_run.windows_of(digits, "twins-digits", Asked(out=tmp_path).settled()) is None
-    assert study_run.windows_of(digits, "mine", full) is None
+    assert pipeline.windows_of(digits, "twins-digits", StudyOptions(out=tmp_path).resolve()) is None
+    assert pipeline.windows_of(digits, "mine", full) is None
 
 
 def test_presets_are_the_documented_ones(tmp_path):
-    default, quick = (Asked(out=tmp_path, preset=name).settled() for name in ("default", "quick"))
+    default, quick = (StudyOptions(out=tmp_path, preset=name).resolve() for name in ("default", "quick"))
     assert (len(default.twins), default.seeds) == (7, 2)
     assert (quick.twins, quick.seeds) == (default.twins[:4], 1)
     assert {*default.twins} >= {*quick.twins} == {id_ for pair in FAIR for id_ in pair}
-    assert study_run.recipe_named("twins-digits", quick, 3).epochs == 3
+    assert pipeline.recipe_named("twins-digits", quick, 3).epochs == 3
     epochs = {name: read_recipe(f"twins-{name}").epochs for name in ("digits", "images")}
     assert epochs == {"digits": 14, "images": 10}
     for name, most in (("digits", 12), ("images", 10)):
-        assert study_run.recipe_named(f"twins-{name}", quick).epochs == most
-        assert study_run.recipe_named(f"twins-{name}", default) == read_recipe(f"twins-{name}")
-    assert default.plan.tokens == (256, 512, 1024, 2048, 4096)
-    assert Asked(out=tmp_path, preset="full", twins=("softmax",)).settled().tables == ()
+        assert pipeline.recipe_named(f"twins-{name}", quick).epochs == most
+        assert pipeline.recipe_named(f"twins-{name}", default) == read_recipe(f"twins-{name}")
+    assert default.timing.tokens == (256, 512, 1024, 2048, 4096)
+    assert StudyOptions(out=tmp_path, preset="full", twins=("softmax",)).resolve().tables == ()
 
 
 def test_a_recipe_that_keeps_no_images_is_refused(softless, tmp_path):
@@ -430,7 +427,7 @@ def test_a_recipe_that_keeps_no_images_is_refused(softless, tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_refused_before_any_work(softless, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(study_run, "study", lambda *_: pytest.fail("it worked first"))
+    monkeypatch.setattr(pipeline, "prepare", lambda *_: pytest.fail("it worked first"))
     result = softless("study", "--out", "file")
     assert result.exit_code == 3
     assert result.stderr == "error: cannot write in the folder 'file': Not a directory\n"
@@ -447,15 +444,15 @@ def test_a_device_that_is_not_there_is_refused(softless, monkeypatch):
 
 
 def test_lengths_beyond_memory_are_refused_with_both_sizes(monkeypatch):
-    monkeypatch.setattr(study_measure, "free_bytes", lambda _: 10**9)
+    monkeypatch.setattr(study_examine, "free_bytes", lambda _: 10**9)
     with pytest.raises(ArgumentError, match=r"1048576 tokens need about .* GB and 1.0 GB are free"):
-        study_measure.check_memory(replace(study_plan.Plan(), tokens=(2**20,)), "cpu")
+        study_examine.check_memory(replace(study_plan.TimingPlan(), tokens=(2**20,)), "cpu")
 
 
 def test_a_call_that_runs_out_of_memory_is_one_sentence(softless, monkeypatch):
     def fail(*_args, **_options):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(study_measure.speed, "race", fail)
+    monkeypatch.setattr(study_examine.speed, "race", fail)
     result = softless("study")
     assert (result.exit_code, result.stderr) == (3, "error: 8 tokens do not fit in memory: shorten --tokens\n")

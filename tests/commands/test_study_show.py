@@ -2,7 +2,7 @@
 
 import pytest
 
-from softless.study.show import twins_table
+from softless.commands.study import twins_table
 
 
 def twin(mean, low, *statuses):

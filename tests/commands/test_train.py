@@ -207,7 +207,7 @@ def test_mixup_refuses_a_rank_with_an_odd_number_of_images(softless, flowers, mo
     monkeypatch.setenv("WORLD_SIZE", "2")
     result = softless(*words("--out", "a", "--set", "batch=6", "--set", "mixup=0.5"))
     assert result.exit_code == 3
-    assert "mixup and cutmix mix pairs, and a rank of 2 has 3 images at a time" in result.stderr
+    assert "mixup and cutmix mix pairs, and a part of batch 6 has 3 images" in result.stderr
 
 
 @pytest.mark.parametrize("cache", ["true", "false"])

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import softless
+from softless.mechanisms import OPTIONS
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "softless").rglob("*.py"))
@@ -77,6 +78,18 @@ def test_every_public_name_is_documented(name):
     thing = getattr(softless, name)
     text = vars(thing).get("__doc__") if inspect.isclass(thing) else getattr(thing, "__doc__", None)
     assert text, f"softless.{name} has no docstring"
+
+
+def test_the_docstring_of_mechanism_lists_every_option_with_its_default():
+    listed: dict[str, dict[str, str]] = {}
+    for line in inspect.getdoc(softless.mechanism).splitlines():
+        if name := re.match(r"(\w+) {2,}", line):
+            options = listed.setdefault(name[1], {})
+        if line.startswith(" ") or name:
+            options |= re.findall(r'(\w+)=("[^"]*"|\([^)]*\)|[\w.]+)(?=[:,])', line)
+    for name, options in OPTIONS.items():
+        expected = {option: default for option, default in options.items() if option != "sim"}
+        assert {option: ast.literal_eval(value) for option, value in listed.get(name, {}).items()} == expected, name
 
 
 def test_algebra_imports_torch_and_nothing_else():

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from softless.study.statistics import groups
+from softless.study.tables import groups
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,8 +10,10 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from softless.errors import ArgumentError, FileError
+from softless.study.tables import tables
 from softless.study.twins import QUESTIONS, twins_of
 from softless.train.recipe import read_recipe, to_document
+from tests.study.test_tables import RUNS, runs
 
 ROOT = Path(__file__).parents[2]
 
@@ -221,3 +223,25 @@ def test_the_page_of_results_is_the_one_the_kept_runs_make():
     for path in kept:
         for name, drawn in twins.pictures(path.stem, json.loads(path.read_text())["runs"]).items():
             assert (page.parent / f"pictures/{name}.svg").read_text() == drawn
+
+
+def test_markdown_says_what_the_tables_hold():
+    lost = [*runs("linear-leaky", None, None), *runs("inline-leaky", None, None, lost="failed")]
+    text = twins.markdown(tables([*RUNS, *lost]))
+    assert "### Table 3: Divide against subtract" in text
+    assert "| linear relu | 71.00 ± 1.41 | 2 | -10.00 | 77.3 |" in text
+    assert "| linear leaky relu | not finite | 0 of 2 |  | 1.5 |" in text
+    assert "| inline leaky relu | failed | 0 of 2 |  | 79.8 |" in text
+    assert "In the paper (ImageNet-1K, Swin-T): Subtracting gains" in text
+
+
+def test_markdown_leaves_out_a_column_that_says_nothing():
+    windows = [run for id_ in ("inline", "inline-cut8") for run in runs(id_, 0.8)]
+    text = twins.markdown(tables(windows))
+    assert "| twin | top-1 | seeds | the paper's |\n|---|---|---|---|\n| inline | 80.00 | 1 | 80.2 |" in text
+
+
+def test_markdown_shows_parameters_where_they_differ():
+    sizes = {"inline-local": 61_400}
+    sized = [{**run, "parameters": sizes.get(run["twin"]["id"], 58_000)} for run in RUNS]
+    assert "| inline + local | 61.4 k | 91.00 ± 1.41 |" in twins.markdown(tables(sized))

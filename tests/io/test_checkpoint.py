@@ -45,7 +45,7 @@ def shelf(tmp_path):
     return tmp_path / "last"
 
 
-def test_what_was_saved_is_read_bitwise(shelf):
+def test_a_checkpoint_is_read_bit_for_bit_as_it_was_saved(shelf):
     same(newest(shelf), 2)
     same(read(shelf / "step-00000001"), 1)
 
@@ -63,14 +63,14 @@ def test_the_weights_are_a_plain_safetensors_file(shelf):
     assert torch.equal(load_file(shelf / "step-00000002/model.safetensors")["a.bias"], parts(2)["model"]["a.bias"])
 
 
-def test_only_the_newest_are_kept(shelf):
+def test_only_the_newest_checkpoints_are_kept(shelf):
     save(shelf, 3, parts(3), state(3))
     assert sorted(path.name for path in shelf.iterdir()) == ["step-00000002", "step-00000003"]
     save(shelf, 100_000_000, parts(4), state(4), keep=1)
     assert [path.name for path in shelf.iterdir()] == ["step-100000000"]
 
 
-def test_one_can_be_kept_by_its_number_and_a_run_that_goes_back_takes_off_the_later(shelf):
+def test_save_keeps_the_checkpoint_named_by_also_and_deletes_later_ones(shelf):
     for step in (3, 4):
         save(shelf, step, parts(step), state(step), keep=1, also=1)
         assert sorted(path.name for path in shelf.iterdir()) == ["step-00000001", f"step-{step:08d}"]
@@ -80,7 +80,7 @@ def test_one_can_be_kept_by_its_number_and_a_run_that_goes_back_takes_off_the_la
     assert [path.name for path in shelf.iterdir()] == ["step-00000001"]
 
 
-def test_what_was_just_saved_is_kept_and_what_came_later_is_not(shelf):
+def test_save_keeps_the_new_checkpoint_and_deletes_later_ones(shelf):
     """As after a run that went back, to an earlier checkpoint or in the size of its images."""
     save(shelf, 9, parts(9), state(9))
     save(shelf, 3, parts(3), state(3))
@@ -96,7 +96,7 @@ def test_an_empty_shelf_has_no_newest(tmp_path):
     assert newest(tmp_path) is None
 
 
-def test_the_newest_whole_one_is_used_with_a_warning(shelf):
+def test_the_newest_complete_checkpoint_is_used_with_a_warning(shelf):
     (shelf / "step-00000002/model.safetensors").unlink()
     with pytest.warns(RuntimeWarning, match=r"step-00000002 lacks model.safetensors; step-00000001 is used"):
         same(newest(shelf), 1)
@@ -106,7 +106,7 @@ def test_the_newest_whole_one_is_used_with_a_warning(shelf):
         same(newest(shelf), 2)
 
 
-def test_if_none_is_whole_the_error_names_each(shelf):
+def test_if_no_checkpoint_is_complete_the_error_names_each(shelf):
     for place in shelf.iterdir():
         (place / "manifest.json").unlink()
     with pytest.raises(FileError, match=r"step-00000002 has no manifest.json; .*step-00000001 has no manifest.json"):
@@ -160,7 +160,9 @@ def test_a_manifest_of_another_format_or_size_is_refused(shelf):
     del manifest["sha256"]
     manifest["schema"] = "softless.checkpoint/9"
     path.write_bytes(checkpoint._json(manifest | {"sha256": checkpoint._digest(checkpoint._json(manifest))}))
-    with pytest.raises(FileError, match=r"schema 'softless.checkpoint/9', and 'softless.checkpoint/1' is read"):
+    with pytest.raises(
+        FileError, match=r"schema 'softless.checkpoint/9', and this version reads 'softless.checkpoint/1'"
+    ):
         read(path.parent)
     path.write_bytes(b"[" * (2**20 + 1))
     with pytest.raises(FileError, match="larger than a manifest can be"):
@@ -210,7 +212,7 @@ def test_every_bit_of_the_manifest_counts(shelf):
 
 
 @pytest.mark.parametrize("code", FAILURES, ids=errno.errorcode.get)
-def test_whatever_call_fails_the_previous_checkpoint_is_whole(tmp_path, code):
+def test_the_previous_checkpoint_survives_whichever_system_call_fails(tmp_path, code):
     with calls() as counted:
         save(tmp_path / "count", 1, parts(1), state(1))
     reasons = {errno.ENOSPC: "No space left", errno.EIO: "Input/output error", errno.EROFS: "Read-only file system"}

@@ -122,7 +122,7 @@ def deed(member: str, canary: Path) -> Callable[..., object]:
 
 
 @pytest.mark.parametrize("member", ["__new__", "__setstate__", "__setitem__", "__init__"])
-def test_a_foreign_class_is_never_made_nor_given_its_state(member, tmp_path, watch):
+def test_a_foreign_class_is_never_constructed_nor_given_its_state(member, tmp_path, watch):
     """Not even where its package can be imported."""
     canary = tmp_path / "canary"
     with foreign_class("bad.package", "Bad", **{member: deed(member, canary)}) as bad:
@@ -197,7 +197,7 @@ def load_forged(tmp_path: Path, data: bytes, **options: object) -> torch.Tensor:
     return model["weight"]
 
 
-def test_an_honest_note_is_believed(tmp_path):
+def test_an_honest_tensor_layout_loads(tmp_path):
     numbers = torch.arange(6.0)
     assert torch.equal(load_forged(tmp_path, forged()), numbers.view(2, 3))
     assert torch.equal(load_forged(tmp_path, forged(size=(3, 2), stride=(1, 3)), shape=(3, 2)), numbers.view(2, 3).t())

@@ -106,7 +106,7 @@ def test_safetensors_load(source, tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod."])
-def test_a_wrapper_is_taken_off_every_name_or_none(source, tmp_path, prefix):
+def test_the_prefix_of_a_wrapper_is_removed_from_every_name_or_none(source, tmp_path, prefix):
     wrapped = {prefix + name: tensor for name, tensor in source.state_dict().items()}
     model = Net()
     report = softless.load_weights(model, write(tmp_path, saved(wrapped)))
@@ -199,7 +199,7 @@ def test_a_model_without_memory_is_refused(source, tmp_path):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_is_loaded_with_a_warning_and_named(source, tmp_path, bad):
+def test_weights_that_are_not_finite_load_with_a_warning_that_names_them(source, tmp_path, bad):
     with torch.no_grad():
         source.layer.weight[1, 2] = bad
     path = write(tmp_path, saved(source.state_dict()))

@@ -42,7 +42,7 @@ def change_after(at: Ask, i: int, future: str) -> Ask:
 
 @pytest.mark.parametrize("case", CAUSAL, ids=str)
 @given(data=st.data())
-def test_the_past_does_not_hear_of_the_future(case: Case, data: st.DataObject):
+def test_the_past_does_not_depend_on_the_future(case: Case, data: st.DataObject):
     at = data.draw(asks(case, masked=True)).to(data.draw(st.sampled_from([torch.float64, torch.float32])))
     i = data.draw(st.integers(0, at.q.shape[2] - 1))
     other = change_after(at, i, data.draw(st.sampled_from(FUTURES)))
@@ -67,7 +67,7 @@ def test_the_past_does_not_hear_of_the_future(case: Case, data: st.DataObject):
 
 
 @pytest.mark.parametrize("case", [case for case in CAUSAL if case.name not in SPREADING], ids=str)
-def test_nor_of_a_key_that_is_no_number(case: Case):
+def test_the_past_does_not_depend_on_a_future_key_that_is_nan(case: Case):
     """Be it in the same chunk or a later one; chunks of two tokens make more than are summed at once."""
     at = ask(case, 131, batch=1, heads=(1, 1))
 

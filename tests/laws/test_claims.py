@@ -25,7 +25,7 @@ def sums_to_one(case: Case) -> bool:
 
 
 @every_form
-def test_rows_sum_to_one_where_it_says_so(case: Case, is_causal: bool):
+def test_rows_sum_to_one_where_the_mechanism_claims_it(case: Case, is_causal: bool):
     assert case.made.rows_sum_to_one == sums_to_one(case)
     at = ask(case, 40)
     rows = true_rows(case, at, is_causal=is_causal)

@@ -33,7 +33,7 @@ def test_queries_of_another_sequence_count_from_one():
     assert weights[0].tolist() == pytest.approx([c / sum(cosines) for c in cosines], abs=1e-12)
 
 
-def test_the_published_length_is_the_sequences_own():
+def test_without_a_length_cosformer_uses_the_length_of_each_sequence():
     """So one more token changes every weight, and there is nothing causal to go on from."""
     q, k, v = torch.rand(3, 1, 1, 8, 3, dtype=torch.float64).unbind()
     short = attention_weights(q[:, :, :7], k[:, :, :7], "cosformer")

@@ -68,7 +68,7 @@ def test_causal_is_the_masked_weights_whatever_the_chunk(case: Case, data: st.Da
 
 @pytest.mark.parametrize("case", STATEFUL, ids=str)
 @given(data=st.data())
-def test_token_by_token_is_the_whole(case: Case, data: st.DataObject):
+def test_streaming_token_by_token_gives_the_whole_output(case: Case, data: st.DataObject):
     exact = data.draw(asks(case, masked=data.draw(st.booleans()), longest=10))
     at = exact.to(data.draw(st.sampled_from(DTYPES)))
     out, _ = streamed(case, at, range(1, at.q.shape[2]))
@@ -78,7 +78,7 @@ def test_token_by_token_is_the_whole(case: Case, data: st.DataObject):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 @given(data=st.data())
-def test_longer_sequences_are_no_different(case: Case, data: st.DataObject):
+def test_sequences_of_several_chunks_match_the_formula(case: Case, data: st.DataObject):
     """Up to 257 tokens: five chunks."""
     at = data.draw(asks(case, masked=data.draw(st.booleans()), longest=257))
     call = {"key_mask": at.key_mask, **at.extra}
@@ -126,7 +126,7 @@ def true_reading(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, reader: str) -> 
 
 @pytest.mark.parametrize(("reader", "log_q", "log_k"), FEATURES)
 @given(data=st.data())
-def test_the_algebra_has_one_answer(reader: str, log_q: bool, log_k: bool, data: st.DataObject):
+def test_all_forms_of_the_algebra_agree(reader: str, log_q: bool, log_k: bool, data: st.DataObject):
     """weights, parallel, chunked, recurrent, and merged states, for any feature map."""
     at = data.draw(asks(CASES[0], masked=True, longest=20))
     k, v = (x.repeat_interleave(at.q.shape[1] // x.shape[1], 1) for x in (at.k, at.v))

@@ -1,4 +1,4 @@
-"""Runtime over the cells of a picture: what agent, soft and asymmetric_nonlocal do with `grid=`.
+"""Means over the cells of a picture, which agent, soft and asymmetric_nonlocal take with `grid=`.
 
 The oracle is torch's adaptive pooling, of the picture alone.
 """
@@ -54,7 +54,7 @@ def expected(name: str, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int] =
 @pytest.mark.parametrize("grid", [(6, 7), (2, 21), (1, 42), (42, 1)])
 @pytest.mark.parametrize("outside", [0, 2])
 @pytest.mark.parametrize("name", MADE)
-def test_it_is_adaptive_pooling(name: str, outside: int, grid: tuple[int, int]):
+def test_means_over_cells_are_adaptive_pooling(name: str, outside: int, grid: tuple[int, int]):
     """Where cells are smaller than a token they share it; class tokens are asked and read, but in no cell."""
     q, k, v = qkv(outside)
     out = attention(q, k, v, MADE[name], grid=grid)
@@ -71,7 +71,7 @@ def hidden_edge(outside: int = 1) -> Tensor:
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_padding_is_in_no_mean(name: str):
+def test_means_over_cells_leave_out_padding(name: str):
     """Cell by cell: the mean of its real tokens; a cell without any is left out."""
     q, k, v = qkv(1)
     mask = hidden_edge()

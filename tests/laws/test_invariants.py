@@ -211,5 +211,5 @@ def test_the_table_has_every_mechanism_and_all_fourteen():
 
 @pytest.mark.parametrize("invariant", INVARIANTS, ids=lambda each: each.__name__)
 @pytest.mark.parametrize("name", list_mechanisms())
-def test_it_holds(name: str, invariant):
+def test_the_invariant_holds(name: str, invariant):
     invariant(BY_NAME[name])

@@ -39,7 +39,7 @@ WIDEST = {
 
 
 @pytest.mark.parametrize("name", WIDEST)
-def test_at_its_widest_it_is_softmax(name: str):
+def test_a_mechanism_at_its_widest_is_softmax(name: str):
     q, k, v = qkv()
     mask = torch.rand(2, N) > 0.3
     for is_causal in forms(WIDEST[name]):
@@ -80,7 +80,7 @@ def test_reformer_with_enough_rounds_is_softmax_over_the_other_tokens(is_causal:
     assert not is_causal or torch.equal(out[:, :, 0], v[:, :, 0])  # the first token has no other
 
 
-def test_more_rounds_come_nearer():
+def test_reformer_with_more_rounds_comes_nearer_to_softmax():
     q, _, v = qkv(128)
     exact = (q @ unit(q).mT).masked_fill(torch.eye(128, dtype=torch.bool), -torch.inf).softmax(-1) @ v
     errors = []

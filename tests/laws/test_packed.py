@@ -57,7 +57,7 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize("case", DIFFERENT, ids=str)
-def test_so_are_its_gradients(case: Case):
+def test_gradients_of_a_pack_are_those_of_each_sequence(case: Case):
     for lengths in (((5, 5), (0, 0), (3, 3)), ((2, 5), (1, 3))):
         rows = several(case, *lengths)
         leaves = [x.requires_grad_() for row in rows for x in row[:3]]

@@ -23,7 +23,7 @@ def test_rows_are_orthogonal_in_blocks(features: int, dim: int):
         torch.testing.assert_close(angles, torch.eye(len(block), dtype=torch.float64), rtol=0, atol=1e-5)
 
 
-def test_a_row_is_as_a_gaussian_vector_alone():
+def test_each_row_of_the_projection_is_distributed_as_a_gaussian_vector():
     """Mean 0, covariance I, and a squared length of mean d and variance 2d: each within 5 standard errors."""
     rows = drawn(40_000, 4)
     assert (rows.mean(0).abs() <= 5 * 40_000**-0.5).all()

@@ -96,7 +96,7 @@ def test_the_gate_is_its_formula_and_so_is_its_slope(x: float):
 
 
 @given(data=st.data())
-def test_the_delta_rule_has_one_answer(data: st.DataObject):
+def test_all_forms_of_the_delta_rule_agree(data: st.DataObject):
     """Token by token, in chunks of any length, cut anywhere, or as weights: the same to 1e-12."""
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**16)))
     n = data.draw(st.integers(1, 40))
@@ -130,7 +130,7 @@ def test_the_slopes_are_the_published_ones():
         assert (-weights[0, :, 1, 0].log() / 0.5).tolist() == pytest.approx(expected, rel=1e-12)
 
 
-def test_without_decay_it_is_linear_attention_without_a_normalizer():
+def test_decay_with_factor_zero_is_linear_attention_without_a_normalizer():
     q, k, v, _ = tokens()
     plain = mechanism("linear", phi="identity", normalize="none")
     out = attention(q, k, v, mechanism("decay", factor=0), is_causal=True)
@@ -146,7 +146,7 @@ def test_what_overflows_later_does_not_reach_back():
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 65])
-def test_many_chunks_fade_as_one(chunks: int):
+def test_decay_over_many_chunks_equals_one_chunk(chunks: int):
     k, v = torch.randn(1, 2, 2 * chunks, 2, dtype=torch.float64), torch.randn(1, 2, 2 * chunks, 1, dtype=torch.float64)
     slope, kept = torch.tensor([0.25, 1e-3], dtype=torch.float64), torch.rand(1, 2 * chunks) > 0.2
     k = k * kept[:, None, :, None]

@@ -66,12 +66,12 @@ def test_memory_grows_no_faster_than_tokens(name: str, lengths: tuple[int, ...])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", THIN)
-def test_nor_does_the_memory_of_a_training_step(name: str):
+def test_memory_of_a_training_step_grows_no_faster_than_tokens(name: str):
     peaks = [peak(name, tokens, backward=True) for tokens in TOKENS]
     assert max(large / small for small, large in pairwise(peaks)) <= 2.2
 
 
-def test_all_pairs_would_be_noticed():
+def test_the_memory_test_would_notice_a_matrix_of_all_pairs():
     assert peak("topk", 2048, backward=False) / peak("topk", 1024, backward=False) > 3
 
 

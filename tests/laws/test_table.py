@@ -114,7 +114,7 @@ def refused(case: Case, at: Ask, column: Column) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_it_matches_its_formula_or_says_why_not(case: Case):
+def test_each_mechanism_matches_its_formula_or_says_why_not(case: Case):
     """A row of the table; what fails is named by its column."""
     for name, column in COLUMNS.items():
         at = question(case, column)

@@ -62,7 +62,7 @@ def blame(bad: Tensor) -> str:
 
 @every_form
 @every_dtype
-def test_finite_unless_the_truth_overflows(case, is_causal, dtype):
+def test_outputs_and_gradients_are_finite_unless_the_truth_overflows(case, is_causal, dtype):
     for tokens in (1, 2, 17):
         given = grid(case, tokens, dtype)
         wide = given.to(torch.float64)

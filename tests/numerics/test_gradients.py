@@ -62,7 +62,7 @@ def test_the_specification_is_differentiated_right_twice(case, is_causal):
 
 
 @every_form
-def test_the_fast_path_is_differentiated_right(case, is_causal):
+def test_gradients_of_the_fast_path_match_finite_differences(case, is_causal):
     given = draw_smooth(case, tokens=3, dim=2, heads=HEADS[case], is_causal=is_causal)
 
     def output(*leaves):

@@ -62,7 +62,7 @@ def typical(actual: Tensor, exact: Tensor) -> float:
 
 @every_kernelized_case
 @pytest.mark.parametrize("hidden", [5, 70], ids=["inside a chunk", "beyond a chunk"])
-def test_what_stands_in_front_costs_no_digits(case, hidden):
+def test_padding_on_the_left_costs_no_digits(case, hidden):
     q, k, v, inputs = draw(case, hidden + TOKENS, 8, batch=BATCH, heads=HEADS[case])
     whole = Draw(q, k + 30, v + 1e4, inputs).to(torch.float32)
     upstream = torch.randn(BATCH, HEADS[case], TOKENS, v.shape[3])

@@ -122,7 +122,7 @@ def test_float32_is_good_to_five_digits(case, is_causal, data):
     assert error <= 1e-5 * (1 + size + mass(case, wide, is_causal)), f"{error:.1e} where outputs reach {size:.1e}"
 
 
-def test_a_gaussian_of_tokens_far_from_the_origin_is_as_good():
+def test_soft_is_as_exact_for_tokens_far_from_the_origin():
     """It knows distances alone. Their squares, expanded where they stand, would lose three digits at 50."""
     torch.manual_seed(0)
     near = draw("soft", 40, 6)

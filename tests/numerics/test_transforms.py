@@ -185,7 +185,7 @@ def test_a_carried_state_has_tangents_and_takes_vmap(case):
 
 
 @pytest.mark.parametrize("name", ["inline", "softmax", "hydra"])
-def test_the_packed_call_and_the_residual_have_all_of_them(name):
+def test_the_packed_call_and_the_residual_take_all_transforms(name):
     qkv, taps = torch.randn(2, 6, 3, 2, 4, dtype=torch.float64), torch.randn(2, 2, 9, 4, dtype=torch.float64)
     calls = {
         "packed": lambda qkv, taps: attention_qkv(qkv, name, taps=taps, grid=(2, 3)),

@@ -10,8 +10,8 @@ pytest.importorskip("plotly")
 pytest.importorskip("jinja2")
 pytest.importorskip("sklearn")
 
-from softless.study.page.page import write_page
-from softless.study.page.style import looks
+from softless.study.page import write_page
+from softless.study.page.figure import looks
 from tests.report import documents
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

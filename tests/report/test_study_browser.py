@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from softless.study.page.page import write_page
+from softless.study.page import write_page
 from tests.report.conftest import CHROMIUM
 from tests.report.documents import TAUS, write
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from softless.errors import FileError, SoftlessError
-from softless.study.page import page as study_page
+from softless.study import page as study_page
 from softless.study.schema import read
 from tests.report.documents import write
 

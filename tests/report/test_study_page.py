@@ -7,8 +7,8 @@ import pytest
 
 from softless.errors import FileError, MissingExtraError
 from softless.report import page as shared
-from softless.study.page import page as study_page
-from softless.study.page import words as study_words
+from softless.study import page as study_page
+from softless.study.page import text as page_text
 from tests.report.documents import write
 
 
@@ -102,7 +102,7 @@ def test_the_decision_is_in_the_first_lines(text, report):
     assert row("inline + local against softmax + local", "no", "+0.6", "-0.4 to +1.6", "111,000 both") in top
     assert row("inline against softmax", "cannot tell", "-1.5", "-2.6 to -0.4", "102,000 both") in top
     assert top.index("+0.6") < top.index("-1.5")
-    assert "A loss of 1 or less does not matter here" in top
+    assert "1 or less does not matter here" in top
     assert all(pair["because"].rstrip(".") in top for pair in (first, other))
     assert other["would_tell"] in top
 
@@ -110,13 +110,13 @@ def test_the_decision_is_in_the_first_lines(text, report):
 def test_a_reason_that_the_verdict_gives_is_not_given_again(report):
     pair = report["decision"]["pairs"][0]
     report["verdict"][0]["says"] = f"Cannot tell. {pair['because'].capitalize()} What would tell: {pair['would_tell']}"
-    reasons = study_words.decision(report)["reasons"]
+    reasons = page_text.decision(report)["reasons"]
     assert [reason.split(":")[0] for reason in reasons] == ["inline + local against softmax + local"]
 
 
 def test_an_interval_that_ends_at_the_margin_shows_on_which_side(report):
     report["decision"]["pairs"][1]["low"] = -0.97
-    assert study_words.decision(report)["table"].rows[0][2:4] == ("+0.60", "-0.97 to +1.60")
+    assert page_text.decision(report)["table"].rows[0][2:4] == ("+0.60", "-0.97 to +1.60")
 
 
 def test_the_first_sentence_of_the_verdict_is_large_and_the_rest_is_not(text):
@@ -127,24 +127,24 @@ def test_the_first_sentence_of_the_verdict_is_large_and_the_rest_is_not(text):
 
 def test_sizes_that_differ_stand_beside_their_comparison(report):
     report["decision"]["pairs"][1] |= {"parameters": [28_042, 38_922], "low": None, "high": None}
-    found = study_words.decision(report)
+    found = page_text.decision(report)
     assert found["table"].rows[0][3:] == ("\u2013", "38,922 against 28,042")
     assert "one seed has no interval" in found["table"].notes[1]
     for nothing in (None, {"margin": 1.0, "pairs": [], "headline": None}):
         report["decision"] = nothing
-        assert study_words.decision(report) is None
+        assert page_text.decision(report) is None
 
 
 def test_what_was_done_to_the_images_is_said(text, report):
-    assert study_words.images(report) in markup(text)
-    assert study_words.images(report) == (
-        "The images came in 8 x 8 pixels and were trained at 8 x 8. That makes 8 x 8 patches, each 1 x 1 pixels, "
-        "65 tokens in all. Recipe: twins-digits, 14 epochs."
+    assert page_text.images(report) in markup(text)
+    assert page_text.images(report) == (
+        "The images have 8 x 8 pixels. The twins see them at 8 x 8 pixels, in 8 x 8 patches of 1 x 1 pixels: 65 tokens "
+        "in all. Recipe: twins-digits, 14 epochs."
     )
     sizes = {"smallest": [120, 90], "median": [500, 375], "largest": [4000, 3000]}
     report["data"] |= {"came": sizes, "split": "The test images were cut from the training images."}
-    assert study_words.images(report).startswith("The images came in 120 x 90 to 4000 x 3000 (median 500 x 375) pixels")
-    assert study_words.images(report).endswith("The test images were cut from the training images.")
+    assert page_text.images(report).startswith("The images have 120 x 90 to 4000 x 3000 (median 500 x 375) pixels.")
+    assert page_text.images(report).endswith("The test images were cut from the training images.")
 
 
 def test_a_finding_may_have_a_small_table(text):
@@ -166,19 +166,19 @@ def test_tables_are_numbered_as_they_come_and_name_the_paper_s_number_and_settin
 
 def test_columns_have_the_same_decimals():
     rows = [["a", 95.0, 1, None, "x"], ["b", 96.94, 12345, 0.5, True], ["c", 7.5, 2, 1.25, None]]
-    assert study_words.cells(rows) == [
+    assert page_text.cells(rows) == [
         ["a", "95.00", "1", "\u2013", "x"],
         ["b", "96.94", "12,345", "0.50", "True"],
         ["c", "7.50", "2", "1.25", "\u2013"],
     ]
-    assert study_words.cells([["a", 1.0], ["b"]]) == [["a", "1.0"], ["b", "\u2013"]]
-    assert study_words.cells([]) == []
+    assert page_text.cells([["a", 1.0], ["b"]]) == [["a", "1.0"], ["b", "\u2013"]]
+    assert page_text.cells([]) == []
 
 
 def test_a_column_without_numbers_is_left_out_and_a_dash_is_explained():
     columns = ["twin", "accuracy", "spread", "paper", "local 3", "random 9"]
     rows = [["softmax", 95.0, None, 72.2, 91.1, 92.8], ["taylor", 94.2, None, None, 90.0, 93.1]]
-    found = study_words.paper_table(
+    found = page_text.paper_table(
         {"id": "9", "title": "T", "columns": columns, "rows": rows, "setting": "ImageNet-1K, DeiT-T", "paper": "So."}
     )
     assert found.columns == ("twin", "accuracy, %", "paper, % (ImageNet-1K, DeiT-T)", "3 x 3", "9 random")
@@ -255,21 +255,21 @@ def test_a_missing_package_is_named_with_its_pip_command(report, tmp_path, monke
 
 
 def test_a_sentence_begins_with_a_capital_unless_it_begins_with_a_name():
-    assert study_words.sentence("at 64 tokens") == "At 64 tokens"
-    assert study_words.sentence("inline is faster") == "inline is faster"
-    assert study_words.sentence("") == ""
+    assert page_text.sentence("at 64 tokens") == "At 64 tokens"
+    assert page_text.sentence("inline is faster") == "inline is faster"
+    assert page_text.sentence("") == ""
 
 
 def test_the_answer_is_not_said_twice():
-    assert study_words.after("No. With it: 3.", "no") == "With it: 3."
-    assert study_words.after("no: with it", "no") == "with it"
-    assert study_words.after("Not so.", "no") == "Not so."
-    assert study_words.after("No.", "no") == "No."
-    assert study_words.after("Yes.", "") == "Yes."
+    assert page_text.after("No. With it: 3.", "no") == "With it: 3."
+    assert page_text.after("no: with it", "no") == "with it"
+    assert page_text.after("Not so.", "no") == "Not so."
+    assert page_text.after("No.", "no") == "No."
+    assert page_text.after("Yes.", "") == "Yes."
 
 
 def test_facts_are_counted(report):
-    said = study_words.facts(report)
+    said = page_text.facts(report)
     assert said == ("1,437 images to train on and 360 to test on, 10 classes, 6 twins, 2 seeds each.")
     report["data"]["train"] = None
-    assert study_words.facts(report).startswith("an unknown number of images to train on")
+    assert page_text.facts(report).startswith("an unknown number of images to train on")

@@ -134,7 +134,7 @@ def test_a_wrong_key_or_value_is_refused_by_name(change, says):
 
 
 def test_odd_parts_cannot_be_mixed_in_pairs():
-    with pytest.raises(ArgumentError, match="mixup and cutmix mix pairs, and batch 63 has an odd part"):
+    with pytest.raises(ArgumentError, match="mixup and cutmix mix pairs, and a part of batch 63 has 63 images"):
         Recipe(batch=63, mixup=0.1)
 
 

@@ -160,7 +160,7 @@ def test_a_run_resumes_from_the_newest_intact_checkpoint(tmp_path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.warns(RuntimeWarning, match=r"optimizer.safetensors is damaged.*step-00000009 is used in its place"):
+    with pytest.warns(RuntimeWarning, match=r"optimizer.safetensors is damaged.*step-00000009 is used instead"):
         fit(job(tmp_path / "cut", resume=True))
     assert digest(tmp_path / "cut") == expected
 

@@ -1,21 +1,50 @@
-"""What the figures and tables of the page share: a title, a sentence on how to read them, and where their data is."""
+"""The building blocks of the page: sections, figures, tables, and the look of a twin, the same in every figure.
 
-from collections.abc import Iterable, Sequence
+The color shows the mechanism; dash and marker show the variant. Twins without the local residual take the even variants
+and twins with it the odd ones, so a dashed line with diamonds is always a mechanism's first twin with the residual. A
+curve that is not a twin (timings, random scores) but has the label of a twin is drawn as that twin.
+
+Figures have the colors of the light theme; `DARK` maps each of them to the dark theme. Colors are those of Okabe and
+Ito, which color-blind readers can tell apart. Softmax, the yardstick, is black.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from softless.report.page import FAINT, FONT, GRAYS, INK
+from softless.report.page import COLORS, FAINT, FONT, GRAYS, INK
+from softless.study.schema import Estimated, TwinResult
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure as Plot
 
-Estimate = dict[str, Any] | None
-POINTS = 10.0  # of accuracy, that an axis spans at least: less would magnify what seeds alone do
+Trace = dict[str, Any]  # as plotly takes it
+POINTS = 10.0  # points of accuracy that an axis spans at least: less would magnify the differences between seeds
+OWN = {"softmax": INK, "SDPA": INK, "inline": COLORS[0], "linear": COLORS[1], "threshold": COLORS[2]}
+SPARE = COLORS[3:]
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+MARKS = ("circle", "diamond", "square", "triangle-up", "x", "cross")
+STROKES = ("none", "6 3", "2 2.5", "6 2.5 2 2.5", "10 3", "10 2.5 2 2.5")
+GLYPHS = ("●", "◆", "■", "▲", "✕", "✚")
+DARK = {
+    INK: "#ecebe8",
+    FAINT: "#30343a",
+    GRAYS[0]: "#a9adb3",
+    GRAYS[1]: "#858a91",
+    GRAYS[2]: "#5d636b",
+    COLORS[0]: "#5ab0e8",
+    COLORS[1]: "#ff8f3f",
+    COLORS[2]: "#3fd0a4",
+    COLORS[3]: "#eba3cb",
+    COLORS[4]: "#ffc24a",
+    COLORS[5]: "#a5dcff",
+}
 
 
 @dataclass(frozen=True)
 class Pick:
-    """One choice of a figure's switch: traces of another `meta.pick` hide, and the layout changes so."""
+    """One choice of a figure's switch: traces with another `meta.pick` are hidden, and `layout` is applied."""
 
     value: str
     label: str
@@ -24,18 +53,18 @@ class Pick:
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot. `about` is what a screen reader says in its place; `twin` hides it together with that twin."""
+    """One plot. A screen reader reads `about`; hiding the twin `twin` hides the panel."""
 
     plot: "Plot"
     about: str
     title: str = ""
     twin: str = ""
-    height: int | None = None  # where it is not the figure's
+    height: int | None = None  # default: the figure's
 
 
 @dataclass(frozen=True)
 class Figure:
-    """`part` names the file that holds the data; `within` where it is in report.json, for want of that file."""
+    """`part` is the CSV file that holds the data; without that file, `within` is the place in report.json."""
 
     id: str
     title: str
@@ -44,26 +73,26 @@ class Figure:
     part: str
     height: int = 380
     picks: tuple[Pick, ...] = ()
-    within: str = ""  # the same as `part`, unless it says otherwise
-    columns: int = 1  # of panels, on a wide screen
+    within: str = ""  # default: the same as `part`
+    columns: int = 1  # columns of panels, on a wide screen
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows as the page shows them; `notes` says what a dash means and where the numbers come from."""
+    """Columns and rows as the page shows them; `notes` explain dashes and where numbers come from."""
 
     title: str
     reading: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
-    part: str = ""  # the file that holds the data, if it has one of its own
+    part: str = ""  # the CSV file that holds the data, if there is one
     within: str = ""
 
 
 @dataclass(frozen=True)
 class Section:
-    """Figures and tables around one question; where there is nothing to draw, `missing` says why."""
+    """Figures and tables on one question; if there is nothing to draw, `missing` says why."""
 
     id: str
     title: str
@@ -73,11 +102,11 @@ class Section:
     missing: str = ""
     tables: tuple[Table, ...] = ()
     table_first: bool = False
-    remark: str = ""  # below the figures, for what a sentence says better than they would
+    remark: str = ""  # a sentence below the figures
 
 
-def plot(traces: Sequence[dict[str, Any]], *, x: dict[str, Any], y: dict[str, Any], **layout: Any) -> "Plot":
-    """Traces on quiet axes: no frame, a faint grid, the page's own background.
+def plot(traces: Sequence[Trace], *, x: dict[str, Any], y: dict[str, Any], **layout: Any) -> "Plot":
+    """Draw traces on quiet axes: no frame, a faint grid, the background of the page.
 
     A trace with `meta.label` is named in the figure; static/labels.js finds a free place for the name.
     """
@@ -86,64 +115,49 @@ def plot(traces: Sequence[dict[str, Any]], *, x: dict[str, Any], y: dict[str, An
     return Figure(
         data=[{"type": "scatter", **trace} for trace in traces],
         layout={
-            "template": "none",
-            "font": {"family": FONT, "size": 13, "color": INK},
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "margin": {"l": 56, "r": 16, "t": 16, "b": 48},
-            "hovermode": "closest",
-            "hoverlabel": {"align": "left", "font": {"family": FONT, "size": 13}},
-            "showlegend": False,
-            "xaxis": _axis({"showgrid": False, "zeroline": False} | x),
-            "yaxis": _axis(y),
-            **layout,
+            "template": "none", "font": {"family": FONT, "size": 13, "color": INK}, "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)", "margin": {"l": 56, "r": 16, "t": 16, "b": 48}, "hovermode": "closest",
+            "hoverlabel": {"align": "left", "font": {"family": FONT, "size": 13}}, "showlegend": False,
+            "xaxis": _axis({"showgrid": False, "zeroline": False} | x), "yaxis": _axis(y), **layout,
         },
-    )
+    )  # fmt: skip
 
 
-def _axis(given: dict[str, Any]) -> dict[str, Any]:
+def _axis(options: dict[str, Any]) -> dict[str, Any]:
     return {
-        "gridcolor": FAINT,
-        "linecolor": GRAYS[1],
-        "tickcolor": GRAYS[1],
-        "zerolinecolor": GRAYS[2],
-        "ticks": "outside",
-        "ticklen": 4,
-        "tickfont": {"color": GRAYS[0], "size": 12},
-        "automargin": True,
-        "exponentformat": "none",
-        "fixedrange": True,
-        **given,
-        "title": {"text": given.get("title", ""), "font": {"color": GRAYS[0], "size": 13}, "standoff": 10},
-    }
+        "gridcolor": FAINT, "linecolor": GRAYS[1], "tickcolor": GRAYS[1], "zerolinecolor": GRAYS[2], "ticks": "outside",
+        "ticklen": 4, "tickfont": {"color": GRAYS[0], "size": 12}, "automargin": True, "exponentformat": "none",
+        "fixedrange": True, **options,
+        "title": {"text": options.get("title", ""), "font": {"color": GRAYS[0], "size": 13}, "standoff": 10},
+    }  # fmt: skip
 
 
-def means(estimates: Iterable[Estimate], factor: float = 1) -> list[float | None]:
-    """The values, null where there is none."""
-    return [None if not each or each.get("mean") is None else factor * each["mean"] for each in estimates]
+def means(estimates: Iterable[Estimated | None], factor: float = 1) -> list[float | None]:
+    """Return the means, None where there is none."""
+    values = [interval_ends(estimated)[0] for estimated in estimates]
+    return [None if value is None else factor * value for value in values]
 
 
-def whiskers(estimates: Sequence[Estimate], factor: float = 1) -> dict[str, Any]:
-    """The 95% intervals as error bars; none where an interval is not known."""
-    known = [
-        each if each and None not in (each["mean"], each.get("low"), each.get("high")) else None for each in estimates
-    ]
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [factor * (each["high"] - each["mean"]) if each else 0 for each in known],
-        "arrayminus": [factor * (each["mean"] - each["low"]) if each else 0 for each in known],
-        "thickness": 1.2,
-        "width": 3,
-    }
+def interval_ends(estimated: Estimated | None) -> tuple[float | None, float | None, float | None]:
+    """Return mean, low and high; None where a number is not known."""
+    return (estimated.get("mean"), estimated.get("low"), estimated.get("high")) if estimated else (None, None, None)
 
 
-def span(
-    estimates: Iterable[Estimate], factor: float = 1, *, least: float = 0.0, most: float | None = None
-) -> list[float]:
-    """From the lowest to the highest end of the intervals with a little room, `least` wide and not above `most`."""
-    known = [each for each in estimates if each]
-    ends = [factor * each[end] for each in known for end in ("mean", "low", "high") if each.get(end) is not None]
+def whiskers(estimates: Sequence[Estimated | None], factor: float = 1) -> dict[str, Any]:
+    """Return the 95% intervals as error bars; none where an interval is not known."""
+    bars: dict[str, list[float]] = {"array": [], "arrayminus": []}
+    for estimated in estimates:
+        mean, low, high = interval_ends(estimated)
+        if mean is None or low is None or high is None:
+            mean = low = high = 0.0
+        bars["array"].append(factor * (high - mean))
+        bars["arrayminus"].append(factor * (mean - low))
+    return {"type": "data", "symmetric": False, **bars, "thickness": 1.2, "width": 3}
+
+
+def span(values: Iterable[float | None], *, least: float = 0.0, most: float | None = None) -> list[float]:
+    """Return the ends of an axis that covers all values, at least `least` wide and not above `most`."""
+    ends = [value for value in values if value is not None]
     low, high = min(ends, default=0.0), max(ends, default=1.0)
     room = 0.05 * (high - low) or 1.0
     low, high = low - room, high + room
@@ -153,20 +167,92 @@ def span(
     return [low - down, high - down]
 
 
-def percent_axis(estimates: Iterable[Estimate]) -> dict[str, Any]:
-    """Accuracies in percent, on an axis that spans at least POINTS."""
-    return {"title": "accuracy, %", "range": span(estimates, 100, least=POINTS, most=101)}
+def percent_axis(estimates: Iterable[Estimated | None]) -> dict[str, Any]:
+    """Return an axis of accuracies in percent that spans at least POINTS."""
+    ends = [end for estimated in estimates for end in interval_ends(estimated)]
+    return {"title": "accuracy, %", "range": span([end and 100 * end for end in ends], least=POINTS, most=101)}
 
 
 def measured_on(count: float | None, what: str = "test images") -> str:
-    """The last sentence of a caption; nothing where the count is not known."""
+    """Return the last sentence of a caption; nothing if the count is not known."""
     return "" if count is None else f" Measured on {count:,.0f} {what}."
 
 
 def layer_names(names: Sequence[str]) -> dict[str, str]:
-    """Layers numbered as they come: `blocks.0.attn` is 1."""
+    """Number layers from 1, in the order given: `blocks.0.attn` is 1."""
     return {name: str(index) for index, name in enumerate(dict.fromkeys(names), start=1)}
 
 
 def has_numbers(values: Iterable[float | None]) -> bool:
     return any(value is not None for value in values)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a twin is drawn."""
+
+    id: str
+    label: str
+    mechanism: str
+    color: str
+    variant: int  # among the twins of its mechanism: even without the local residual, odd with it
+
+    @property
+    def dash(self) -> str:
+        return DASHES[self.variant % len(DASHES)]
+
+    @property
+    def strokes(self) -> str:
+        return STROKES[self.variant % len(STROKES)]
+
+    @property
+    def mark(self) -> str:
+        return MARKS[self._mark]
+
+    @property
+    def glyph(self) -> str:
+        return GLYPHS[self._mark]
+
+    @property
+    def _mark(self) -> int:
+        """Shift the marker after each round of dashes, so that 36 twins of one mechanism look different."""
+        return (self.variant + self.variant // len(DASHES)) % len(MARKS)
+
+    def trace(self, **meta: Any) -> Trace:
+        """Return what every trace of this twin shares; the legend of the page finds traces by `meta.twin`."""
+        return {
+            "name": self.label, "showlegend": False, "line": {"color": self.color, "dash": self.dash, "width": 2.2},
+            "marker": {"color": self.color, "symbol": self.mark, "size": 9}, "meta": {"twin": self.id, **meta},
+        }  # fmt: skip
+
+
+def mechanism_of(label: str) -> str:
+    """Return the first word of a label such as `linear relu` or `inline, identity`."""
+    return label.replace(",", " ").partition(" ")[0]
+
+
+def mechanism_color(label: str, others: Sequence[str] = ()) -> str:
+    """Return the color of a label's mechanism; the first few of `others` have colors, too."""
+    name = mechanism_of(label)
+    if name in OWN:
+        return OWN[name]
+    place = others.index(name) if name in others else len(SPARE)
+    return SPARE[place] if place < len(SPARE) else GRAYS[1]
+
+
+def looks(twins: Sequence[TwinResult]) -> dict[str, Look]:
+    """Return the look of each twin by id, in the order of the study."""
+    others = [name for name in dict.fromkeys(twin["mechanism"] for twin in twins) if name not in OWN]
+    seen: Counter[tuple[str, bool]] = Counter()
+    by_id = {}
+    for twin in twins:
+        mechanism, local = twin["mechanism"], bool(twin.get("local"))
+        variant = 2 * seen[mechanism, local] + local
+        by_id[twin["id"]] = Look(twin["id"], twin["label"], mechanism, mechanism_color(mechanism, others), variant)
+        seen[mechanism, local] += 1
+    return by_id
+
+
+def look_of(label: str, looks: Mapping[str, Look]) -> Look | None:
+    """Return the look of the twin with this label; None if no twin has it."""
+    return next((look for look in looks.values() if look.label == label), None)

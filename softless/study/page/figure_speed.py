@@ -1,60 +1,53 @@
-"""What dropping the softmax buys: the twins at their own number of tokens, then time and memory against N (Fig. 5)."""
+"""Speed without softmax: the twins at their own number of tokens, then time and memory against N (Fig. 5)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import log, log10
-from typing import Any
+from typing import Literal
 
 from softless.report.page import GRAYS
-from softless.study.page.figure import Figure, Panel, Pick, Section, Table, plot
-from softless.study.page.style import Look, look_of, mechanism_color, mechanism_of
-from softless.study.page.words import MISSING, listed, short
+from softless.report.units import listed
+from softless.study.page import figure as draw
+from softless.study.page.figure import Figure, Look, Panel, Pick, Section, Table, Trace
+from softless.study.page.text import MISSING, short
+from softless.study.schema import LapResult, OwnSpeed, SpeedPart, StudyDocument, TrendResult
 
 REFERENCE = "SDPA"
 ROOM = 0.08  # powers of ten beside the first and the last length
-WHAT = {
+Key = Literal["seconds", "peak_bytes"]
+MEASURES: dict[Key, tuple[str, str, float]] = {
     "seconds": ("time", "milliseconds per call", 1e3),
     "peak_bytes": ("memory", "peak memory of a call, MB", 1e-6),
 }
 
 
-def section(document: dict[str, Any], looks: Mapping[str, Look]) -> Section:
-    """The twins as they are, then one figure with a switch."""
-    found, machine = document.get("speed") or {}, document["machine"]
-    figure = curves(found, looks) if found.get("laps") else None
-    table = own(found.get("own"))
-    heads = (
-        f", with {found['heads']:g} heads of {found['head_dim']:g} and {found['dtype']}" if found.get("heads") else ""
-    )
+def section(document: StudyDocument, looks: Mapping[str, Look]) -> Section:
+    """Return the section on speed: a table of the twins, then a figure of the mechanisms."""
+    speed, machine = document.get("speed"), document["machine"]
+    figure = curves(speed, looks) if speed and speed.get("laps") else None
+    table, heads = own(speed.get("own")) if speed else None, ""
+    if speed and speed.get("heads"):
+        heads = f", with {speed['heads']:g} heads of {speed['head_dim']:g} and {speed['dtype']}"
     first = "The table times whole twins at this study's own number of tokens. " if table else ""
     then = f"The figure times attention alone on random inputs of growing length{heads}. " if figure else ""
     return Section(
-        "speed",
-        "What dropping it buys",
-        "Speed",
-        f"{first}{then}All times are from {machine['processor']} ({machine['device']}).",
-        (figure,) if figure else (),
-        "" if figure or table else "No timings: this study measured no speed.",
-        tables=(table,) if table else (),
+        "speed", "How fast it is without softmax", "Speed",
+        f"{first}{then}All times are from {machine['processor']} ({machine['device']}).", (figure,) if figure else (),
+        "" if figure or table else "No timings: this study measured no speed.", tables=(table,) if table else (),
         table_first=True,
-    )
+    )  # fmt: skip
 
 
-def own(found: dict[str, Any] | None) -> Table | None:
-    """Training and inference of whole twins, and how they compare with the softmax twin of the same kind."""
-    if not found or not found["rows"]:
+def own(speed: OwnSpeed | None) -> Table | None:
+    """Return the table of training and inference times, and their ratio to the softmax twin of the same kind."""
+    if not speed or not speed["rows"]:
         return None
     rows = []
-    for row in found["rows"]:
-        times = (row.get(key) for key in ("training_seconds", "inference_seconds"))
-        ratios = (row.get(key) for key in ("training_ratio", "inference_ratio"))
-        rows.append(
-            (
-                row["label"],
-                *(short(None if time is None else 1e3 * time, ".3f") for time in times),
-                *(short(ratio, ".2f", "x") for ratio in ratios),
-            )
-        )
+    for row in speed["rows"]:
+        times = row.get("training_seconds"), row.get("inference_seconds")
+        ratios = row.get("training_ratio"), row.get("inference_ratio")
+        milliseconds = (short(None if time is None else 1e3 * time, ".3f") for time in times)
+        rows.append((row["label"], *milliseconds, *(short(ratio, ".2f", "x") for ratio in ratios)))
     columns = (
         "twin", "training, ms per image", "inference, ms per image", "training speed", "inference speed",
     )  # fmt: skip
@@ -63,30 +56,31 @@ def own(found: dict[str, Any] | None) -> Table | None:
         "with the local residual is compared with softmax + local."
     )
     gap = f"{MISSING}: not measured, or no softmax twin of the same kind to compare with."
-    together = max(row.get("together") or 1 for row in found["rows"])
+    together = max(row.get("together") or 1 for row in speed["rows"])
     beside = f"{together:g} runs shared the device while training; inference was timed one twin at a time."
     notes = (note, *([beside] if together > 1 else []), *([gap] if any(MISSING in row for row in rows) else []))
-    title = f"Speed at this study's {found['tokens']:,.0f} tokens"
+    title = f"Speed at this study's {speed['tokens']:,.0f} tokens"
     return Table(
         title, "Measured on whole twins, on this machine.", columns, tuple(rows), notes, "own_speed", "speed.own"
     )
 
 
-def curves(found: dict[str, Any], looks: Mapping[str, Look]) -> Figure | None:
-    """The twins' mechanisms as the twins look, all others in gray; a ring where a line crosses SDPA's for good."""
-    laps = [lap for lap in found["laps"] if lap["head_dim"] == found["head_dim"] and lap["tokens"] > 0]
+def curves(speed: SpeedPart, looks: Mapping[str, Look]) -> Figure | None:
+    """Draw the mechanisms of the twins in color and all others in gray; a ring marks a crossing with SDPA's line."""
+    laps = [lap for lap in speed["laps"] if lap["head_dim"] == speed["head_dim"] and lap["tokens"] > 0]
+    own_tokens = own_speed["tokens"] if (own_speed := speed.get("own")) else None
     ours = {look.mechanism for look in looks.values()} | {REFERENCE, "softmax"}
     labels = sorted(dict.fromkeys(lap["label"] for lap in laps), key=lambda label: _named(label, ours))
-    known = [key for key in WHAT if any((lap.get(key) or 0) > 0 for lap in laps)]
+    known = [key for key in MEASURES if any((lap.get(key) or 0) > 0 for lap in laps)]
     if not known:
         return None
-    traces = []
+    traces: list[Trace] = []
     for key in known:
         lines = [line for label in labels if (line := _line(label, key, laps, ours, looks))]
-        here = _here((found.get("own") or {}).get("tokens"), key, [y for line in lines for y in line["y"]])
+        here = _here(own_tokens, key, [y for line in lines for y in line["y"]])
         traces += [line | {"visible": key == known[0]} for line in [*lines, *here]]
     lengths = sorted({lap["tokens"] for lap in laps})
-    ends = sorted([*lengths, (found.get("own") or {}).get("tokens") or lengths[0]])
+    ends = sorted([*lengths, own_tokens or lengths[0]])
     x = {
         "title": "tokens N (1k is 1,024)",
         "type": "log",
@@ -94,41 +88,35 @@ def curves(found: dict[str, Any], looks: Mapping[str, Look]) -> Figure | None:
         "ticktext": [f"{n / 1024:g}k" if n >= 1024 and n % 1024 == 0 else f"{n:g}" for n in lengths],
         "range": [log10(max(ends[0], 1)) - ROOM, log10(ends[-1]) + ROOM],
     }
-    y = {"title": WHAT[known[0]][1], "type": "log", "dtick": 1, "tickformat": ",~g"}
-    picks = tuple(Pick(key, WHAT[key][0], {"yaxis.title": WHAT[key][1]}) for key in known)
+    y = {"title": MEASURES[known[0]][1], "type": "log", "dtick": 1, "tickformat": ",~g"}
+    picks = tuple(Pick(key, MEASURES[key][0], {"yaxis.title": MEASURES[key][1]}) for key in known)
     room = {"l": 56, "r": 110, "t": 16, "b": 48}
-    drawn = plot([*traces, *_crossings(found, laps, ours, looks)], x=x, y=y, margin=room)
-    marked = " The dotted vertical line is this study's own N." if found.get("own") else ""
-    always = [trend["label"] for trend in _faster(found, ours) if trend.get("faster_everywhere")]
+    drawn = draw.plot([*traces, *_crossings(speed, laps, ours, looks)], x=x, y=y, margin=room)
+    marked = " The dotted vertical line is this study's own N." if own_tokens else ""
+    always = [trend["label"] for trend in _faster(speed, ours) if trend.get("faster_everywhere")]
     if always:
         verb = "is" if len(always) == 1 else "are"
         marked += (
             f" No ring: {listed(always)} {verb} faster than SDPA at every length timed, from {lengths[0]:,} tokens."
         )
     return Figure(
-        "speed-curves",
-        "Time and memory for longer inputs",
+        "speed-curves", "Time and memory for longer inputs",
         "Both axes are logarithmic, so a steeper line is a cost that grows faster with the number of tokens N. A ring "
         "marks the crossover, the N from which a mechanism stays faster than PyTorch's own softmax attention (SDPA). "
         f"Thin gray lines are mechanisms that no twin runs.{marked}",
-        (Panel(drawn, "Time and memory of attention against tokens"),),
-        "speed",
-        height=440,
+        (Panel(drawn, "Time and memory of attention against tokens"),), "speed", height=440,
         picks=picks if len(picks) > 1 else (),
-    )
+    )  # fmt: skip
 
 
-def _line(
-    label: str, key: str, laps: list[dict[str, Any]], ours: set[str], looks: Mapping[str, Look]
-) -> dict[str, Any] | None:
-    _, unit, factor = WHAT[key]
-    points = sorted(
-        (lap["tokens"], factor * lap[key]) for lap in laps if lap["label"] == label and (lap.get(key) or 0) > 0
-    )
+def _line(label: str, key: Key, laps: Sequence[LapResult], ours: set[str], looks: Mapping[str, Look]) -> Trace | None:
+    _, unit, factor = MEASURES[key]
+    values = [(lap["tokens"], factor * (lap.get(key) or 0)) for lap in laps if lap["label"] == label]
+    points = sorted((n, value) for n, value in values if value > 0)
     if not points:
         return None
-    drawn, look = _named(label, ours), look_of(label, looks)
-    color = look.color if look else mechanism_color(label) if drawn else GRAYS[2]
+    drawn, look = _named(label, ours), draw.look_of(label, looks)
+    color = look.color if look else draw.mechanism_color(label) if drawn else GRAYS[2]
     dash = look.dash if look else "dot" if label == REFERENCE else "solid"
     return {
         "x": [n for n, _ in points],
@@ -142,8 +130,8 @@ def _line(
     }
 
 
-def _here(tokens: float | None, key: str, heights: list[float]) -> list[dict[str, Any]]:
-    """The study's own number of tokens, as a vertical line."""
+def _here(tokens: float | None, key: str, heights: list[float]) -> list[Trace]:
+    """Mark the study's own number of tokens with a vertical line."""
     if not tokens or not heights:
         return []
     return [
@@ -159,33 +147,31 @@ def _here(tokens: float | None, key: str, heights: list[float]) -> list[dict[str
 
 
 def _named(label: str, ours: set[str]) -> bool:
-    return mechanism_of(label) in ours
+    return draw.mechanism_of(label) in ours
 
 
-def _faster(found: dict[str, Any], ours: set[str]) -> list[dict[str, Any]]:
-    """The trends of the twins' mechanisms that become faster than SDPA."""
+def _faster(speed: SpeedPart, ours: set[str]) -> list[TrendResult]:
+    """Return the trends of the twins' mechanisms that become faster than SDPA."""
     return [
         trend
-        for trend in found.get("trends") or []
-        if trend.get("crossover") and trend["head_dim"] == found["head_dim"] and _named(trend["label"], ours)
+        for trend in speed.get("trends") or []
+        if trend.get("crossover") and trend["head_dim"] == speed["head_dim"] and _named(trend["label"], ours)
         and trend["label"] not in (REFERENCE, "softmax")
     ]  # fmt: skip
 
 
-def _crossings(
-    found: dict[str, Any], laps: list[dict[str, Any]], ours: set[str], looks: Mapping[str, Look]
-) -> list[dict[str, Any]]:
-    """Rings on the lines where they cross SDPA's, which is where both have the same time."""
-    rings: list[dict[str, Any]] = []
-    for trend in _faster(found, ours):
+def _crossings(speed: SpeedPart, laps: Sequence[LapResult], ours: set[str], looks: Mapping[str, Look]) -> list[Trace]:
+    """Draw a ring where a line crosses SDPA's."""
+    rings: list[Trace] = []
+    for trend in _faster(speed, ours):
         label, n = trend["label"], trend["crossover"]
-        if trend.get("faster_everywhere"):
+        if n is None or trend.get("faster_everywhere"):
             continue
         times = sorted((lap["tokens"], lap["seconds"]) for lap in laps if lap["label"] == label and lap["seconds"])
         time = _between(n, times)
         if time is not None:
-            look = look_of(label, looks)
-            color = look.color if look else mechanism_color(label)
+            look = draw.look_of(label, looks)
+            color = look.color if look else draw.mechanism_color(label)
             rings.append(
                 {
                     "x": [n],
@@ -200,7 +186,7 @@ def _crossings(
 
 
 def _between(n: float, points: list[tuple[float, float]]) -> float | None:
-    """The time at n, along the straight line that a log-log plot draws; at the ends, the end."""
+    """Interpolate the time at n along the straight line of a log-log plot; before the first point, take the first."""
     for (a, start), (b, end) in pairwise(points):
         if a <= n <= b and a < b:
             share = log(n / a) / log(b / a)

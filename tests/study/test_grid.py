@@ -18,9 +18,9 @@ from softless.data import reading
 from softless.errors import ArgumentError, FileError
 from softless.study import grid
 from softless.study.grid import Schedule, Silent, read_record, run_grid
-from softless.study.twin_run import Task, decoded_set, execute, trained_twin
+from softless.study.twin_run import TwinRun, execute, trained_twin
 from softless.study.twins import Twin, twins_named
-from softless.study.workers import Pack
+from softless.study.workers import Workers
 from softless.train.assemble import Runtime
 from softless.train.loop import Interrupted
 from softless.train.metrics import Answers
@@ -58,14 +58,16 @@ def ran(out, ids=("softmax", "inline-local"), **options):
     return run_grid(out, options.pop("recipe", TINY), twins, **options), notes
 
 
-def task(out, twin="softmax", **options):
+def twin_run(out, twin="softmax", **options):
     options = {"base": TINY, "data": None, "runtime": CPU, **options}
-    return Task(out=out, twin=twins_named([twin])[0], seed=0, **options)
+    return TwinRun(out=out, twin=twins_named([twin])[0], seed=0, **options)
 
 
 def without_time(record):
-    """As a file has it, less what the machine's load decides."""
-    return {key: value for key, value in json.loads(json.dumps(record)).items() if key not in TIMES}
+    """The record as its file has it, without what depends on the load of the machine."""
+    stored = json.loads(json.dumps(record))
+    del stored["machine"]["load_average"]
+    return {key: value for key, value in stored.items() if key not in TIMES}
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +109,7 @@ def test_the_model_that_is_kept_is_the_one_that_was_scored(whole):
     out, found, _ = whole
     for record in found.records[:2]:
         model = trained_twin(record, out)
-        test = decoded_set(task(out)).test
+        test = twin_run(out).images().test
         from softless.data.device_augment import finish
 
         with torch.no_grad():
@@ -143,10 +145,10 @@ def test_a_run_stopped_in_the_middle_goes_on_to_the_same_numbers(whole, tmp_path
     ran(tmp_path, ids=["taylor"], seeds=(0,), minutes=0)
     halves = iter([False, False, False, True])
     slowly = {"stopped": lambda: time.sleep(0.3) or next(halves)}
-    assert execute(task(tmp_path), decoded_set(task(tmp_path)), **slowly) is None
+    assert execute(twin_run(tmp_path), twin_run(tmp_path).images(), **slowly) is None
     assert not (tmp_path / "runs/softmax-0.json").exists()
     assert (tmp_path / "trainings/softmax-0").is_dir()
-    record = execute(task(tmp_path), decoded_set(task(tmp_path)))
+    record = execute(twin_run(tmp_path), twin_run(tmp_path).images())
     assert record["wall_seconds"] >= record["seconds"] > 4 * 0.3
     assert without_time(record) == without_time(expected)
     assert without_time(read_record(tmp_path / "runs/softmax-0.json")) == without_time(expected)
@@ -154,7 +156,9 @@ def test_a_run_stopped_in_the_middle_goes_on_to_the_same_numbers(whole, tmp_path
 
 def test_no_more_runs_are_said_to_share_a_device_than_wait_for_it(whole, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(grid, "_packed", lambda schedule, count, _: asked.append((count, schedule.waiting[0].together)))
+    monkeypatch.setattr(
+        grid, "_train_packed", lambda schedule, count, _: asked.append((count, schedule.waiting[0].together))
+    )
     out = copytree(whole[0], tmp_path / "grid")
     ran(out, ids=("softmax", "taylor"), pack=4)
     assert asked == [(2, 2)]
@@ -170,8 +174,8 @@ def test_the_numbers_do_not_depend_on_how_many_run_at_once(whole, tmp_path):
 
 
 def test_a_process_that_dies_is_a_failure_of_its_run_and_no_other(whole, tmp_path):
-    with Pack(1) as workers:
-        workers.start(task(tmp_path))
+    with Workers(1) as workers:
+        workers.start(twin_run(tmp_path))
         first = workers.workers[0].process
         os.kill(first.pid, signal.SIGKILL)
         (record,) = workers.wait(lambda _name, _share: None)
@@ -179,7 +183,7 @@ def test_a_process_that_dies_is_a_failure_of_its_run_and_no_other(whole, tmp_pat
         assert workers.free
         assert workers.workers == []
     assert read_record(tmp_path / "runs/softmax-0.json")["accuracy"] is None
-    assert not grid.finished(task(tmp_path))
+    assert not grid.finished(twin_run(tmp_path))
 
 
 def test_one_bad_twin_is_recorded_and_the_others_run(tmp_path):
@@ -217,7 +221,7 @@ def record(twin, seconds, status="done"):
 
 def test_no_run_is_started_that_would_not_end_in_time(tmp_path, monkeypatch):
     monkeypatch.setattr(grid.time, "time", lambda: 1000.0)
-    tasks = [task(tmp_path, name) for name in ("softmax", "inline", "taylor")]
+    tasks = [twin_run(tmp_path, name) for name in ("softmax", "inline", "taylor")]
     known = [record("softmax", 100.0), record("softmax", 90.0), record("inline", 20.0), record("hydra", 1.0, "failed")]
     schedule = Schedule(tasks, known, 1000.0 + 60)
     assert [schedule.expected(each) for each in tasks] == [100.0, 20.0, 70.0]
@@ -277,8 +281,8 @@ def test_images_that_are_skipped_are_counted_and_named(tmp_path, monkeypatch):
     one = {"ids": ["softmax"], "seeds": (0,), "data": str(tmp_path / "images"), "recipe": grid.replace(TINY, batch=8)}
     skip = Runtime(device="cpu", on_bad_image="skip")
     ran(tmp_path, **one, runtime=skip, minutes=0)
-    stopped = task(tmp_path, base=one["recipe"], data=one["data"], runtime=skip)
-    assert execute(stopped, decoded_set(stopped), stopped=lambda: True) is None
+    stopped = twin_run(tmp_path, base=one["recipe"], data=one["data"], runtime=skip)
+    assert execute(stopped, stopped.images(), stopped=lambda: True) is None
     named = json.loads((stopped.training / "skipped.json").read_text())
     assert [*named["train"], *named["test"]] == [str(bad)]
     with pytest.raises(FileError, match=r"3.png: it is no intact JPEG"):

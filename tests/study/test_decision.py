@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 
 from softless.study import decision as study_decision
-from softless.study.decision import answer_in_words, decide, decide_pair, gain
-from softless.study.statistics import (
+from softless.study.decision import decide, decide_pair, gain
+from softless.study.tables import (
     Group,
     Spread,
     groups,
@@ -21,6 +21,7 @@ from softless.study.statistics import (
     interval,
     shared_spread,
 )
+from softless.study.verdict import answer_in_words
 
 ROOT = Path(__file__).parents[2]
 FLAT = tuple((float(epoch), 90.0) for epoch in range(1, 11))
@@ -60,11 +61,11 @@ def decided(softmax, inline, spread=SPREAD, margin=1.0, **more):
 )
 def test_the_answer_is_where_the_whole_interval_lies(softmax, inline, margin, answer):
     pair = decided(softmax, inline, margin=margin)
-    assert pair.answer == answer
-    assert pair.difference == pytest.approx(np.mean(inline) - np.mean(softmax))
-    side = "no" if pair.low > -margin else "yes" if pair.high < -margin else "cannot tell"
+    assert pair["answer"] == answer
+    assert pair["difference"] == pytest.approx(np.mean(inline) - np.mean(softmax))
+    side = "no" if pair["low"] > -margin else "yes" if pair["high"] < -margin else "cannot tell"
     assert side == answer
-    assert (pair.would_tell is None) == (answer != "cannot tell")
+    assert (pair["would_tell"] is None) == (answer != "cannot tell")
 
 
 def test_the_interval_is_the_one_of_the_formula():
@@ -111,23 +112,23 @@ def test_more_seeds_and_more_images_make_the_interval_shorter():
             "softmax (19.0 %) did not learn: with chance at 10.0 %, that takes 20.0 %",
             "longer",
         ),
-        ({"runs": 3}, "2 runs of softmax and inline did not come to an end", "tries failed ones again"),
+        ({"runs": 3}, "2 runs of softmax and inline did not finish", "tries failed runs again"),
         ({"curves": (FLAT[:1],) * 2}, "does not show whether accuracy still rises", "several epochs"),
-        ({"images": 0}, "kept no answers to single images", "training them again"),
+        ({"images": 0}, "without the answers to single images", "training them again"),
     ],
 )
 def test_there_is_no_verdict_where_a_condition_fails(change, because, tells):
     pair = decided(change.pop("softmax", (90, 91)), change.pop("inline", (95, 96)), **change)
-    assert pair.answer == "cannot tell"
-    assert because in pair.because
-    assert tells in pair.would_tell
+    assert pair["answer"] == "cannot tell"
+    assert because in pair["because"]
+    assert tells in pair["would_tell"]
 
 
 @pytest.mark.parametrize(("chance", "least"), [(1, 2.0), (10, 20.0), (33, 66.0), (50, 75.0), (90, 95.0)])
 def test_two_classes_can_be_learned_too(chance, least):
     for accuracy, learned in ((least - 0.5, False), (least + 0.5, True)):
         both = [group(id_, accuracy, accuracy) for id_ in ("softmax", "inline")]
-        assert ("did not learn" not in decide_pair(*both, SPREAD, chance, 1.0).because) == learned
+        assert ("did not learn" not in decide_pair(*both, SPREAD, chance, 1.0)["because"]) == learned
 
 
 def test_a_pair_far_behind_another_twin_is_judged_without_a_spread():
@@ -140,15 +141,15 @@ def test_a_pair_far_behind_another_twin_is_judged_without_a_spread():
 def test_there_is_no_verdict_where_accuracy_still_rises():
     rising = tuple((float(epoch), 50.0 + 4 * epoch) for epoch in range(1, 11))
     pair = decided((90, 91), (95, 96), curves=(rising, rising))
-    assert pair.answer == "cannot tell"
-    assert "accuracy still rises in the last tenth of training (softmax by 4.0 points and inline" in pair.because
-    assert pair.would_tell == "about 40 epochs instead of 10 (--epochs 40)"
+    assert pair["answer"] == "cannot tell"
+    assert "accuracy still rises in the last tenth of training (softmax by 4.0 points and inline" in pair["because"]
+    assert pair["would_tell"] == "about 40 epochs instead of 10 (--epochs 40)"
 
 
 def test_a_pair_without_a_run_has_no_numbers():
     pair = decided((), (95, 96), runs=2)
-    assert (pair.answer, pair.difference, pair.low) == ("cannot tell", None, None)
-    assert "2 runs of softmax did not come to an end" in pair.because
+    assert (pair["answer"], pair["difference"], pair["low"]) == ("cannot tell", None, None)
+    assert "2 runs of softmax did not finish" in pair["because"]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_twins_that_differ_in_parameters_are_not_a_pair():
 
 
 def seeds_told(pair):
-    return int(pair.would_tell.split("about ")[1].split()[0])
+    return int(pair["would_tell"].split("about ")[1].split()[0])
 
 
 def test_the_seeds_that_would_tell_are_those_with_which_the_interval_would_fit():
@@ -214,15 +215,15 @@ def test_the_seeds_that_would_tell_are_those_with_which_the_interval_would_fit()
     for seeds, answer in ((enough - 1, "cannot tell"), (enough, "no")):
         more = [group(each.id, *[each.mean] * seeds) for each in (softmax, inline)]
         spread = Spread(0.5, round(7 * (seeds - 1)))
-        assert decide_pair(*more, spread, 10.0, 1.0).answer == answer
+        assert decide_pair(*more, spread, 10.0, 1.0)["answer"] == answer
 
 
 def test_more_images_are_advised_where_seeds_cannot_tell():
     a, b = group("softmax", 90, 90, images=360, seed=1), group("inline", 89.7, 89.7, images=360, seed=2)
     pair = decide_pair(a, b, Spread(0.05, 7), 10.0, 1.0)
-    assert "test images instead of 360, with 10 seeds per twin" in pair.would_tell
+    assert "test images instead of 360, with 10 seeds per twin" in pair["would_tell"]
     close = decide_pair(a, replace(b, accuracies=(89.0, 89.0)), Spread(0.05, 7), 10.0, 1.0)
-    assert "hardly any number of seeds or test images" in close.would_tell
+    assert "hardly any number of seeds or test images" in close["would_tell"]
 
 
 def wrong(rows):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from softless.study import workers as pack
-from softless.study.twin_run import Task
+from softless.study import workers as module
+from softless.study.twin_run import TwinRun
 from softless.study.twins import Twin, twins_named
-from softless.study.workers import Pack, work
+from softless.study.workers import Workers, work
 from softless.train.assemble import Runtime
 from softless.train.loop import Interrupted
 from softless.train.recipe import read_recipe
@@ -17,8 +17,8 @@ TINY = read_recipe(str(ROOT / "tests/commands/quick.toml"))
 BAD = Twin(id="bad", label="bad", mechanism="linear", options={"phi": "nonsense"})
 
 
-def task(out, twin):
-    return Task(out=out, twin=twin, seed=0, base=TINY, data=None, runtime=Runtime(device="cpu"))
+def twin_run(out, twin):
+    return TwinRun(out=out, twin=twin, seed=0, base=TINY, data=None, runtime=Runtime(device="cpu"))
 
 
 class Pipe:
@@ -42,17 +42,17 @@ class Pipe:
 @pytest.fixture
 def worker(monkeypatch):
     """`work` in this process, which keeps its own Ctrl-C and threads."""
-    monkeypatch.setattr(pack.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(pack.torch, "set_num_threads", lambda _: None)
-    monkeypatch.setattr(pack, "decoded_set", lambda _: None)
+    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(module.torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(TwinRun, "images", lambda _: None)
     return work
 
 
 def test_a_worker_takes_runs_until_there_are_none(worker, monkeypatch, tmp_path):
     ran = []
-    monkeypatch.setattr(pack, "execute", lambda task, *_: ran.append(task.name) or {"status": "done"})
+    monkeypatch.setattr(module, "execute", lambda run, *_: ran.append(run.name) or {"status": "done"})
     softmax, inline = twins_named(["softmax", "inline"])
-    end = Pipe(task(tmp_path, softmax), task(tmp_path, inline), None, task(tmp_path, softmax))
+    end = Pipe(twin_run(tmp_path, softmax), twin_run(tmp_path, inline), None, twin_run(tmp_path, softmax))
     worker(end)
     assert ran == ["softmax-0", "inline-0"]
     assert end.said == [("over", {"status": "done"})] * 2
@@ -61,11 +61,11 @@ def test_a_worker_takes_runs_until_there_are_none(worker, monkeypatch, tmp_path)
 
 def test_images_are_fetched_once_for_all_runs_of_a_grid(worker, monkeypatch, tmp_path):
     fetched = []
-    monkeypatch.setattr(pack, "decoded_set", lambda task: fetched.append(task.out))
-    monkeypatch.setattr(pack, "execute", lambda *_: {"status": "done"})
+    monkeypatch.setattr(TwinRun, "images", lambda run: fetched.append(run.out))
+    monkeypatch.setattr(module, "execute", lambda *_: {"status": "done"})
     softmax, inline = twins_named(["softmax", "inline"])
     other = tmp_path / "other"
-    worker(Pipe(*(task(tmp_path, twin) for twin in (softmax, inline)), task(other, softmax)))
+    worker(Pipe(*(twin_run(tmp_path, twin) for twin in (softmax, inline)), twin_run(other, softmax)))
     assert fetched == [tmp_path, other]
 
 
@@ -73,21 +73,21 @@ def test_a_worker_ends_when_the_one_who_asked_is_gone(worker, monkeypatch, tmp_p
     def interrupted(*_):
         raise Interrupted(1, 2)
 
-    monkeypatch.setattr(pack, "execute", interrupted)
-    end = Pipe(task(tmp_path, twins_named(["softmax"])[0]))
+    monkeypatch.setattr(module, "execute", interrupted)
+    end = Pipe(twin_run(tmp_path, twins_named(["softmax"])[0]))
     worker(end)
     worker(Pipe())
     assert end.said == []
 
 
 def test_a_run_is_told_to_stop_by_any_word(worker, tmp_path):
-    end = Pipe(task(tmp_path, twins_named(["softmax"])[0]))
+    end = Pipe(twin_run(tmp_path, twins_named(["softmax"])[0]))
     end.word = True
     worker(end)
     assert [kind for kind, *_ in end.said] == ["share", "over"]
     assert end.said[-1] == ("over", None)
     assert (tmp_path / "trainings/softmax-0/last").is_dir()
-    again = Pipe(task(tmp_path, twins_named(["softmax"])[0]))
+    again = Pipe(twin_run(tmp_path, twins_named(["softmax"])[0]))
     worker(again)
     assert again.said[-1][1]["status"] == "done"
 
@@ -97,22 +97,22 @@ def test_words_on_how_far_a_run_is_are_few(worker, monkeypatch, tmp_path):
         for step in range(1, 101):
             progress(task.name, step / 100)
 
-    monkeypatch.setattr(pack, "execute", steps)
-    monkeypatch.setattr(pack.time, "monotonic", lambda: 1000.0)
-    end = Pipe(task(tmp_path, twins_named(["softmax"])[0]))
+    monkeypatch.setattr(module, "execute", steps)
+    monkeypatch.setattr(module.time, "monotonic", lambda: 1000.0)
+    end = Pipe(twin_run(tmp_path, twins_named(["softmax"])[0]))
     worker(end)
     assert end.said == [("share", "softmax-0", 0.01), ("share", "softmax-0", 1.0), ("over", None)]
 
 
 @pytest.mark.slow
 def test_a_worker_whose_run_failed_is_replaced(tmp_path):
-    with Pack(1) as workers:
-        workers.start(task(tmp_path, BAD))
+    with Workers(1) as workers:
+        workers.start(twin_run(tmp_path, BAD))
         first = workers.workers[0].process.pid
         (record,) = workers.wait(lambda *_: None)
         assert record["status"] == "failed"
         assert workers.workers == []
-        workers.start(task(tmp_path, twins_named(["softmax"])[0]))
+        workers.start(twin_run(tmp_path, twins_named(["softmax"])[0]))
         assert workers.workers[0].process.pid != first
         (record,) = workers.wait(lambda *_: None)
         assert record["status"] == "done"
@@ -121,7 +121,7 @@ def test_a_worker_whose_run_failed_is_replaced(tmp_path):
 
 @pytest.mark.slow
 def test_leaving_early_saves_what_runs(tmp_path):
-    long = Task(
+    long = TwinRun(
         out=tmp_path, twin=twins_named(["softmax"])[0], seed=0, data=None, runtime=Runtime(device="cpu"),
         base=read_recipe(str(ROOT / "tests/commands/quick.toml"), [("epochs", "100000")]),
     )  # fmt: skip
@@ -129,7 +129,7 @@ def test_leaving_early_saves_what_runs(tmp_path):
     def stop(*_):
         raise KeyboardInterrupt
 
-    workers = Pack(1)
+    workers = Workers(1)
     workers.start(long)
     process = workers.workers[0].process
     with workers, pytest.raises(KeyboardInterrupt):

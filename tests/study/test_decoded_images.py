@@ -5,8 +5,8 @@ import torch
 
 from softless.data.loading import cached
 from softless.io.pictures import BadImage
-from softless.study import decoded
-from softless.study.decoded import decode, fetch
+from softless.study import twin_run
+from softless.study.twin_run import decode, fetch
 from softless.train.assemble import Runtime
 from tests.train.jobs import Pictures
 
@@ -40,7 +40,7 @@ def test_the_shelf_gives_back_what_was_decoded(shelf):
 
 
 def test_a_set_is_decoded_once(shelf, monkeypatch):
-    monkeypatch.setattr(decoded, "cached", lambda *_, **__: pytest.fail("it decoded again"))
+    monkeypatch.setattr(twin_run, "cached", lambda *_, **__: pytest.fail("it decoded again"))
     decode(shelf, PARTS, 4, Runtime())
 
 
@@ -51,7 +51,7 @@ def test_the_shelf_names_what_was_skipped_and_whoever_skips_nothing_hears_of_it(
     assert found is not None
     assert found.skipped == ({"picture 2": "it is torn"}, {})
     assert len(found.train.ids) == 999
-    monkeypatch.setattr(decoded, "cached", lambda *_, **__: pytest.fail("it decoded again"))
+    monkeypatch.setattr(twin_run, "cached", lambda *_, **__: pytest.fail("it decoded again"))
     decode(tmp_path, parts, 4, Runtime(on_bad_image="skip"))
     with pytest.raises(BadImage, match="picture 2: it is torn"):
         decode(tmp_path, parts, 4, Runtime())

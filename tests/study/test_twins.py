@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from softless.errors import ArgumentError, UnsupportedError
-from softless.study.twins import QUESTIONS, TWINS, side_of, tokens_a_side, twins_named, twins_of
+from softless.study.twins import QUESTIONS, TWINS, side_of, tokens_per_side, twins_named, twins_of
 from softless.train.recipe import read_recipe
 from softless.train.tasks.classify import build
 
@@ -57,9 +57,9 @@ def test_every_table_has_its_twins_and_every_number_of_the_paper_a_place():
     assert {table for twin in TWINS for table in twin.tables} == set(tables) == {"1", "3", "4", "9", "10"}
     for question in QUESTIONS:
         members = {twin.id for twin in TWINS if question.id in twin.tables}
-        assert set(question.found) <= members
+        assert set(question.top1) <= members
         assert {each for pair in question.compares for each in pair} <= members
-    assert tables["3"].found == {
+    assert tables["3"].top1 == {
         "linear-relu": 77.3, "linear-affine": 70.2, "linear-leaky": 1.5, "linear-identity": 0.2,
         "inline-relu": 79.8, "inline-affine": 80.0, "inline-leaky": 79.8, "inline": 80.2,
     }  # fmt: skip
@@ -96,7 +96,7 @@ def test_a_twin_in_windows_is_refused_where_the_model_has_none():
 def test_a_model_that_is_not_known_is_answered_with_those_there_are(patch_size):
     recipe = read_recipe("twins-digits")
     recipe = replace(recipe, model=replace(recipe.model, name="nope", patch_size=patch_size))
-    for ask in (tokens_a_side, side_of, lambda recipe: twins_named(["softmax"], recipe)):
+    for ask in (tokens_per_side, side_of, lambda recipe: twins_named(["softmax"], recipe)):
         with pytest.raises(ArgumentError, match="model 'nope' is not one of inline_deit_tiny"):
             ask(recipe)
 
@@ -110,7 +110,7 @@ SIDES = {
 @pytest.mark.parametrize("name", SIDES)
 def test_the_recipes_put_the_grids_where_they_say(name):
     recipe = read_recipe(f"twins-{name}")
-    assert tokens_a_side(recipe) == SIDES[name]
+    assert tokens_per_side(recipe) == SIDES[name]
     assert side_of(recipe) == (SIDES[name] if name.endswith("windows") else None)
     assert recipe.cache
     with torch.device("meta"):

@@ -14,8 +14,10 @@ from softless.mechanisms import mechanism
 from softless.models import create_model
 from softless.study import document as study_document
 from softless.study import examine as study_examine
-from softless.study.examine import Exhibit, collinear, examined, maps, typical
-from softless.study.parts import Parts
+from softless.study.examine import SampleImages, collinear, examine_twin, maps, typical
+from softless.study.pipeline import prepare
+from softless.study.plan import StudyOptions
+from softless.study.tables import tables
 
 
 def images(count, classes=3):
@@ -23,7 +25,8 @@ def images(count, classes=3):
     return Batch(pixels, torch.arange(count) * classes // count, torch.arange(count))
 
 
-def test_a_part_is_made_once_and_again_when_something_else_is_asked(tmp_path):
+def test_a_part_is_measured_once_and_again_when_it_depends_on_something_else(tmp_path):
+    study = prepare(StudyOptions(out=tmp_path))
     made = []
 
     def make():
@@ -31,28 +34,29 @@ def test_a_part_is_made_once_and_again_when_something_else_is_asked(tmp_path):
         return {"value": len(made), "pair": (1, 2)}
 
     for asked, value in (({"n": 1}, 1), ({"n": 1}, 1), ({"n": 2}, 2), ({"n": (1, 2)}, 3), ({"n": [1, 2]}, 3)):
-        assert Parts(tmp_path).part("speed", asked, make) == {"value": value, "pair": [1, 2]}
+        assert study._part("speed", asked, make) == {"value": value, "pair": [1, 2]}
     (tmp_path / "parts/speed.json").write_text("{")
-    assert Parts(tmp_path).part("speed", {"n": [1, 2]}, make)["value"] == 4
+    assert study._part("speed", {"n": [1, 2]}, make)["value"] == 4
     (tmp_path / "parts/speed.json").write_text("[]")
-    assert Parts(tmp_path).part("speed", {"n": [1, 2]}, make)["value"] == 5
+    assert study._part("speed", {"n": [1, 2]}, make)["value"] == 5
     assert [path.name for path in (tmp_path / "parts").iterdir()] == ["speed.json"]
 
 
 def test_a_part_that_fails_leaves_nothing(tmp_path):
+    study = prepare(StudyOptions(out=tmp_path))
     with pytest.raises(ZeroDivisionError):
-        Parts(tmp_path).part("speed", {}, lambda: 1 / 0)
+        study._part("speed", {}, lambda: 1 / 0)
     assert not (tmp_path / "parts").exists()
 
 
 def test_images_are_taken_evenly_from_a_set_that_is_sorted_by_class():
-    exhibit = Exhibit(images(300), PLAIN)
-    labels = torch.cat([labels for _, labels in exhibit.batches(30)])
+    sample = SampleImages(images(300), PLAIN)
+    labels = torch.cat([labels for _, labels in sample.batches(30)])
     assert labels.bincount().tolist() == [10, 10, 10]
-    assert sum(len(labels) for _, labels in exhibit.batches(10_000)) == 300
-    assert max(len(labels) for _, labels in exhibit.batches(300)) == study_examine.TOGETHER
-    assert exhibit.one_a_class(2).tolist() == [0, 100]
-    pixels, _ = next(exhibit.batches(1))
+    assert sum(len(labels) for _, labels in sample.batches(10_000)) == 300
+    assert max(len(labels) for _, labels in sample.batches(300)) == study_examine.BATCH
+    assert sample.one_per_class(2).tolist() == [0, 100]
+    pixels, _ = next(sample.batches(1))
     assert pixels.shape == (1, 3, 4, 4)
 
 
@@ -92,7 +96,7 @@ def test_maps_hold_the_local_residual_and_no_negative_weight():
 def test_a_threshold_is_measured_at_every_quarter_for_the_slider_of_the_page():
     model = create_model("inline_deit_tiny", patch_size=2, dims=8, depths=1, heads=2, num_classes=3, img_size=4).eval()
     sizes = {"images": 4, "masked": 4, "shown": 2}
-    found = examined(model, Exhibit(images(6), PLAIN), **sizes, seed=0, advance=lambda _: None)
+    found = examine_twin(model, SampleImages(images(6), PLAIN), **sizes, seed=0, advance=lambda _: None)
     (layer,) = found["layers"]
     assert list(layer["tau"]) == [0.25 * step for step in range(1, 33)]
     assert len(layer["kept"]) == len(layer["discarded"]) == 32
@@ -114,10 +118,11 @@ def test_estimates_become_columns_and_lists_stay_behind():
 def test_table_4_comes_from_the_model_that_sees_windows():
     run = {"seed": 0, "status": "done", "accuracy": 0.5}
     records = [{**run, "twin": {"id": id_, "label": id_}} for id_ in ("inline", "inline-cut4", "inline-local")]
-    made = [{"id": "4", "rows": "of another"}, {"id": "9"}]
-    study_document.put_table_4(made, records)
-    assert [table["id"] for table in made] == ["4", "9"]
-    assert [row[0] for row in made[0]["rows"]] == ["inline", "inline-local", "inline-cut4"]
+    others = [{**run, "twin": {"id": id_, "label": "of another"}} for id_ in ("softmax", "inline", "inline-local")]
+    found = tables(others, records)
+    assert [table["id"] for table in found] == ["4", "9"]
+    assert [row[0] for row in found[0]["rows"]] == ["inline", "inline-local", "inline-cut4"]
+    assert [row[0] for row in found[1]["rows"]] == ["of another"] * 2
 
 
 def test_mechanisms_are_compared_by_label_or_by_name():

@@ -2,7 +2,7 @@
 
 from softless.study import document as study_document
 from softless.study import verdict as study_verdict
-from softless.study.statistics import Group, Spread
+from softless.study.tables import Group, Spread
 
 SPREAD = Spread(0.5, 60)  # Student's t is 2.0: a difference of two means over two seeds counts from 1 point on
 
@@ -42,12 +42,14 @@ def test_the_verdict_says_when_numbers_are_rough():
     quiet = {"threads": 2, "laps": [lap("SDPA", 16, 0.1, 1.0)]}
     one_seed = Spread(None, 0)
     assert study_verdict._trust(quiet, 2, [], one_seed) == ""
-    assert "timed on 1 thread" in study_verdict._trust({**quiet, "threads": 1}, 2, [], one_seed)
+    assert "timed on 1 thread, because 2 threads waited" in study_verdict._trust(
+        {**quiet, "threads": 1}, 2, [], one_seed
+    )
     rough = {"threads": 2, "laps": [lap("SDPA", 16, 0.1, 1.0, fastest=0.02)]}
     assert "differ by 5.0x" in study_verdict._trust(rough, 2, [], one_seed)
     assert "differ by 0.5 points from seed to seed" in study_verdict._trust(quiet, 2, [], SPREAD)
     lost = 2 * [group("linear-identity", 10.0, runs=2)]
-    assert "Not every run of linear identity came to an end." in study_verdict._trust(quiet, 2, lost, one_seed)
+    assert "Not every run of linear identity finished." in study_verdict._trust(quiet, 2, lost, one_seed)
 
 
 TWINS = [{"id": "a", "label": "A"}, {"id": "b", "label": "B"}, {"id": "c", "label": "C"}]
@@ -66,7 +68,7 @@ def test_confused_queries_are_counted_in_the_worst_layer_by_one_definition():
     layers = [layer("a", 0.0), layer("a", 41.0), layer("b", 0.1), layer("c", 7.5)]
     says = study_verdict._queries(layers, TWINS)
     assert says == (
-        "two different queries are confused where their rows of weights differ by less than 0.001 in all (Euclidean "
+        "a twin confuses two different queries if their rows of weights differ by less than 0.001 (Euclidean "
         "distance). Confused pairs per image and head, in the worst layer of each twin: A 41, C 7.5, B 0.1."
     )
     assert "apart" not in says
@@ -85,21 +87,21 @@ def test_hidden_neighbors_are_compared_with_hidden_strangers_in_a_table():
             ("b", "none", 0.9), ("b", "local 3", 0.7), ("b", "random 9", 0.9),
         )
     ]  # fmt: skip
-    says, more = study_verdict._neighbors(rows, TWINS)
+    says, table = study_verdict._neighbors(rows, TWINS)
     assert says.startswith("points of accuracy that a twin loses")
-    assert more["table"] == {
+    assert table == {
         "columns": ["twin", "the 3 x 3 around it", "9 keys elsewhere"],
         "rows": [["B", 20.0, 0.0], ["A", 10.0, 1.0]],
     }
-    assert study_verdict._neighbors([], TWINS) == ("", {})
+    assert study_verdict._neighbors([], TWINS) == ("", None)
 
 
 def test_the_range_of_the_softmax_twin_stands_beside_the_safe_one():
     layers = [layer("softmax", 0, 2.0, 0.2), layer("softmax", 0, 6.0, 0.6), layer("inline", 0, 90.0, 9.0)]
     says = study_verdict._range(layers, [{"label": "inline", "safe_range": 2.2}])
-    assert says.startswith("in the softmax twin, the scores of one query span 2 to 6 on average, by layer. Weights to")
-    assert "as inline has them, are 40% away from the softmax's." in says
-    assert says.endswith("within 10 % while scores span less than 2.2.")
+    assert says.startswith("in the softmax twin, the scores of one query span 2 to 6 on average, depending on the ")
+    assert "as inline has them, differ from softmax's by 40%." in says
+    assert says.endswith("by less than 10 % while scores span less than 2.2.")
     assert study_verdict._range([], []) == ""
 
 
@@ -108,7 +110,11 @@ def test_what_a_linear_kernel_costs_is_said_of_softmax_layers_alone():
         twin: {"layers": [{"name": "blocks.0.attn", "mechanism": mechanism, "verdict": "A linear kernel would cost"}]}
         for twin, mechanism in (("softmax", "softmax"), ("inline", "inline"), ("linear-relu", "linear"))
     }
-    assert [each["verdict"] for each in study_document.layers(found)] == ["A linear kernel would cost", None, None]
+    assert [each["verdict"] for each in study_document.layer_results(found)] == [
+        "A linear kernel would cost",
+        None,
+        None,
+    ]
 
 
 def own(twin, label, inference, training, together=1):

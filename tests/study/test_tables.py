@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from softless.errors import FileError
-from softless.study import statistics as study_statistics
+from softless.study import grid as study_grid
 from softless.study import tables as study_tables
 from softless.study.twins import twins_named
 from softless.train.metrics import Answers
@@ -36,9 +36,9 @@ RUNS = [
 
 
 def test_the_spread_is_that_of_all_twins_that_learned():
-    found = study_statistics.groups(RUNS)
+    found = study_tables.groups(RUNS)
     assert list(found) == ["softmax", "inline", "inline-local", "linear-relu", "linear-identity"]
-    spread = study_statistics.shared_spread(found)
+    spread = study_tables.shared_spread(found)
     assert spread.deviation == pytest.approx(sqrt(2))  # four twins, each 1 point either side of its mean
     assert spread.freedom == 4
     assert spread.margin(2, 2) == pytest.approx(2.776 * sqrt(2), abs=1e-3)
@@ -47,40 +47,40 @@ def test_the_spread_is_that_of_all_twins_that_learned():
 
 
 def test_one_seed_has_no_spread():
-    found = study_statistics.groups([*runs("softmax", 0.8), *runs("inline", 0.7)])
-    spread = study_statistics.shared_spread(found)
+    found = study_tables.groups([*runs("softmax", 0.8), *runs("inline", 0.7)])
+    spread = study_tables.shared_spread(found)
     assert spread.deviation is None
-    assert study_statistics.estimate(found["softmax"], spread) == {"mean": 0.8, "low": None, "high": None, "n": 1}
+    assert study_tables.estimate(found["softmax"], spread) == {"mean": 0.8, "low": None, "high": None, "n": 1}
     assert study_tables.compare(found["softmax"], found["inline"], spread) == (
         "softmax is 10.0 points ahead of inline, from one seed each."
     )
 
 
 def test_an_estimate_is_a_share_with_its_interval():
-    found = study_statistics.groups(RUNS)
-    spread = study_statistics.shared_spread(found)
-    est = study_statistics.estimate(found["softmax"], spread)
+    found = study_tables.groups(RUNS)
+    spread = study_tables.shared_spread(found)
+    est = study_tables.estimate(found["softmax"], spread)
     assert est == {
         "mean": pytest.approx(0.81),
         "low": pytest.approx(0.78224, abs=1e-5),
         "high": pytest.approx(0.83776, abs=1e-5),
         "n": 2,
     }
-    assert study_statistics.estimate(study_statistics.Group("x", "x", (), 2), spread)["mean"] is None
-    assert study_statistics.estimate(study_statistics.Group("x", "x", (99.9, 99.9), 2), spread)["high"] == 1.0
+    assert study_tables.estimate(study_tables.Group("x", "x", (), 2), spread)["mean"] is None
+    assert study_tables.estimate(study_tables.Group("x", "x", (99.9, 99.9), 2), spread)["high"] == 1.0
 
 
 def test_a_difference_within_the_spread_is_called_that():
-    found = study_statistics.groups(RUNS)
-    spread = study_statistics.shared_spread(found)
+    found = study_tables.groups(RUNS)
+    spread = study_tables.shared_spread(found)
     assert study_tables.compare(found["inline"], found["softmax"], spread) == (
         "softmax and inline are 1.0 points apart, within the spread of seeds (3.9)."
     )
     assert study_tables.compare(found["softmax"], found["inline-local"], spread) == (
         "inline + local is 10.0 points ahead of softmax, more than the spread of seeds (3.9)."
     )
-    lost = study_statistics.groups(runs("linear-identity", None, None))["linear-identity"]
-    assert study_tables.compare(found["softmax"], lost, spread) == "linear identity did not get through a training."
+    lost = study_tables.groups(runs("linear-identity", None, None))["linear-identity"]
+    assert study_tables.compare(found["softmax"], lost, spread) == "linear identity did not finish a training."
 
 
 def test_a_table_has_the_twins_that_ran_beside_the_papers_numbers():
@@ -106,7 +106,6 @@ def test_parameters_have_a_column_where_they_differ():
     assert made["3"]["columns"] == list(study_tables.COLUMNS)
     assert made["4"]["columns"][:3] == ["twin", "parameters", "accuracy"]
     assert [row[:2] for row in made["4"]["rows"]] == [["inline", 58_000], ["inline + local", 61_400]]
-    assert "| inline + local | 61.4 k | 91.00 ± 1.41 |" in study_tables.markdown(made.values())
     assert "inline + local (61.4 k parameters) is 11.0 points ahead of inline (58 k parameters)" in made["4"]["says"]
 
 
@@ -121,35 +120,19 @@ def test_answers_to_images_widen_what_chance_can_do():
         for run in RUNS
         if run["status"] == "done"
     ]
-    found = study_statistics.groups(answered)
+    found = study_tables.groups(answered)
     assert found["softmax"].right.shape == (2, 100)
     assert found["softmax"].curves == (((1, 50.0),), ((1, 50.0),))
-    spread = study_statistics.shared_spread(found)
+    spread = study_tables.shared_spread(found)
     says = study_tables.compare(found["inline"], found["softmax"], spread)
     assert "within the spread of seeds and test images (" in says
     assert float(says.split("(")[-1].rstrip(").")) > spread.margin(2, 2)
 
 
-def test_markdown_says_what_the_tables_hold():
-    lost = [*runs("linear-leaky", None, None), *runs("inline-leaky", None, None, lost="failed")]
-    text = study_tables.markdown(study_tables.tables([*RUNS, *lost]))
-    assert "### Table 3: Divide against subtract" in text
-    assert "| linear relu | 71.00 ± 1.41 | 2 | -10.00 | 77.3 |" in text
-    assert "| linear leaky relu | not finite | 0 of 2 |  | 1.5 |" in text
-    assert "| inline leaky relu | failed | 0 of 2 |  | 79.8 |" in text
-    assert "In the paper (ImageNet-1K, Swin-T): Subtracting gains" in text
-
-
-def test_markdown_leaves_out_a_column_that_says_nothing():
-    windows = [run for id_ in ("inline", "inline-cut8") for run in runs(id_, 0.8)]
-    text = study_tables.markdown(study_tables.tables(windows))
-    assert "| twin | top-1 | seeds | the paper's |\n|---|---|---|---|\n| inline | 80.00 | 1 | 80.2 |" in text
-
-
 def test_a_folder_without_runs_is_one_sentence(tmp_path):
     with pytest.raises(FileError, match="holds no runs: there is no JSON in"):
-        study_statistics.read_runs(tmp_path)
+        study_grid.read_runs(tmp_path)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/a.json").write_text("[]")
     with pytest.raises(FileError, match="is no record of a run"):
-        study_statistics.read_runs(tmp_path)
+        study_grid.read_runs(tmp_path)
