@@ -12,7 +12,7 @@ from typing import Any
 
 from gpu import fill, newest
 
-from softless.study.statistics import Group, groups
+from softless.study.tables import Group, groups
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
