@@ -67,6 +67,20 @@ def test_no_file_is_longer_than_a_reader_can_hold():
     assert {str(path): lines(path) for path, cap in caps.items() if lines(path) > cap} == {}
 
 
+def test_no_class_name_is_defined_in_two_modules():
+    homes: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
+
+
+def test_a_study_reaches_its_page_through_at_most_25_files():
+    rooms = [path for path in SOURCES if place(path) in ("study", "report")]
+    assert len([ROOT / "softless/commands/study.py", *rooms]) <= 25
+
+
 def test_importing_softless_imports_nothing_heavy():
     code = f"import sys, softless; print([name for name in {HEAVY} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
