@@ -102,7 +102,7 @@ def test_the_page_says_where_the_recipe_is_another_by_now(kept):
     document["recipe"]["model"]["dims"] = 8
     kept.write_text(json.dumps(document))
     text = twins.page([kept], [])
-    assert "The recipe has changed since in `lr`, `model.dims`: the command makes other runs." in text
+    assert "The recipe has changed since these runs (`lr`, `model.dims`), so the command trains with other settings." in text
 
 
 def test_the_picture_has_a_dot_for_each_run_of_a_twin_that_learned(kept):
@@ -170,7 +170,7 @@ def test_whole_models_are_a_row_each_and_compared(tmp_path, monkeypatch):
     text = twins.page([], [path])
     assert "train.parquet: 1,400 images to train on, 397 to test on, at 8 x 8; 1 epochs" in text
     assert ", on a GPU, 2 at once." in text
-    assert "The recipe has changed since in `epochs`: the command makes other runs." in text
+    assert "The recipe has changed since these runs (`epochs`), so the command trains with other settings." in text
     assert (
         "$ softless train deit_tiny --recipe digits --data train.parquet --seed 0 --out runs/deit_tiny-0 --graph"
         in text
