@@ -197,7 +197,7 @@ def test_a_grid_that_is_not_finished_says_so(kept):
     document = json.loads(kept.read_text())
     document["runs"].pop()
     kept.write_text(json.dumps(document))
-    assert "3 of 4 runs from 2 seeds" in twins.page([kept], [])
+    assert "3 of 4 runs with 2 seeds" in twins.page([kept], [])
 
 
 def test_a_grid_is_kept_under_the_name_of_its_recipe(tmp_path):
