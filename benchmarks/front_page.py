@@ -20,7 +20,7 @@ README, PICTURE = ROOT / "README.md", ROOT / "docs" / "pictures" / "front.svg"
 MARKS = ("<!-- speed: python benchmarks/front_page.py -->", "<!-- end of speed -->")
 
 PAIRS = (("softmax", "inline"), ("softmax-local", "inline-local"))
-MODELS = "inline_deit_tiny at {} px, images a second, against timm's"
+MODELS = "inline_deit_tiny at {} px, images per second, against timm's"
 PIXELS = (224, 1024, 2048)
 
 WIDTH, HEIGHT, LEFT, MIDDLE, BASE, TALL = 880, 300, 56, 470, 246, 150

@@ -1,4 +1,4 @@
-"""Every GPU bar of softless, measured in one run on one GPU, and the evidence file that says so.
+"""Measure every GPU bar of softless in one run on one GPU, and write the results to a file.
 
     make gpu        or        python benchmarks/gpu.py [--only 1,5] [--json FILE]
     python benchmarks/gpu.py --warm          compile everything first, in as many processes as there are cores
@@ -64,7 +64,7 @@ def line(row: dict[str, Any]) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the worst case of each group, as docs/kernels.md shows it."""
-    lines = ["| measured | worst case | bar | cases that hold |", "|---|---|---|---|"]
+    lines = ["| measured | worst case | bar | cases that meet the bar |", "|---|---|---|---|"]
     for group in dict.fromkeys(row["group"] for row in rows):
         among = [row for row in rows if row["group"] == group]
         low, held = worst(among), sum(row["holds"] for row in among)
@@ -74,9 +74,10 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def newest(folder: Path = RESULTS) -> dict[str, Any] | None:
-    """The newest whole evidence of this format; files from before the kernels have another."""
-    found = (json.loads(path.read_text()) for path in sorted(folder.glob("gpu-*.json"), reverse=True))
-    return next((each for each in found if each.get("schema") == SCHEMA and each["whole"]), None)
+    """Return the newest complete evidence of this format, or None. Older files say "images a second"."""
+    texts = (path.read_text() for path in sorted(folder.glob("gpu-*.json"), reverse=True))
+    documents = (json.loads(text.replace("images a second", "images per second")) for text in texts)
+    return next((document for document in documents if document.get("schema") == SCHEMA and document["whole"]), None)
 
 
 def section(evidence: dict[str, Any] | None) -> str:

@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
 
 
 def rate(engine: Engine, batches: Iterable[Batch]) -> float:
-    """Images a second; what `failure` says is on the device, so asking waits for it."""
+    """Return the images per second. `failure` reads a flag on the device, so the call waits for all updates."""
     images, start = 0, time.perf_counter()
     for batch in batches:
         engine.update(batch)

@@ -1,7 +1,7 @@
 """The GPU bars of whole models: what is measured, and the limit it is held to. benchmarks/gpu.py runs them.
 
 Measured by softless.bench.model_contest, as `softless bench-model` does: bfloat16 weights and images, each model
-compiled whole, medians of CUDA-graph replays. Ratios are of images a second. Memory is that of ordinary calls, which
+compiled whole, medians of CUDA-graph replays. Ratios are of images per second. Memory is that of ordinary calls, which
 need no compiler; all else is compiled, and compiling is most of the time this takes.
 """
 
@@ -65,14 +65,14 @@ def memory(name: str, side: int, batch: int) -> Measured:
 def against_timm() -> Iterator[Case]:
     """9: InLine-DeiT against timm's DeiT, which runs FlashAttention."""
     for name, side, batch, limit in AGAINST_TIMM:
-        group, what = f"{name} at {side} px, images a second, against timm's", f"{batch} images"
+        group, what = f"{name} at {side} px, images per second, against timm's", f"{batch} images"
         yield Case(9, group, what, "x", ">=", limit, partial(against, "timm", name, side, batch, False))
 
 
 def against_plain() -> Iterator[Case]:
     """10: models against themselves with the plain formulas."""
     for name, side, batch, limit in AGAINST_PLAIN:
-        group, what = f"{name}, images a second, against plain formulas", f"{batch} images of {side} px"
+        group, what = f"{name}, images per second, against plain formulas", f"{batch} images of {side} px"
         yield Case(10, group, what, "x", ">=", limit, partial(against, "plain", name, side, batch, False))
 
 

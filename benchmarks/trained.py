@@ -1,9 +1,10 @@
-"""Whole trainings, kept and told: one recipe, one model or several, a seed each.
+"""Store finished trainings of whole models, and write their part of docs/results.md.
 
     softless train swin_tiny --recipe imagenette --seed 1 --out runs/swin_tiny-1 ...
     python benchmarks/trained.py imagenette runs/*swin_tiny-*     # writes benchmarks/results/trained-imagenette.json
 
-`benchmarks/twins.py page` puts what was kept at the head of docs/results.md.
+The runs share a recipe and differ in model or seed. `benchmarks/twins.py page` writes docs/results.md from the stored
+files.
 """
 
 import argparse
@@ -25,7 +26,7 @@ SHARED = ("data", "images", "fingerprint", "versions", "machine", "recipe")
 
 
 def keep(name: str, folders: list[Path], together: int) -> Path:
-    """Every run in one file: what they share once, of each its model, seed, result and curve."""
+    """Write one file with the settings that all runs share, and the model, seed, result and curve of each run."""
     runs = [told(Run(folder)) for folder in folders]
     seen: dict[tuple[str, int], Path] = {}
     for run, folder in zip(runs, folders, strict=True):
@@ -42,7 +43,7 @@ def keep(name: str, folders: list[Path], together: int) -> Path:
 
 
 def told(run: Run) -> dict[str, Any]:
-    """A finished run in one record."""
+    """Return the record of a finished run."""
     about = run.read()
     if not run.result.exists():
         raise FileError(f"{run.folder} is not finished: softless train --out {run.folder} --resume")
@@ -62,7 +63,7 @@ def told(run: Run) -> dict[str, Any]:
 
 
 def section(path: Path) -> str:
-    """A heading, the commands, a row for each model, and whether they differ by more than the spread of seeds."""
+    """Return a section of the page: the commands, a table with a row per model, and a comparison of two models."""
     document, name = json.loads(path.read_text()), path.stem.removeprefix("trained-")
     models: dict[str, list[dict[str, Any]]] = {}
     for run in document["runs"]:
@@ -92,7 +93,7 @@ def group(model: str, runs: list[dict[str, Any]]) -> Group:
 
 
 def about(document: dict[str, Any]) -> str:
-    """Images, length, machine."""
+    """Describe the images, the length of the training and the machine."""
     recipe, images, together = (document[key] for key in ("recipe", "images", "together"))
     size = f"{recipe['image_size']} x {recipe['image_size']}"
     said = f"{document['data'] or 'digits'}: {images['train']:,} images to train on, "
@@ -109,13 +110,15 @@ def command(name: str, document: dict[str, Any], run: dict[str, Any]) -> str:
 
 
 def changed(name: str, before: dict[str, Any]) -> list[str]:
-    """A line, if the recipe is another one by now."""
+    """Return a line that warns if the recipe was changed after the runs."""
     keys = ", ".join(f"`{key}`" for key in since(name, before))
-    return [f"The recipe has changed since in {keys}: the command makes other runs.", ""] if keys else []
+    if not keys:
+        return []
+    return [f"The recipe has changed since these runs ({keys}), so the command trains with other settings.", ""]
 
 
 def since(name: str, before: dict[str, Any]) -> list[str]:
-    """Keys of a recipe that are others now, whatever is said of its cost and whichever model was trained."""
+    """List the keys of a recipe that have changed, except the model's name and the prose about cost and result."""
     old, new = (flat(to_document(each)) for each in (from_document(before), read_recipe(name)))
     return [key for key in new if old[key] != new[key] and key not in (*PROSE, "model.name")]
 

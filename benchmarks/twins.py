@@ -1,11 +1,11 @@
-"""Twins on real images: the paper's tables 1, 3, 4, 9 and 10, run, kept and written down.
+"""Train twins on real images for tables 1, 3, 4, 9 and 10 of the paper, store the runs, and write docs/results.md.
 
     python benchmarks/twins.py run --recipe twins-cifar10 --data ... --out runs/cifar10 --pack 6 --graph --minutes 25
     python benchmarks/twins.py keep runs/cifar10       # writes benchmarks/results/twins-cifar10.json
-    python benchmarks/twins.py page                    # writes docs/results.md and its pictures from all that was kept
+    python benchmarks/twins.py page                    # writes docs/results.md and its pictures from the stored runs
 
-A grid of recipe twins-NAME is in a folder NAME. `run` can be stopped and repeated: it goes on where it was
-(softless/study/grid.py). Each run is one line.
+The grid of recipe twins-NAME is stored in a folder called NAME. `run` prints one line per run. It can be stopped, and
+continues where it was if it is called again (softless/study/grid.py).
 """
 
 import argparse
@@ -35,7 +35,7 @@ RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 SCHEMA = "softless.twins/1"
 SEEDS = 3
-HEAD = RESULTS / "head.md"  # by hand: how to read the page, and what it says
+HEAD = RESULTS / "head.md"  # the part of the page that is written by hand
 
 
 class Lines(Silent):
@@ -64,15 +64,15 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def twins_for(recipe: Recipe, asked: str | None = None) -> tuple[Twin, ...]:
-    """Those of the tables asked for; of all, or of table 4 where the model sees windows."""
+def twins_for(recipe: Recipe, chosen: str | None = None) -> tuple[Twin, ...]:
+    """Return the twins of some tables. Default: of all tables, or of table 4 if the model can attend in windows."""
     side = side_of(recipe)
-    ids = asked.split(",") if asked else ["4"] if side else [question.id for question in QUESTIONS]
+    ids = chosen.split(",") if chosen else ["4"] if side else [question.id for question in QUESTIONS]
     return twins_of(ids, side=side)
 
 
 def keep(folders: list[Path]) -> int:
-    """Every record of a grid in one file: all but the recipe, which they share, once."""
+    """Write the records of each grid to one file. What all records share, such as the recipe, is written once."""
     for folder in folders:
         read_recipe(f"twins-{folder.name}")
         records = read_runs(folder)
@@ -90,7 +90,7 @@ def keep(folders: list[Path]) -> int:
 
 
 def page(kept: list[Path], whole: list[Path]) -> str:
-    """docs/results.md from the files of grids, and of whole trainings."""
+    """Return docs/results.md from the stored grids and the stored trainings of whole models."""
     parts = [HEAD.read_text(), *(section(path) for path in whole)]
     for path in kept:
         document, name = json.loads(path.read_text()), path.stem.removeprefix("twins-")
@@ -118,7 +118,7 @@ def cell(text: str) -> str:
 
 
 def _table(table: PaperTable) -> str:
-    rows = [("twin", "parameters", "top-1", "seeds", "against softmax", "the paper's")]
+    rows = [("twin", "parameters", "top-1", "seeds", "minus softmax", "in the paper")]
     for values in table["rows"]:
         row: dict[str, Any] = dict(zip(table["columns"], values, strict=True))
         mean, spread, against, paper = (row[key] for key in ("accuracy", "spread", "against softmax", "paper"))
@@ -129,11 +129,12 @@ def _table(table: PaperTable) -> str:
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     head, *body = (f"| {' | '.join(row)} |" for row in zip(*columns, strict=True))
     lines = [f"### Table {table['id']}: {table['title']}", "", head, "|---" * len(columns) + "|", *body]
-    return "\n".join([*lines, "", table["says"], "", f"In the paper ({table['setting']}): {table['paper']}"])
+    comparisons = [f"- {sentence.rstrip('.')}." for sentence in table["says"].split(". ")]
+    return "\n".join([*lines, "", *comparisons, "", f"In the paper ({table['setting']}): {table['paper']}"])
 
 
 def command(name: str, document: dict[str, Any]) -> str:
-    """What runs the grid again."""
+    """Return the command that trains the grid again."""
     runs = document["runs"]
     twins, seeds = list(groups(runs)), 1 + max(run["seed"] for run in runs)
     usual = {twin.id for twin in twins_for(read_recipe(f"twins-{name}"))}
@@ -151,7 +152,7 @@ def command(name: str, document: dict[str, Any]) -> str:
 
 
 def about(document: dict[str, Any]) -> str:
-    """Images, model, seeds, cost."""
+    """Describe the images, the model, the seeds and the cost."""
     recipe, runs, machine = document["recipe"], document["runs"], document["machine"]
     seconds = sum(run["wall_seconds"] for run in runs)
     longest = max((run["wall_seconds"] for run in runs if run["status"] == "done"), default=0.0)
@@ -162,35 +163,35 @@ def about(document: dict[str, Any]) -> str:
     said = [
         f"{name}: {document['images']['train']:,} images to train on, {document['images']['test']:,} to test on.",
         f"{shape}; {recipe['epochs']} epochs of batch {recipe['batch']}, {recipe['precision']}.",
-        f"{made(runs)} on {machine['device']},",
-        f"{'up to ' * (len(together) > 1)}{max(together)} at once: {seconds / 60:.0f} minutes of runs,",
-        f"the longest {longest:.0f} s.",
-        "" if spread is None else f"Over seeds, a twin's accuracy has a standard deviation of {spread:.2f} points.",
+        f"{run_count(runs)} on {machine['device']},",
+        f"{'up to ' * (len(together) > 1)}{max(together)} at once. They took {seconds / 60:.0f} minutes in total,",
+        f"and the longest took {longest:.0f} s.",
+        "" if spread is None else f"The standard deviation of a twin's accuracy over seeds is {spread:.2f} points.",
     ]
     return " ".join(part for part in said if part) + "\n"
 
 
-def made(runs: list[dict[str, Any]]) -> str:
-    """How many, and of how many that there are to be."""
+def run_count(runs: list[dict[str, Any]]) -> str:
+    """Say how many runs there are, of how many that were planned, and with how many seeds."""
     seeds = len({run["seed"] for run in runs})
     planned = len(groups(runs)) * seeds
     of = f"of {planned} " if len(runs) < planned else ""
-    return f"{len(runs)} {of}runs from {seeds} seed{'s' * (seeds > 1)}"
+    return f"{len(runs)} {of}runs with {seeds} seed{'s' * (seeds > 1)}"
 
 
 def learning(runs: list[dict[str, Any]]) -> Curves:
-    """By twin: mean accuracy in percent after each epoch that was evaluated."""
+    """Return, for each twin, the mean accuracy in percent after each epoch that was evaluated."""
     found: dict[str, tuple[str, list[tuple[int, float]]]] = {}
     for id_, group in groups(runs).items():
         points = [point for run in runs if run["twin"]["id"] == id_ for point in run["curve"]]
         epochs = sorted({point["epoch"] for point in points})
-        runtime = [100 * fmean(point["accuracy"] for point in points if point["epoch"] == epoch) for epoch in epochs]
-        found[id_] = group.label, list(zip(epochs, runtime, strict=True))
+        means = [100 * fmean(point["accuracy"] for point in points if point["epoch"] == epoch) for epoch in epochs]
+        found[id_] = group.label, list(zip(epochs, means, strict=True))
     return found
 
 
 def curves(name: str, runs: list[dict[str, Any]]) -> str:
-    """Mean accuracy by epoch: a picture, and at most eight epochs in numbers."""
+    """Return the section on accuracy by epoch: a picture, and a table of at most eight epochs."""
     found = learning(runs)
     epochs = sorted({epoch for _, curve in found.values() for epoch, _ in curve})
     shown = [epochs[i * (len(epochs) - 1) // 7] for i in range(8)] if len(epochs) > 8 else epochs
@@ -203,7 +204,7 @@ def curves(name: str, runs: list[dict[str, Any]]) -> str:
 
 
 def pictures(name: str, runs: list[dict[str, Any]]) -> dict[str, str]:
-    """SVG by name of the file: where the twins of a grid end, and how they got there."""
+    """Return the SVG pictures of a grid by file name: final accuracies, and accuracy by epoch."""
     learned = {id_: (label, curve) for id_, (label, curve) in learning(runs).items() if curve}
     return {name: picture(groups(runs).values()), f"{name}-curves": curves_picture(learned)}
 
@@ -216,7 +217,7 @@ def main() -> int:
     grid.add_argument("--data")
     grid.add_argument("--recipe", default="twins-cifar10")
     grid.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    grid.add_argument("--tables", help="all; 4 where the model sees windows")
+    grid.add_argument("--tables", help="tables, such as 1,3; default: all, or 4 if the model can attend in windows")
     grid.add_argument("--twins")
     grid.add_argument("--seeds", type=int, default=SEEDS)
     grid.add_argument("--minutes", type=float)

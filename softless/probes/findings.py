@@ -123,7 +123,7 @@ def overall_verdict(layers: Sequence[LayerFindings]) -> str:
         words = {"too much": "lose more than looking at no score at all"}
         parts = [f"{words.get(word, f'cost {word}')} in {costs.count(word)}" for word in COSTS if word in costs]
         of = f" of {len(costs)} layers" if len(costs) > 1 else " layer"
-        sentences.append(f"In place of the softmax, a linear kernel would {' and '.join(parts)}{of}.")
+        sentences.append(f"A linear kernel instead of the softmax would {' and '.join(parts)}{of}.")
     for name in dict.fromkeys(layer.mechanism for layer in layers if layer.mechanism != "softmax"):
         confused = [layer.confusions.mean for layer in layers if layer.mechanism == name]
         mean = sum(confused) / len(confused)

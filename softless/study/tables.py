@@ -288,7 +288,7 @@ def table_2(masked: Sequence[MaskedAccuracy], labels: Mapping[str, str]) -> list
         "says": "Accuracy in percent, without retraining; rows still sum to one.",
         "columns": ["twin", *columns],
         "rows": rows,
-        "paper": "Hiding the neighbors costs softmax 20.6 points and InLine 12.0; nine others cost 0.5 and 0.",
+        "paper": "Hiding the nearest nine keys costs softmax 20.6 points and InLine 12.0; nine others cost 0.5 and 0.",
         "setting": "ImageNet-1K, DeiT-T",
     }
     return [table] if rows else []

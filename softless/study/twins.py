@@ -1,7 +1,7 @@
 """Twins: models trained alike that differ in their attention, for the tables of the InLine paper (Han et al. 2024).
 
-    table 1    the value of injectivity: softmax whose queries are made to collide
-    table 3    divide against subtract, with four feature maps
+    table 1    the value of injectivity: softmax with queries that collide
+    table 3    division against subtraction, with four feature maps
     table 4    InLine in windows and on the whole picture, with and without the local residual
     table 9    other linear attentions
     table 10   InLine's feature maps
@@ -129,17 +129,17 @@ TWINS: tuple[Twin, ...] = (
 QUESTIONS: tuple[Question, ...] = (
     Question(
         id="1",
-        title="Softmax whose queries are made to collide",
+        title="Softmax with queries that collide",
         setting="ImageNet-1K, DeiT-T",
-        paper="Collisions cost 1.6 and 2.3 points.",
+        paper="Collisions cost softmax 1.6 and 2.3 points.",
         top1={"softmax": 72.2, "softmax-relu": 70.6, "softmax-affine": 69.9},
         compares=(("softmax", "softmax-relu"), ("softmax", "softmax-affine")),
     ),
     Question(
         id="3",
-        title="Divide against subtract",
+        title="Division against subtraction",
         setting="ImageNet-1K, Swin-T",
-        paper="Subtracting gains 2.5 points with relu and 9.8 with relu(Ax + b); dividing fails with the other two.",
+        paper="Subtraction gains 2.5 points with relu and 9.8 with relu(Ax + b). Division fails with the other maps.",
         top1={
             "linear-relu": 77.3, "linear-affine": 70.2, "linear-leaky": 1.5, "linear-identity": 0.2,
             "inline-relu": 79.8, "inline-affine": 80.0, "inline-leaky": 79.8, "inline": 80.2,
@@ -151,9 +151,10 @@ QUESTIONS: tuple[Question, ...] = (
     ),
     Question(
         id="4",
-        title="Windows, and the local residual",
+        title="Windows and the local residual",
         setting="ImageNet-1K, Swin-T",
-        paper="Wider windows gain nothing without the residual, and 0.8 points with it; it adds 1.3 to 2.2.",
+        paper="Without the local residual, wider windows gain nothing; with it, they gain 0.8 points. "
+        "The residual adds 1.3 to 2.2 points.",
         top1={
             "inline-cut8": 80.3, "inline-cut4": 80.4, "inline-cut2": 80.2, "inline": 80.2,
             "inline-local-cut8": 81.6, "inline-local-cut4": 82.1, "inline-local-cut2": 82.3, "inline-local": 82.4,
@@ -167,7 +168,7 @@ QUESTIONS: tuple[Question, ...] = (
         id="9",
         title="Other linear attentions",
         setting="ImageNet-1K, DeiT-T",
-        paper="InLine with its local residual is ahead of all of them, and of softmax by 2.3 points.",
+        paper="InLine with its local residual is the best of the linear attentions, and 2.3 points ahead of softmax.",
         top1={
             "softmax": 72.2, "hydra": 68.3, "efficient": 70.2, "angular": 70.8, "focused": 74.1, "inline-local": 74.5,
         },
@@ -180,7 +181,7 @@ QUESTIONS: tuple[Question, ...] = (
         id="10",
         title="InLine's feature maps",
         setting="ImageNet-1K, Swin-T",
-        paper="All four are within 0.2 points of each other (with the local residual).",
+        paper="With the local residual, all four feature maps are within 0.2 points of each other.",
         top1={
             "inline-local": 82.4, "inline-relu-local": 82.5, "inline-leaky-local": 82.3, "inline-exp-local": 82.5,
         },

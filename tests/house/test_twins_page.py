@@ -62,7 +62,7 @@ def test_the_page_has_cost_tables_and_curves(kept):
     text = twins.page([kept], [])
     assert "## cifar10, twins" in text
     assert "train.parquet: 50,000 images to train on, 10,000 to test on." in text
-    assert "4 runs from 2 seeds on a GPU, 2 at once: 2 minutes of runs, the longest 30 s." in text
+    assert "4 runs with 2 seeds on a GPU, 2 at once. They took 2 minutes in total, and the longest took 30 s." in text
     assert "| softmax | 81.00 ± 1.41 | 2 | +0.00 | 72.2 |" in text
     assert "| softmax | 40.5 | 81.0 |" in text
     assert "softmax is 11.0 points ahead of softmax-relu, more than the spread of seeds (4.3)." in text
@@ -102,7 +102,7 @@ def test_the_page_says_where_the_recipe_is_another_by_now(kept):
     document["recipe"]["model"]["dims"] = 8
     kept.write_text(json.dumps(document))
     text = twins.page([kept], [])
-    assert "The recipe has changed since in `lr`, `model.dims`: the command makes other runs." in text
+    assert "has changed since these runs (`lr`, `model.dims`), so the command trains with other settings." in text
 
 
 def test_the_picture_has_a_dot_for_each_run_of_a_twin_that_learned(kept):
@@ -170,7 +170,7 @@ def test_whole_models_are_a_row_each_and_compared(tmp_path, monkeypatch):
     text = twins.page([], [path])
     assert "train.parquet: 1,400 images to train on, 397 to test on, at 8 x 8; 1 epochs" in text
     assert ", on a GPU, 2 at once." in text
-    assert "The recipe has changed since in `epochs`: the command makes other runs." in text
+    assert "The recipe has changed since these runs (`epochs`), so the command trains with other settings." in text
     assert (
         "$ softless train deit_tiny --recipe digits --data train.parquet --seed 0 --out runs/deit_tiny-0 --graph"
         in text
@@ -197,7 +197,7 @@ def test_a_grid_that_is_not_finished_says_so(kept):
     document = json.loads(kept.read_text())
     document["runs"].pop()
     kept.write_text(json.dumps(document))
-    assert "3 of 4 runs from 2 seeds" in twins.page([kept], [])
+    assert "3 of 4 runs with 2 seeds" in twins.page([kept], [])
 
 
 def test_a_grid_is_kept_under_the_name_of_its_recipe(tmp_path):
@@ -228,17 +228,17 @@ def test_the_page_of_results_is_the_one_the_kept_runs_make():
 def test_markdown_says_what_the_tables_hold():
     lost = [*runs("linear-leaky", None, None), *runs("inline-leaky", None, None, lost="failed")]
     text = twins.markdown(tables([*RUNS, *lost]))
-    assert "### Table 3: Divide against subtract" in text
+    assert "### Table 3: Division against subtraction" in text
     assert "| linear relu | 71.00 ± 1.41 | 2 | -10.00 | 77.3 |" in text
     assert "| linear leaky relu | not finite | 0 of 2 |  | 1.5 |" in text
     assert "| inline leaky relu | failed | 0 of 2 |  | 79.8 |" in text
-    assert "In the paper (ImageNet-1K, Swin-T): Subtracting gains" in text
+    assert "In the paper (ImageNet-1K, Swin-T): Subtraction gains" in text
 
 
 def test_markdown_leaves_out_a_column_that_says_nothing():
     windows = [run for id_ in ("inline", "inline-cut8") for run in runs(id_, 0.8)]
     text = twins.markdown(tables(windows))
-    assert "| twin | top-1 | seeds | the paper's |\n|---|---|---|---|\n| inline | 80.00 | 1 | 80.2 |" in text
+    assert "| twin | top-1 | seeds | in the paper |\n|---|---|---|---|\n| inline | 80.00 | 1 | 80.2 |" in text
 
 
 def test_markdown_shows_parameters_where_they_differ():

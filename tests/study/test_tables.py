@@ -93,7 +93,7 @@ def test_a_table_has_the_twins_that_ran_beside_the_papers_numbers():
         ["linear identity", 10.0, None, "1 of 2", -71.0, 0.2],
     ]
     assert made["9"]["says"] == "inline + local is 10.0 points ahead of softmax, more than the spread of seeds (3.9)."
-    assert made["9"]["paper"].startswith("InLine with its local residual is ahead")
+    assert made["9"]["paper"].startswith("InLine with its local residual is the best")
     assert {id_: table["setting"].removeprefix("ImageNet-1K, ") for id_, table in made.items()} == {
         "3": "Swin-T", "4": "Swin-T", "9": "DeiT-T",
     }  # fmt: skip
