@@ -165,8 +165,7 @@ def _check_finite(name: str, weights: Tensor, scores: Tensor, real: Tensor) -> N
 
 
 def _score_measures(scores: Tensor, real: Tensor, images: int, tau: Sequence[float]) -> Values:
-    names = {"range": "score_range", "deviation": "score_deviation", "volume": "score_volume"}
-    by_query = {names.get(name, name): x for name, x in vars(spread(scores)).items()}
+    by_query = spread(scores)
     for label, shares in zip(("kept", "discarded"), filtered(scores, tau), strict=True):
         by_query |= {f"{label} {t:g}": x for t, x in zip(tau, shares.unbind(-1), strict=True)}
     values = {name: per_image(x, real, images) for name, x in by_query.items()}
@@ -186,13 +185,7 @@ def _pair_measures(layer: Layer, weights: Tensor, real: Tensor, images: int) -> 
 def _place_measures(layer: Layer, grid: Grid, weights: Tensor, seen: Tensor, real: Tensor, images: int) -> Values:
     heads = layer.q.shape[1]
     seen = seen.repeat_interleave(weights.shape[1] // heads, 1)
-    places = locality(weights, grid, layer.prefix, seen=seen)
-    by_query = {
-        "local_mass": places.mass,
-        "local_baseline": places.mass_baseline,
-        "attention_distance": places.distance,
-        "distance_baseline": places.distance_baseline,
-    }
+    by_query = locality(weights, grid, layer.prefix, seen=seen)
     by_head = {name: x.unflatten(1, (heads, -1)).mean(2) for name, x in by_query.items()}  # hydra has several matrices
     return {name: per_image(x, real[:, layer.prefix :], images) for name, x in by_head.items()}
 

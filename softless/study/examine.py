@@ -100,8 +100,8 @@ def examine_twin(
         model(pictures[:1])
     middle = captured.layers[len(captured.layers) // 2]
     has_grid = examination.layers[0].local_mass is not None
-    answers = mask_out(model, sample.batches(masked), seed=seed) if has_grid else []
-    confused = induced_confusion(model, sample.batches(masked), seed=seed) if is_softmax else ()
+    masks = mask_out(model, sample.batches(masked), seed=seed) if has_grid else {}
+    confused = induced_confusion(model, sample.batches(masked), seed=seed) if is_softmax else {}
     layers = [asdict(layer) for layer in examination.layers]
     for layer in layers:  # there are many thresholds: per head they would fill the document
         names = [name for name in layer["by_head"] if not name.startswith(("kept ", "discarded "))]
@@ -109,11 +109,11 @@ def examine_twin(
     return {
         "layers": layers,
         "images": examination.images,
-        "mask_out": [{"mask": answer.mask, "accuracy": asdict(answer.accuracy)} for answer in answers],
-        "induced": [asdict(answer) for answer in confused],
+        "mask_out": [{"mask": name, "accuracy": asdict(accuracy)} for name, accuracy in masks.items()],
+        "induced": [{"what": name, "accuracy": asdict(accuracy)} for name, accuracy in confused.items()],
         "maps": list(maps(model, pictures)),
         "collinear": {"layer": middle.name, **collinear(middle.q[0, 0], middle.k[0, 0])},
-        "row": asdict(compare(typical(middle.scores()[0, 0]))),
+        "row": {"weights": compare(typical(middle.scores()[0, 0]))},
     }
 
 

@@ -10,8 +10,7 @@ import time
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -44,18 +43,13 @@ class Worker:
 
 
 class Workers:
-    """At most `count` worker processes, started when they are needed. On exit they save their runs and end."""
+    """At most `count` worker processes, started when they are needed. On `close` they save their runs and end."""
 
     def __init__(self, count: int):
         self.count = count
         self.workers: list[Worker] = []
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         for worker in self.workers:
             worker.close()
 
