@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from softless.backends import widen
 from softless.errors import ArgumentError, NonFiniteError
-from softless.probes.capture import Captured, capture
+from softless.probes.capture import capture
 from softless.probes.findings import Examination, LayerTally, Measured
 from softless.probes.injectivity import collinear_distance, collinear_pairs, confusions, rank_condition, rows_per_head
 from softless.probes.interventions import evaluating
-from softless.probes.layer import Grid, Layer
+from softless.probes.layer import Captured, Grid, Layer
 from softless.probes.locality import locality, residual_share
 from softless.probes.running import Histogram, histogram
 from softless.probes.score_range import TAU, effective_rank, filtered, spread
@@ -59,7 +59,10 @@ def examine(
     with torch.no_grad(), evaluating(model):
         for batch in batches:
             size, captured = _size(batch), capture_batch(model, batch, forward)
-            measured = [measure(layer, size, tau) for layer in _picked(captured.layers, only)]
+            picked = [layer for layer in captured.layers if only is None or only(layer.name)]
+            if not picked:
+                raise ArgumentError(f"no layer was picked of {', '.join(layer.name for layer in captured.layers)}")
+            measured = [measure(layer, size, tau) for layer in picked]
             tallies = _added(tallies, measured)
             together += histogram(torch.stack([layer.values["confusions"].sum(1) for layer in measured]).sum(0))
             images += size
@@ -89,13 +92,6 @@ def _size(batch: Any) -> int:
         batch = next(iter(batch.values()))
     parts = isinstance(batch, tuple | list) and isinstance(batch[0], Tensor)
     return len(batch[0] if parts else batch)
-
-
-def _picked(layers: Sequence[Layer], only: Callable[[str], bool] | None) -> list[Layer]:
-    picked = [layer for layer in layers if only is None or only(layer.name)]
-    if not picked:
-        raise ArgumentError(f"no layer was picked of {', '.join(layer.name for layer in layers)}")
-    return picked
 
 
 def _added(tallies: list[LayerTally], measured: Sequence[Measured]) -> list[LayerTally]:

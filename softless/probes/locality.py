@@ -38,12 +38,7 @@ def locality(
     uniform = torch.ones_like(weights) if seen is None else seen.to(weights).expand_as(weights)
     uniform = uniform / uniform.sum(-1, keepdim=True).clamp(min=1)
     own, even = (_mass_and_distance(x[:, :, prefix:, prefix:], near, apart) for x in (weights, uniform))
-    return {
-        "local_mass": own[0],
-        "local_baseline": even[0],
-        "attention_distance": own[1],
-        "distance_baseline": even[1],
-    }
+    return {"local_mass": own[0], "local_baseline": even[0], "attention_distance": own[1], "distance_baseline": even[1]}
 
 
 def _mass_and_distance(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from softless.io.files import write_json
-from softless.study.twin_run import Progress, RunRecord, TwinRun, execute, failed_record
+from softless.study.twin_run import Progress, RunRecord, TwinRun, execute, record_of
 
 PATIENCE = 0.5  # seconds between two reports of progress
 GRACE = 60  # seconds in which a run is saved after Ctrl-C
@@ -96,7 +96,7 @@ class Workers:
         except (EOFError, OSError):
             worker.process.join()
             reason = f"its process ended with status {worker.process.exitcode}"
-            record = failed_record(worker.run, reason)
+            record = record_of(worker.run, {"status": "failed", "reason": reason})
             write_json(worker.run.record, record)
             return "over", record
 
