@@ -21,9 +21,9 @@ from curves_picture import Curves, curves_picture
 from trained import changed, section
 from twins_picture import picture
 
-from softless.errors import SoftlessError
+from softless.errors import FileError, SoftlessError
 from softless.report import units
-from softless.study.grid import Silent, read_runs, run_grid
+from softless.study.grid import Silent, read_record, run_grid
 from softless.study.schema import PaperTable
 from softless.study.tables import PARAMETERS, groups, shared_spread, tables
 from softless.study.twin_run import RunRecord
@@ -75,7 +75,9 @@ def keep(folders: list[Path]) -> int:
     """Write the records of each grid to one file. What all records share, such as the recipe, is written once."""
     for folder in folders:
         read_recipe(f"twins-{folder.name}")
-        records = read_runs(folder)
+        records = [read_record(path) for path in sorted((folder / "runs").glob("*.json"))]
+        if not records:
+            raise FileError(f"{folder} holds no runs: there is no JSON in {folder / 'runs'}")
         shared = {key: records[0][key] for key in ("data", "images", "fingerprint", "versions", "machine")}
         shared["data"] = None if shared["data"] is None else Path(shared["data"]).name
         recipe = json.loads((folder / "grid.json").read_text())["recipe"]

@@ -1,13 +1,7 @@
 """softless probe: measure the attention in each layer of a model, and the cost of a linear kernel there.
 
-Every number is a mean over images (or pieces of text) with its 95 % confidence interval. In the JSON document, schema
-softless.probe/1, an estimate is {"mean", "low", "high", "n"}, or null if a layer has no such measure.
-
-    {"schema", "model", "weights", "data", "samples", "images", "device", "seed", "seconds", "missed": [name],
-     "verdict", "layers": [softless.probes.findings.LayerFindings], "confusion_histogram"}
-
-`missed` names modules whose attention could not be captured. `verdict`, also that of each layer, is null for random
-weights: they say nothing about a trained model.
+Every number is a mean over images (or pieces of text) with its 95 % confidence interval. The JSON document (schema
+softless.probe/1) has the fields of `ProbeReport`.
 """
 
 import time

@@ -12,10 +12,8 @@ Layers of this library report what they mix. In timm's, Hugging Face's and other
 attention by the PyTorch calls that it is made of.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,102 +25,10 @@ from softless.backends import hide
 from softless.errors import UnsupportedError
 from softless.nn.global_tokens import LongformerAttention
 from softless.nn.mixing import AttentionCall, Grid, Heads, Mixing, as_heads
-from softless.probes.layer import Keep, Layer, pixel_size, token_grid
-from softless.probes.trails import version_of
+from softless.probes.layer import Captured, Keep, Layer
 from softless.probes.watching import AttentionWatcher
 
-ATTENTION_NAMES = ("attn", "attention", "self_attn", "self_attention")
 Edit = Callable[[Layer, Tensor], Tensor]  # takes a layer and its weights [B, C, N, M], returns the weights to use
-
-
-class Captured:
-    """The attention calls of a model's latest forward."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.calls: list[Layer] = []
-        self.versions: list[tuple[int | None, ...]] = []  # of q, k and v of each call
-        self.modules = dict(model.named_modules())
-        self.running: list[tuple[str, nn.Module]] = []  # modules that are in their forward, the innermost last
-        self.seen: dict[str, nn.Module] = {}  # modules that ran and are called attention
-        self.unread: dict[int, str] = {}  # softmaxes of scores that were not captured, and the module of each
-        self.image: tuple[int, int] | None = None
-
-    @property
-    def missed(self) -> dict[str, nn.Module]:
-        """Modules whose attention was not captured.
-
-        They took a softmax of scores in a way that is not known, or are called attention and took none.
-        """
-        missed = {name: self.modules[name] for name in self.unread.values()}
-        read = {*missed, *(layer.name for layer in self.calls)}
-        silent = {
-            name: module
-            for name, module in self.seen.items()
-            if not any(f"{a}.".startswith(f"{b}.") for path in read for a, b in ((path, name), (name, path)))
-        }
-        return missed | silent
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """Layers of the latest call of the model, in order. The second call of a module is named `path (2)`."""
-        counts: Counter[str] = Counter()
-        named = []
-        for layer in self.calls:
-            counts[layer.name] += 1
-            number = counts[layer.name]
-            named.append(layer if number == 1 else replace(layer, name=f"{layer.name} ({number})"))
-        return tuple(named)
-
-    def watched(self) -> bool:
-        """Return whether calls of PyTorch must be watched now: not inside our layers, which report what they mix."""
-        return bool(self.running) and not isinstance(self.running[-1][1], Mixing)
-
-    def module(self) -> str:
-        """Return the path of the innermost running module."""
-        return self.running[-1][0]
-
-    def miss(self, softmax: int) -> None:
-        """Count this softmax as missed until `find` is called for it."""
-        self.unread[softmax] = self.module()
-
-    def find(self, softmax: int) -> None:
-        """Count this softmax as captured."""
-        self.unread.pop(softmax, None)
-
-    def place(self, tokens: int) -> tuple[str, Grid | None, int]:
-        """Return the path of the innermost running module, and the grid and prefix of its tokens."""
-        grid, prefix = token_grid([module for _, module in self.running], self.image, tokens)
-        return self.module(), grid, prefix
-
-    def enter(self, name: str, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Note that a module's forward begins."""
-        if module is self.model:
-            self.calls, self.versions, self.running, self.image = [], [], [], pixel_size(args, kwargs)
-            self.seen, self.unread = {}, {}
-        self.running.append((name, module))
-        if "Attention" in type(module).__name__ or name.rpartition(".")[2] in ATTENTION_NAMES:
-            self.seen[name] = module
-
-    def leave(self, module: nn.Module, _args: Any, out: Any) -> None:
-        """Note that a module's forward ends."""
-        if self.running and self.running[-1][1] is module:
-            self.running.pop()
-        if module is self.model and out is not None:
-            self.drop_changed()
-            if not self.calls:
-                raise UnsupportedError(_nothing_captured(module, self.missed))
-
-    def add(self, layer: Layer) -> None:
-        self.calls.append(layer)
-        self.versions.append(_versions(layer))
-
-    def drop_changed(self) -> None:
-        """Move layers whose q, k or v the model changed in place after their use to those that are missed."""
-        kept = [layer for layer, then in zip(self.calls, self.versions, strict=True) if _versions(layer) == then]
-        for number, layer in enumerate(layer for layer in self.calls if layer not in kept):
-            self.unread[-1 - number] = layer.name
-        self.calls, self.versions = kept, [_versions(layer) for layer in kept]
 
 
 @contextmanager
@@ -228,20 +134,3 @@ def _own_layer(name: str, module: Mixing, call: AttentionCall) -> Layer:
         prefix=prefix,
         local=local,
     )
-
-
-def _versions(layer: Layer) -> tuple[int | None, ...]:
-    return tuple(map(version_of, (layer.q, layer.k, layer.v)))
-
-
-def _nothing_captured(model: nn.Module, missed: dict[str, nn.Module]) -> str:
-    kind = type(model).__name__
-    if missed:
-        (name, module), more = next(iter(missed.items())), len(missed) - 1
-        return (
-            f"the attention of {kind} cannot be captured: {name} ({type(module).__name__})"
-            f"{f' and {more} more' if more else ''} used neither F.scaled_dot_product_attention nor "
-            "softmax(scale q k^T + bias) v written out"
-        )
-    parts = sorted({type(module).__name__ for module in model.modules() if not any(module.children())})
-    return f"{kind} has no attention: it is made of {', '.join(parts[:6])}{', ...' if len(parts) > 6 else ''}"

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from softless.backends import widen
 from softless.errors import ArgumentError, NonFiniteError
-from softless.probes.capture import Captured, capture
+from softless.probes.capture import capture
 from softless.probes.findings import Examination, LayerTally, Measured
 from softless.probes.injectivity import collinear_distance, collinear_pairs, confusions, rank_condition, rows_per_head
 from softless.probes.interventions import evaluating
-from softless.probes.layer import Grid, Layer
+from softless.probes.layer import Captured, Grid, Layer
 from softless.probes.locality import locality, residual_share
 from softless.probes.running import Histogram, histogram
 from softless.probes.score_range import TAU, effective_rank, filtered, spread
@@ -59,7 +59,10 @@ def examine(
     with torch.no_grad(), evaluating(model):
         for batch in batches:
             size, captured = _size(batch), capture_batch(model, batch, forward)
-            measured = [measure(layer, size, tau) for layer in _picked(captured.layers, only)]
+            picked = [layer for layer in captured.layers if only is None or only(layer.name)]
+            if not picked:
+                raise ArgumentError(f"no layer was picked of {', '.join(layer.name for layer in captured.layers)}")
+            measured = [measure(layer, size, tau) for layer in picked]
             tallies = _added(tallies, measured)
             together += histogram(torch.stack([layer.values["confusions"].sum(1) for layer in measured]).sum(0))
             images += size
@@ -89,13 +92,6 @@ def _size(batch: Any) -> int:
         batch = next(iter(batch.values()))
     parts = isinstance(batch, tuple | list) and isinstance(batch[0], Tensor)
     return len(batch[0] if parts else batch)
-
-
-def _picked(layers: Sequence[Layer], only: Callable[[str], bool] | None) -> list[Layer]:
-    picked = [layer for layer in layers if only is None or only(layer.name)]
-    if not picked:
-        raise ArgumentError(f"no layer was picked of {', '.join(layer.name for layer in layers)}")
-    return picked
 
 
 def _added(tallies: list[LayerTally], measured: Sequence[Measured]) -> list[LayerTally]:
@@ -165,8 +161,7 @@ def _check_finite(name: str, weights: Tensor, scores: Tensor, real: Tensor) -> N
 
 
 def _score_measures(scores: Tensor, real: Tensor, images: int, tau: Sequence[float]) -> Values:
-    names = {"range": "score_range", "deviation": "score_deviation", "volume": "score_volume"}
-    by_query = {names.get(name, name): x for name, x in vars(spread(scores)).items()}
+    by_query = spread(scores)
     for label, shares in zip(("kept", "discarded"), filtered(scores, tau), strict=True):
         by_query |= {f"{label} {t:g}": x for t, x in zip(tau, shares.unbind(-1), strict=True)}
     values = {name: per_image(x, real, images) for name, x in by_query.items()}
@@ -186,13 +181,7 @@ def _pair_measures(layer: Layer, weights: Tensor, real: Tensor, images: int) -> 
 def _place_measures(layer: Layer, grid: Grid, weights: Tensor, seen: Tensor, real: Tensor, images: int) -> Values:
     heads = layer.q.shape[1]
     seen = seen.repeat_interleave(weights.shape[1] // heads, 1)
-    places = locality(weights, grid, layer.prefix, seen=seen)
-    by_query = {
-        "local_mass": places.mass,
-        "local_baseline": places.mass_baseline,
-        "attention_distance": places.distance,
-        "distance_baseline": places.distance_baseline,
-    }
+    by_query = locality(weights, grid, layer.prefix, seen=seen)
     by_head = {name: x.unflatten(1, (heads, -1)).mean(2) for name, x in by_query.items()}  # hydra has several matrices
     return {name: per_image(x, real[:, layer.prefix :], images) for name, x in by_head.items()}
 

@@ -1,21 +1,13 @@
 """Injectivity: whether different queries get different rows of weights (InLine, Figure 2, Propositions 1 to 3).
 
-    confusion           queries p != q with |w(p) - w(q)| < 1e-3 over the whole row
+confusion           queries p != q with |w(p) - w(q)| < 1e-3 over the whole row
 
-    softmax, subtract   w(p) = w(q)  <=>  phi(K) (phi(p) - phi(q)) = c 1      (1 and 3; softmax: phi = identity)
-                        so none collide if phi is injective and [phi(K), 1] has rank D + 1, with D features
-    divide              w(p) = w(q)  <=   phi(p) = a phi(q), a > 0            (2: any continuous phi has such a pair)
-
-`colliding_pair` builds a pair by solving the right-hand side for the given keys, and returns it only if the mechanism
-itself then gives both queries the same row:
-
-    subtract, softmax   phi(p) = phi(q) + x, x in the null space of the centered phi(K) (of the kept keys, where a
-                        rule drops some)
-    divide              phi(p) = 2 phi(q)
-    relu, softmax over channels, ...    p that phi cannot tell from q
+softmax, subtract   w(p) = w(q)  <=>  phi(K) (phi(p) - phi(q)) = c 1      (1 and 3; softmax: phi = identity)
+                    so none collide if phi is injective and [phi(K), 1] has rank D + 1, with D features
+divide              w(p) = w(q)  <=   phi(p) = a phi(q), a > 0            (2: any continuous phi has such a pair)
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isqrt
 
@@ -26,18 +18,13 @@ from torch import Tensor
 from softless.algebra.feature_maps import unit
 from softless.algebra.state import Log
 from softless.backends import hide, widen
-from softless.errors import UnsupportedError
-from softless.functional import attention_weights
 from softless.mechanisms import Call, Mechanism, resolve
-from softless.mechanisms.kernelized import Kernelized
 from softless.mechanisms.linear import FeatureMapped
-from softless.mechanisms.scored import Scored
 from softless.probes.layer import Layer
 
 Inputs = Mapping[str, Tensor]
 BLOCK = 2**21  # numbers in a block: 16 MB
 SAME_WAY = 0.1  # unit vectors this close have a cosine above 0.995
-EQUAL = 1e-9  # relative; colliding pairs are built and compared in float64
 
 
 def confusions(
@@ -136,11 +123,6 @@ class RankCondition:
     rank: Int[Tensor, "b g"]  # of [phi(K), 1]
     singular_values: Float[Tensor, "b g r"]  # of [phi(K), 1], the largest first
 
-    @property
-    def holds(self) -> Tensor:
-        """[B, G]: whether these keys let an injective phi (or a softmax) tell all queries apart."""
-        return self.rank == self.features + 1
-
 
 def rank_condition(
     k: Float[Tensor, "b g m d"],
@@ -151,12 +133,12 @@ def rank_condition(
 ) -> RankCondition:
     """Return the rank of [phi(K), 1] over real keys; phi is the identity for mechanisms that have none of their own."""
     k = hide(widen(k), key_mask)
-    phi = hide(_key_features(k, resolve(mechanism), inputs or {}), key_mask)
+    phi = hide(key_features(k, resolve(mechanism), inputs or {}), key_mask)
     values, scaled = (
         torch.linalg.svdvals(hide(torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1), key_mask))
         for x in (phi.double(), _unit_size(phi.double(), key_mask))  # float32 gives NaN for subnormal keys
     )
-    return RankCondition(phi.shape[-1], _rank(scaled, scaled[..., :1], phi), values)
+    return RankCondition(phi.shape[-1], count_rank(scaled, scaled[..., :1], phi), values)
 
 
 def _unit_size(phi: Float[Tensor, "b g m f"], key_mask: Bool[Tensor, "b m"] | None) -> Float[Tensor, "b g m f"]:
@@ -168,7 +150,7 @@ def _unit_size(phi: Float[Tensor, "b g m f"], key_mask: Bool[Tensor, "b m"] | No
     return phi / torch.where(mean > 0, mean, 1.0).sqrt()
 
 
-def _key_features(k: Float[Tensor, "b g m d"], mechanism: Mechanism, inputs: Inputs) -> Float[Tensor, "b h m f"]:
+def key_features(k: Float[Tensor, "b g m d"], mechanism: Mechanism, inputs: Inputs) -> Float[Tensor, "b h m f"]:
     """Return phi(K). Exponentials are divided by the largest of their channel, which changes no rank."""
     if not isinstance(mechanism, FeatureMapped):
         return k
@@ -176,89 +158,7 @@ def _key_features(k: Float[Tensor, "b g m d"], mechanism: Mechanism, inputs: Inp
     return (phi.value - phi.value.amax(-2, keepdim=True)).exp() if isinstance(phi, Log) else phi
 
 
-def colliding_pair(
-    k: Float[Tensor, "m d"],
-    mechanism: str | Mechanism,
-    *,
-    q: Float[Tensor, " d"] | None = None,
-    inputs: Inputs | None = None,
-) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]] | None:
-    """Return two different queries with the same row over these keys of one head, or None if the search finds none.
-
-    The search starts at `q`, or at the mean size of the keys (ones, if all keys are zero), shortened until its largest
-    score is 1: where scores are small no rounding hides a difference.
-    """
-    resolved = resolve(mechanism)
-    if not isinstance(resolved, Kernelized | Scored):
-        raise UnsupportedError(
-            f"a row of '{resolved.name}' depends on more than its query and the keys: it has no colliding pair"
-        )
-    k, inputs = k.double(), {name: x.double() for name, x in (inputs or {}).items()}
-    if q is None:
-        q = k.abs().mean(0) if k.any() else torch.ones_like(k[0])
-    q = q.double()
-    largest = (k @ q).abs().max() * q.shape[0] ** -0.5
-    start = q / torch.where(largest > 0, largest, 1.0)
-    for p, other in _candidates(start, k, resolved, inputs):
-        if bool((p != other).any()) and _same_row(p, other, k, resolved, inputs):
-            return p, other
-    return None
-
-
-def _candidates(q: Tensor, k: Tensor, mechanism: Mechanism, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
-    if isinstance(mechanism, Scored):
-        for size in (1, 10, 100):  # far queries keep few keys, where a rule drops some
-            kept = _rows(size * q, k, mechanism, inputs)[0, 0, -1] != 0
-            length = q.norm() if q.any() else 1.0
-            for x in _flat_directions(k[kept]):
-                yield from ((size * q, size * (q + step * length * x)) for step in (1, 0.1, 0.01))
-    if isinstance(mechanism, FeatureMapped):
-        phi_k = _key_features(k[None, None], mechanism, inputs)[0, 0]
-        phi = mechanism.features_q(q[None, None, None], Call(inputs=inputs))
-        features = (phi.value.exp() if isinstance(phi, Log) else phi)[0, 0, 0]
-        step = 0.1 * (features.abs().max() if features.any() else 1.0)
-        for target in (2 * features, *(features + step * x for x in _flat_directions(phi_k))):
-            p = _preimage(target, mechanism, inputs)
-            if p is not None:
-                yield q, p
-    yield q, 2 * q  # homogeneous phi
-    yield q, q + q.abs().mean()  # softmax over channels
-    yield -q.abs(), -2 * q.abs()  # what relu erases
-
-
-def _flat_directions(phi_k: Float[Tensor, "m f"]) -> Float[Tensor, "r f"]:
-    """Return unit vectors x with phi(K) x = c 1: the null space of the centered phi(K)."""
-    centered = phi_k - phi_k.mean(0)
-    _, values, basis = torch.linalg.svd(centered, full_matrices=True)
-    return basis[int(_rank(values, torch.linalg.matrix_norm(phi_k, 2)[None], phi_k)) :]
-
-
-def _preimage(phi: Float[Tensor, " f"], mechanism: FeatureMapped, inputs: Inputs) -> Float[Tensor, " d"] | None:
-    """Return a query with these features if phi has an inverse; NaN outside the range of phi."""
-    if mechanism.phi in ("identity", "relu"):
-        return phi
-    if mechanism.phi == "leaky_relu":
-        return torch.where(phi < 0, 100 * phi, phi)
-    if mechanism.phi == "elu":
-        return torch.where(phi < 1, phi.log(), phi - 1)
-    if mechanism.phi == "exp":
-        return phi.log() / mechanism.t
-    if mechanism.phi == "affine_relu":
-        return torch.linalg.pinv(inputs["weight"][0]) @ (phi - inputs["bias"][0])
-    return None
-
-
-def _rows(q: Tensor, k: Tensor, mechanism: Mechanism, inputs: Inputs) -> Float[Tensor, "1 c m m"]:
-    """Return the weights if every token has this query: one row for each position it could have."""
-    return attention_weights(q.expand(1, 1, *k.shape), k[None, None], mechanism, inputs=inputs)
-
-
-def _same_row(p: Tensor, q: Tensor, k: Tensor, mechanism: Mechanism, inputs: Inputs) -> bool:
-    a, b = _rows(p, k, mechanism, inputs), _rows(q, k, mechanism, inputs)
-    return bool((row_distance(a, b, 1) <= EQUAL * row_distance(b, torch.zeros_like(b), 1)).all())
-
-
-def _rank(
+def count_rank(
     values: Float[Tensor, "*b r"], largest: Float[Tensor, "*b 1"], of: Float[Tensor, "*b m f"]
 ) -> Int[Tensor, "*b"]:
     """Count the singular values that are more than rounding in a matrix like `of` with this largest one."""

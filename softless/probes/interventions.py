@@ -115,19 +115,10 @@ Mask = Local | Random
 MASKS: tuple[Mask | None, ...] = (None, Local(3), Local(5), Local(7), Random(9), Random(25), Random(49))
 
 
-@dataclass(frozen=True)
-class MaskedAccuracy:
-    """Top-1 accuracy with a mask, and the number of layers that it reached."""
-
-    mask: str
-    accuracy: Estimate
-    layers: int
-
-
 def mask_out(
     model: nn.Module, batches: Labeled, masks: Sequence[Mask | None] = MASKS, *, seed: int = 0
-) -> tuple[MaskedAccuracy, ...]:
-    """Return the accuracy of a classifier under each mask (InLine, Table 2); the seed draws the random masks."""
+) -> dict[str, Estimate]:
+    """Return the accuracy of a classifier by mask (InLine, Table 2); the seed draws the random masks."""
     by_name = {"none" if mask is None else str(mask): mask for mask in masks}
     reached: dict[str, set[str]] = {name: set() for name in by_name}
     edits = {name: None if mask is None else hide(mask, seed, reached[name]) for name, mask in by_name.items()}
@@ -135,7 +126,7 @@ def mask_out(
     for name, layers in reached.items():
         if name != "none" and not layers:
             raise UnsupportedError(f"mask {name} needs tokens that are patches of an image: no layer has them")
-    return tuple(MaskedAccuracy(name, accuracy, len(reached[name])) for name, accuracy in accuracies.items())
+    return accuracies
 
 
 def hide(mask: Mask, seed: int = 0, reached: set[str] | None = None) -> Edit:
@@ -181,22 +172,13 @@ def without(
     return torch.where(hidden.any(-1, keepdim=True), normal.to(weights.dtype), weights)
 
 
-@dataclass(frozen=True)
-class InducedAccuracy:
-    """Top-1 accuracy with nothing ("none"), f1, f2, or a share of the rows confused."""
-
-    what: str
-    accuracy: Estimate
-
-
 def induced_confusion(
     model: nn.Module, batches: Labeled, *, ratios: Sequence[float] = (0.25, 0.5, 1.0), seed: int = 0
-) -> tuple[InducedAccuracy, ...]:
-    """Return the accuracy of a softmax classifier under each way of confusing its queries (InLine, Table 1)."""
+) -> dict[str, Estimate]:
+    """Return the accuracy of a softmax classifier by confusion: none, f1, f2, and shares of rows (InLine, Table 1)."""
     edits: dict[str, Edit | None] = {"none": None, "f1": induce("relu"), "f2": induce("affine_relu", seed)}
     edits |= {f"rows {100 * ratio:g} %": share_rows(ratio, seed) for ratio in ratios}
-    accuracies = edited_accuracy(model, batches, edits)
-    return tuple(InducedAccuracy(what, accuracy) for what, accuracy in accuracies.items())
+    return edited_accuracy(model, batches, edits)
 
 
 def induce(confusion: str = "relu", seed: int = 0) -> Edit:

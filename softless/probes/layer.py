@@ -1,4 +1,4 @@
-"""One attention call of a model, as it happened.
+"""`Layer`, one attention call of a model as it happened, and `Captured`, all calls of a forward.
 
     scores_ij  = scale q_i.k_j + bias_ij            what a softmax would see; -inf where i may not see j
     weights    = mechanism(scores)                  explicit, of the layer's own mechanism
@@ -7,6 +7,7 @@
 Shapes: B batch (windows folded into it, as the model did), H heads, G key heads, N queries, M keys, D and E channels.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,13 +18,17 @@ from torch import Tensor, nn
 
 from softless.algebra.state import visible
 from softless.backends import hide, widen
+from softless.errors import UnsupportedError
 from softless.functional import attention_weights
 from softless.mechanisms import Mechanism
 from softless.mechanisms.base import Call, repeat_heads
 from softless.mechanisms.softmax import Softmax
+from softless.nn.mixing import Mixing
+from softless.probes.trails import version_of
 from softless.validation import prepare
 
 Grid = tuple[int, int]
+ATTENTION_NAMES = ("attn", "attention", "self_attn", "self_attention")
 MOST_PREFIX = 16  # class, distillation and register tokens; with more, the tokens are another image
 
 
@@ -112,6 +117,96 @@ class Layer:
 Keep = Callable[[Layer], Tensor | None]  # records a layer; a tensor that it returns replaces the layer's output
 
 
+class Captured:
+    """The attention calls of a model's latest forward, which `capture` fills while the model runs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.calls: list[Layer] = []
+        self.versions: list[tuple[int | None, ...]] = []  # of q, k and v of each call
+        self.modules = dict(model.named_modules())
+        self.running: list[tuple[str, nn.Module]] = []  # modules that are in their forward, the innermost last
+        self.seen: dict[str, nn.Module] = {}  # modules that ran and are called attention
+        self.unread: dict[int, str] = {}  # softmaxes of scores that were not captured, and the module of each
+        self.image: tuple[int, int] | None = None
+
+    @property
+    def missed(self) -> dict[str, nn.Module]:
+        """Modules whose attention was not captured.
+
+        They took a softmax of scores in a way that is not known, or are called attention and took none.
+        """
+        missed = {name: self.modules[name] for name in self.unread.values()}
+        read = {*missed, *(layer.name for layer in self.calls)}
+        silent = {
+            name: module
+            for name, module in self.seen.items()
+            if not any(f"{a}.".startswith(f"{b}.") for path in read for a, b in ((path, name), (name, path)))
+        }
+        return missed | silent
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Layers of the latest call of the model, in order. The second call of a module is named `path (2)`."""
+        counts: Counter[str] = Counter()
+        named = []
+        for layer in self.calls:
+            counts[layer.name] += 1
+            number = counts[layer.name]
+            named.append(layer if number == 1 else replace(layer, name=f"{layer.name} ({number})"))
+        return tuple(named)
+
+    def watched(self) -> bool:
+        """Return whether calls of PyTorch must be watched now: not inside our layers, which report what they mix."""
+        return bool(self.running) and not isinstance(self.running[-1][1], Mixing)
+
+    def module(self) -> str:
+        """Return the path of the innermost running module."""
+        return self.running[-1][0]
+
+    def miss(self, softmax: int) -> None:
+        """Count this softmax as missed until `find` is called for it."""
+        self.unread[softmax] = self.module()
+
+    def find(self, softmax: int) -> None:
+        """Count this softmax as captured."""
+        self.unread.pop(softmax, None)
+
+    def place(self, tokens: int) -> tuple[str, Grid | None, int]:
+        """Return the path of the innermost running module, and the grid and prefix of its tokens."""
+        grid, prefix = token_grid([module for _, module in self.running], self.image, tokens)
+        return self.module(), grid, prefix
+
+    def enter(self, name: str, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Note that a module's forward begins."""
+        if module is self.model:
+            self.calls, self.versions, self.running, self.image = [], [], [], pixel_size(args, kwargs)
+            self.seen, self.unread = {}, {}
+        self.running.append((name, module))
+        if "Attention" in type(module).__name__ or name.rpartition(".")[2] in ATTENTION_NAMES:
+            self.seen[name] = module
+
+    def leave(self, module: nn.Module, _args: Any, out: Any) -> None:
+        """Note that a module's forward ends."""
+        if self.running and self.running[-1][1] is module:
+            self.running.pop()
+        if module is self.model and out is not None:
+            self.drop_changed()
+            if not self.calls:
+                raise UnsupportedError(_nothing_captured(module, self.missed))
+
+    def add(self, layer: Layer) -> None:
+        self.calls.append(layer)
+        self.versions.append(_versions(layer))
+
+    def drop_changed(self) -> None:
+        """Move layers whose q, k or v the model changed in place after their use to those that are missed."""
+        kept = [layer for layer, then in zip(self.calls, self.versions, strict=True) if _versions(layer) == then]
+        for number, layer in enumerate(layer for layer in self.calls if layer not in kept):
+            self.unread[-1 - number] = layer.name
+        self.calls, self.versions = kept, [_versions(layer) for layer in kept]
+
+
 def pixel_size(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Grid | None:
     """Return height and width of the first [B, C, H, W] tensor among a model's arguments."""
     images = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim == 4)
@@ -145,3 +240,20 @@ def _patch_size(model: nn.Module) -> Grid | None:
 def _pair(sides: Any) -> Grid | None:
     sides = (sides, sides) if isinstance(sides, int) else tuple(sides) if isinstance(sides, tuple | list) else ()
     return (sides[0], sides[1]) if len(sides) == 2 and all(isinstance(side, int) for side in sides) else None
+
+
+def _versions(layer: Layer) -> tuple[int | None, ...]:
+    return tuple(map(version_of, (layer.q, layer.k, layer.v)))
+
+
+def _nothing_captured(model: nn.Module, missed: dict[str, nn.Module]) -> str:
+    kind = type(model).__name__
+    if missed:
+        (name, module), more = next(iter(missed.items())), len(missed) - 1
+        return (
+            f"the attention of {kind} cannot be captured: {name} ({type(module).__name__})"
+            f"{f' and {more} more' if more else ''} used neither F.scaled_dot_product_attention nor "
+            "softmax(scale q k^T + bias) v written out"
+        )
+    parts = sorted({type(module).__name__ for module in model.modules() if not any(module.children())})
+    return f"{kind} has no attention: it is made of {', '.join(parts[:6])}{', ...' if len(parts) > 6 else ''}"

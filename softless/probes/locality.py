@@ -8,7 +8,6 @@
 Class tokens have no position in the image: their own rows are left out, but their share of the other rows counts.
 """
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -18,16 +17,6 @@ from torch import Tensor
 from softless.probes.layer import Grid
 
 
-@dataclass(frozen=True)
-class Locality:
-    """One number per patch that asks, each [B, C, height x width]."""
-
-    mass: Tensor
-    distance: Tensor
-    mass_baseline: Tensor
-    distance_baseline: Tensor
-
-
 def locality(
     weights: Float[Tensor, "b c n n"],
     grid: Grid,
@@ -35,13 +24,21 @@ def locality(
     *,
     side: int = 3,
     seen: Bool[Tensor, "b #c n n"] | None = None,
-) -> Locality:
-    """Measure weights over `prefix` tokens and the patches of an image; `seen` are the keys of each query, or all."""
+) -> dict[str, Float[Tensor, "b c patches"]]:
+    """Return mass and distance with their baselines, one number per patch.
+
+    Args:
+        weights: attention over `prefix` class tokens, then the patches of an image.
+        grid: rows and columns of patches.
+        prefix: number of class tokens. Default: 0.
+        side: tokens along a side of the neighborhood. Default: 3.
+        seen: which keys each query sees. Default: all.
+    """
     near, apart = neighborhood(grid, side).to(weights.device), distances(grid).to(weights)
     uniform = torch.ones_like(weights) if seen is None else seen.to(weights).expand_as(weights)
     uniform = uniform / uniform.sum(-1, keepdim=True).clamp(min=1)
-    own, baseline = (_mass_and_distance(x[:, :, prefix:, prefix:], near, apart) for x in (weights, uniform))
-    return Locality(*own, *baseline)
+    own, even = (_mass_and_distance(x[:, :, prefix:, prefix:], near, apart) for x in (weights, uniform))
+    return {"local_mass": own[0], "local_baseline": even[0], "attention_distance": own[1], "distance_baseline": even[1]}
 
 
 def _mass_and_distance(

@@ -41,8 +41,11 @@ class Running(NamedTuple):
 
     def estimates(self) -> tuple[Estimate, ...]:
         """Return one estimate per entry of a sample."""
-        pairs = zip(self.mean.flatten().tolist(), self.squares.flatten().tolist(), strict=True)
-        return tuple(_interval(self.n, mean, squares) for mean, squares in pairs)
+        if self.n < 2:
+            return tuple(Estimate(mean, None, None, self.n) for mean in self.mean.flatten().tolist())
+        half = student(self.n - 1) * (self.squares / (self.n - 1) / self.n).sqrt()
+        entries = (x.flatten().tolist() for x in (self.mean, self.mean - half, self.mean + half))
+        return tuple(Estimate(mean, low, high, self.n) for mean, low, high in zip(*entries, strict=True))
 
 
 def observe(samples: Float[Tensor, "n *shape"]) -> Running:
@@ -78,13 +81,6 @@ def student(degrees: int) -> float:
         + series**3 * (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
         + series**4 * (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160
     )
-
-
-def _interval(n: int, mean: float, squares: float) -> Estimate:
-    if n < 2:
-        return Estimate(mean, None, None, n)
-    half = student(n - 1) * sqrt(squares / (n - 1) / n)
-    return Estimate(mean, mean - half, mean + half, n)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ that are cut to a range below tau fill less than tau^n; there, a first-order ker
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -28,30 +27,6 @@ from torch import Tensor
 TAU = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 LITTLE, MUCH = 0.1, 0.5  # of the size of softmax's own weights
 COSTS = ("little", "something", "much", "too much")
-
-
-@dataclass(frozen=True)
-class ScoreSpread:
-    """One number per query, each [B, H, N]; a query that sees no key has zeros."""
-
-    range: Tensor
-    deviation: Tensor
-    entropy: Tensor
-    volume: Tensor
-    first_order_error: Tensor
-    uniform_error: Tensor
-    bound: Tensor
-
-
-@dataclass(frozen=True)
-class Compared:
-    """A row of scores, and its weights under softmax, to first order, and uniform, the largest first."""
-
-    scores: str  # a name for the row
-    range: float
-    deviation: float
-    error: dict[str, float]  # softmax's own is 0
-    weights: dict[str, tuple[float, ...]]
 
 
 class CenteredScores(NamedTuple):
@@ -80,23 +55,23 @@ def center(scores: Float[Tensor, "*b n m"]) -> CenteredScores:
     return CenteredScores(torch.where(seen, finite - finite.sum(-1, keepdim=True) / count, 0.0), seen, count)
 
 
-def spread(scores: Float[Tensor, "*b n m"]) -> ScoreSpread:
-    """Measure each row."""
+def spread(scores: Float[Tensor, "*b n m"]) -> dict[str, Float[Tensor, "*b n"]]:
+    """Return the measures above, one number per query and measure; a query that sees no key has zeros."""
     rows = center(scores)
     weights, x = rows.weights(), rows.centered
     p, top = weights["softmax"], x.amax(-1)  # the mean lies between the extremes: hidden zeros are neither
     largest = p.amax(-1)
     log_sum = top - torch.where(largest > 0, largest, 1.0).log()  # log sum e^x
     reach = top - x.amin(-1)
-    return ScoreSpread(
-        range=reach,
-        deviation=(x.square().sum(-1) / rows.tokens[..., 0]).sqrt(),
-        entropy=(log_sum - (p * x).sum(-1)).clamp(min=0),
-        volume=volume(rows),
-        first_order_error=relative_error(weights["first order"], p),
-        uniform_error=relative_error(weights["uniform"], p),
-        bound=reach.square() / 2,
-    )
+    return {
+        "score_range": reach,
+        "score_deviation": (x.square().sum(-1) / rows.tokens[..., 0]).sqrt(),
+        "entropy": (log_sum - (p * x).sum(-1)).clamp(min=0),
+        "score_volume": volume(rows),
+        "first_order_error": relative_error(weights["first order"], p),
+        "uniform_error": relative_error(weights["uniform"], p),
+        "bound": reach.square() / 2,
+    }
 
 
 def volume(rows: CenteredScores) -> Float[Tensor, "*b n"]:
@@ -135,17 +110,10 @@ def effective_rank(scores: Float[Tensor, "b h n m"], real: Bool[Tensor, "b n"] |
     return energy.square() / torch.where(fourth > 0, fourth, 1.0)
 
 
-def compare(scores: Float[Tensor, " m"], name: str = "scores") -> Compared:
-    """Compare the three kinds of weights on one row of scores."""
+def compare(scores: Float[Tensor, " m"]) -> dict[str, list[float]]:
+    """Return the weights of one row under softmax, to first order, and uniform, the largest first."""
     row = scores.double().sort(descending=True).values[None]
-    measured, weights = spread(row), center(row).weights()
-    return Compared(
-        name,
-        measured.range.item(),
-        measured.deviation.item(),
-        {kind: relative_error(w, weights["softmax"]).item() for kind, w in weights.items()},
-        {kind: tuple(w[0].tolist()) for kind, w in weights.items()},
-    )
+    return {kind: weights[0].tolist() for kind, weights in center(row).weights().items()}
 
 
 def cost(error: float, uniform: float) -> str:

@@ -19,7 +19,7 @@ that sees no key gets zero weights here and equal weights in those libraries: it
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,24 +30,13 @@ from torch.overrides import TorchFunctionMode
 from softless.algebra.state import causal
 from softless.backends import widen
 from softless.mechanisms import mechanism
-from softless.probes.layer import Grid, Keep, Layer
+from softless.probes.layer import Captured, Keep, Layer
 from softless.probes.products import Product, operands, scores_product, turned_product, weights_product
 from softless.probes.trails import WEIGHTS, Operation, Trail, Trails, is_soft, lost, version_of
 
 FAR = -800.0
 EMPTY = -3e4  # a query whose keys all have a lower bias sees none; half precision reaches -65504
 TRANSPOSE = Tensor.mT.__get__  # type: ignore[attr-defined]
-
-
-@runtime_checkable
-class Scene(Protocol):
-    """The running model around a call. `capture.Captured` is one."""
-
-    def watched(self) -> bool: ...
-    def module(self) -> str: ...
-    def place(self, tokens: int) -> tuple[str, Grid | None, int]: ...
-    def miss(self, softmax: int) -> None: ...
-    def find(self, softmax: int) -> None: ...
 
 
 class Visibility(NamedTuple):
@@ -59,17 +48,17 @@ class Visibility(NamedTuple):
 
 
 class AttentionWatcher(TorchFunctionMode):
-    """Give every softmax attention to `keep`, as long as the scene is watched."""
+    """Give every softmax attention outside of our own layers to `keep`."""
 
-    def __init__(self, keep: Keep, scene: Scene):
+    def __init__(self, keep: Keep, captured: Captured):
         super().__init__()
-        self.keep, self.scene, self.trails = keep, scene, Trails()
+        self.keep, self.captured, self.trails = keep, captured, Trails()
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not self.scene.watched():
+        if not self.captured.watched():
             return func(*args, **kwargs)
         name = "mT" if func == TRANSPOSE else getattr(func, "__name__", "")
         before = self.trails.among((*args, *kwargs.values()))
@@ -81,8 +70,8 @@ class AttentionWatcher(TorchFunctionMode):
             return self.multiplied(call, pair)
         if name == "baddbmm" and isinstance(out, Tensor):
             self.added_product(call)
-        elif before and self.trails.follow(call, before, self.scene.module()):
-            self.scene.miss(self.trails.softmaxes)  # until its weights meet values
+        elif before and self.trails.follow(call, before, self.captured.module()):
+            self.captured.miss(self.trails.softmaxes)  # until its weights meet values
         return out
 
     def multiplied(self, call: Operation, pair: tuple[Tensor, Tensor]) -> Tensor:
@@ -113,7 +102,7 @@ class AttentionWatcher(TorchFunctionMode):
         """Begin a trail at q k^T."""
         q, k = product.left, product.right.mT
         eps, versions = torch.finfo(out.dtype).eps, (version_of(q), version_of(k))
-        self.trails.put(out, Trail(q, k, tuple(out.shape[:-2]), self.scene.module(), eps, versions, scale, shifted))
+        self.trails.put(out, Trail(q, k, tuple(out.shape[:-2]), self.captured.module(), eps, versions, scale, shifted))
 
     def fused(
         self,
@@ -131,7 +120,7 @@ class AttentionWatcher(TorchFunctionMode):
         """Read a call of F.scaled_dot_product_attention."""
         if dropout_p > 0 or query.is_nested:
             self.trails.softmaxes += 1
-            self.scene.miss(self.trails.softmaxes)
+            self.captured.miss(self.trails.softmaxes)
             return out
         lead = tuple(out.shape[:-2])
         grouped = enable_gqa and key.ndim > 2 and key.shape[-3] != query.shape[-3]
@@ -174,14 +163,14 @@ class AttentionWatcher(TorchFunctionMode):
         layer = self.layer(q.to(dtype), k.to(dtype), v.to(dtype), trail.scale, visibility)
         if not _same_weights(layer, laid(weights, of_weights), eps):
             return out
-        self.scene.find(trail.number)
+        self.captured.find(trail.number)
         edited = self.keep(layer)
         if edited is None:
             return out
         return _laid_as(out, product.arrange(edited.reshape(*lead, *edited.shape[-2:])))
 
     def layer(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, visibility: Visibility) -> Layer:
-        name, grid, prefix = self.scene.place(q.shape[2] if q.shape[2] == k.shape[2] else -1)
+        name, grid, prefix = self.captured.place(q.shape[2] if q.shape[2] == k.shape[2] else -1)
         return Layer(name, q, k, v, mechanism("softmax"), scale, *visibility, grid=grid, prefix=prefix)
 
 

@@ -97,25 +97,21 @@ def write(folder: Path, document: schema.StudyDocument) -> Path:
 def twin_results(records: Sequence[RunRecord]) -> list[schema.TwinResult]:
     """Return one entry per twin: its runs, their mean accuracy, and the cost of one image."""
     by_twin = groups(records)
-    spread = shared_spread(by_twin)
-    return [
-        _twin([record for record in records if record["twin"]["id"] == id_], estimate(group, spread))
-        for id_, group in by_twin.items()
-    ]
-
-
-def _twin(runs: Any, accuracy: schema.Estimated) -> schema.TwinResult:
-    recipe = from_document(runs[0]["recipe"])
-    seconds = [run["seconds"] for run in runs if run["status"] == "done" and run["seconds"] is not None]
-    counted = anatomy(recipe.model.name, (recipe.image_size, recipe.image_size), **model_options(recipe.model))
-    results = {
-        "parameters": max(run["parameters"] for run in runs) or None,
-        "macs": counted.total.macs,
-        "seconds_per_epoch": fmean(seconds) / recipe.all_epochs if seconds else None,
-        "accuracy": accuracy,
-        "seeds": [{key: run[key] for key in schema.SeedResult.__annotations__} for run in runs],
-    }
-    return cast("schema.TwinResult", {**runs[0]["twin"], **results})
+    spread, results = shared_spread(by_twin), []
+    for id_, group in by_twin.items():
+        runs: Any = [record for record in records if record["twin"]["id"] == id_]
+        recipe = from_document(runs[0]["recipe"])
+        seconds = [run["seconds"] for run in runs if run["status"] == "done" and run["seconds"] is not None]
+        counted = anatomy(recipe.model.name, (recipe.image_size, recipe.image_size), **model_options(recipe.model))
+        result = runs[0]["twin"] | {
+            "parameters": max(run["parameters"] for run in runs) or None,
+            "macs": counted.total.macs,
+            "seconds_per_epoch": fmean(seconds) / recipe.all_epochs if seconds else None,
+            "accuracy": estimate(group, spread),
+            "seeds": [{key: run[key] for key in schema.SeedResult.__annotations__} for run in runs],
+        }
+        results.append(cast("schema.TwinResult", result))
+    return results
 
 
 def layer_results(examined: Examined) -> list[schema.LayerResult]:

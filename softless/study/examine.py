@@ -61,24 +61,18 @@ class SampleImages:
 
     def batches(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield `count` images with their labels, spread evenly over the set, which may be sorted by class."""
-        for ids in self._spread(count).split(BATCH):
+        total = len(self.images.labels)
+        spread = torch.arange(min(count, total)) * total // min(count, total)
+        for ids in spread.split(BATCH):
             yield self.prepare(ids), self.images.labels[ids].to(self.device)
 
     def prepare(self, ids: Tensor) -> Tensor:
         return finish(self.images.pixels[ids].to(self.device), self.augment)
 
-    def first(self, count: int) -> Tensor:
-        """Return `count` images in one batch, spread evenly over the set."""
-        return self.prepare(self._spread(count))
-
     def one_per_class(self, count: int) -> Tensor:
         """Return the index of the first image of each of the first `count` classes."""
         labels = self.images.labels.tolist()
         return torch.tensor([labels.index(label) for label in sorted(set(labels))[:count]])
-
-    def _spread(self, count: int) -> Tensor:
-        total = len(self.images.labels)
-        return torch.arange(min(count, total)) * total // min(count, total)
 
 
 def examine_twin(
@@ -100,8 +94,8 @@ def examine_twin(
         model(pictures[:1])
     middle = captured.layers[len(captured.layers) // 2]
     has_grid = examination.layers[0].local_mass is not None
-    answers = mask_out(model, sample.batches(masked), seed=seed) if has_grid else []
-    confused = induced_confusion(model, sample.batches(masked), seed=seed) if is_softmax else ()
+    masks = mask_out(model, sample.batches(masked), seed=seed) if has_grid else {}
+    confused = induced_confusion(model, sample.batches(masked), seed=seed) if is_softmax else {}
     layers = [asdict(layer) for layer in examination.layers]
     for layer in layers:  # there are many thresholds: per head they would fill the document
         names = [name for name in layer["by_head"] if not name.startswith(("kept ", "discarded "))]
@@ -109,11 +103,11 @@ def examine_twin(
     return {
         "layers": layers,
         "images": examination.images,
-        "mask_out": [{"mask": answer.mask, "accuracy": asdict(answer.accuracy)} for answer in answers],
-        "induced": [asdict(answer) for answer in confused],
+        "mask_out": [{"mask": name, "accuracy": asdict(accuracy)} for name, accuracy in masks.items()],
+        "induced": [{"what": name, "accuracy": asdict(accuracy)} for name, accuracy in confused.items()],
         "maps": list(maps(model, pictures)),
         "collinear": {"layer": middle.name, **collinear(middle.q[0, 0], middle.k[0, 0])},
-        "row": asdict(compare(typical(middle.scores()[0, 0]))),
+        "row": {"weights": compare(typical(middle.scores()[0, 0]))},
     }
 
 
@@ -175,7 +169,12 @@ def time_mechanisms(plan: TimingPlan, seed: int, device: str, advance: Advance) 
                 q, k, v = _normal(seed, 3, plan.heads, tokens, dim, torch.float32).to(device).unbind()
                 group = {case.label: case.mechanism for case in cases if (case.head_dim or plan.head_dim) == dim}
                 tick = lambda label, tokens=tokens: advance(f"timing {label}, {tokens} tokens", step)  # noqa: E731
-                laps += _race(q, k, v, group, plan.repeats, tick)
+                try:
+                    laps += scaling.race(q, k, v, group, repeats=plan.repeats, tick=tick)
+                except RuntimeError as error:
+                    if "memory" not in str(error):
+                        raise
+                    raise ArgumentError(f"{tokens} tokens do not fit in memory: shorten --tokens") from None
         used = torch.get_num_threads()
     by_case = sorted(laps, key=lambda lap: (lap.label, -lap.head_dim))  # stable: lengths stay in order
     trends = [scaling.trend(list(group)) for _, group in groupby(by_case, key=lambda lap: (lap.label, lap.head_dim))]
@@ -184,17 +183,6 @@ def time_mechanisms(plan: TimingPlan, seed: int, device: str, advance: Advance) 
         "tokens": list(plan.tokens), "laps": [asdict(lap) for lap in laps],
         "trends": [asdict(trend) for trend in trends],
     }  # fmt: skip
-
-
-def _race(
-    q: Tensor, k: Tensor, v: Tensor, group: dict[str, Mechanism], repeats: int, tick: Callable[[str], None]
-) -> tuple[scaling.Lap, ...]:
-    try:
-        return scaling.race(q, k, v, group, repeats=repeats, tick=tick)
-    except RuntimeError as error:
-        if "memory" not in str(error):
-            raise
-        raise ArgumentError(f"{q.shape[2]} tokens do not fit in memory: shorten --tokens") from None
 
 
 def time_twins(models: Mapping[str, nn.Module], pictures: Tensor, repeats: int, advance: Advance) -> dict[str, float]:
@@ -211,22 +199,19 @@ def compare_with_softmax(plan: TimingPlan, seed: int, advance: Advance) -> list[
     cases = cases_named(plan.mechanisms)
     q, k = _normal(seed, 2, plan.score_heads, plan.score_tokens, plan.head_dim, torch.float64).unbind()
     uniform = approximation.sweep(q, k, None, plan.deviations)
-    curves = [_curve("uniform", uniform, uniform)]
+    curves = [("uniform", uniform)]
     for case in cases:
         advance(f"comparing {case.label} with softmax", 1 / len(cases))
-        curves.append(_curve(case.label, approximation.sweep(q, k, case.mechanism, plan.deviations), uniform))
-    return curves
-
-
-def _curve(
-    label: str, points: tuple[approximation.Approximation, ...], uniform: tuple[approximation.Approximation, ...]
-) -> dict[str, Any]:
-    return {
-        "label": label,
-        "approximates_softmax": approximation.approximates(points, uniform),
-        "safe_range": approximation.safe_range(points, TOLERANCE),
-        "points": [asdict(point) for point in points],
-    }
+        curves.append((case.label, approximation.sweep(q, k, case.mechanism, plan.deviations)))
+    return [
+        {
+            "label": label,
+            "approximates_softmax": approximation.approximates(points, uniform),
+            "safe_range": approximation.safe_range(points, TOLERANCE),
+            "points": [asdict(point) for point in points],
+        }
+        for label, points in curves
+    ]
 
 
 def _normal(seed: int, count: int, heads: int, tokens: int, dim: int, dtype: torch.dtype) -> Tensor:

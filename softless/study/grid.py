@@ -16,6 +16,7 @@ device, each in a process of its own.
 import json
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -183,14 +184,6 @@ def read_record(path: Path) -> RunRecord:
     return record
 
 
-def read_runs(folder: Path) -> list[RunRecord]:
-    """Read the records of all runs of a grid that ended."""
-    paths = sorted((folder / "runs").glob("*.json"))
-    if not paths:
-        raise FileError(f"{folder} holds no runs: there is no JSON in {folder / 'runs'}")
-    return [read_record(path) for path in paths]
-
-
 def _train_alone(schedule: Schedule, watch: GridWatcher) -> None:
     """Train one run after the other, in this process."""
     before = torch.get_num_threads()
@@ -209,7 +202,7 @@ def _train_alone(schedule: Schedule, watch: GridWatcher) -> None:
 
 def _train_packed(schedule: Schedule, count: int, watch: GridWatcher) -> None:
     """Train several runs at once, in worker processes."""
-    with Workers(count) as workers:
+    with closing(Workers(count)) as workers:
         while True:
             while workers.free and (run := schedule.next()) is not None:
                 workers.start(run)

@@ -158,7 +158,8 @@ class Study:
         def measure() -> dict[str, float]:
             models = {id_: trained_twin(record, self.options.out / "twins") for id_, record in first.items()}
             models = {id_: model.to(sample.device) for id_, model in models.items()}
-            return examine.time_twins(models, sample.first(TIMED_IMAGES), self.preset.timing.repeats, watch.advance)
+            pictures, _ = next(sample.batches(TIMED_IMAGES))
+            return examine.time_twins(models, pictures, self.preset.timing.repeats, watch.advance)
 
         seconds: dict[str, float] = self._part("own-speed", {"runs": runs, "device": sample.device}, measure)
         return seconds

@@ -112,16 +112,13 @@ def _group(id_: str, runs: list[RunRecord]) -> Group:
     done = [run for run in runs if run["status"] == "done"]
     answers = [Answers(**answers).bits() for run in done if (answers := run.get("answers"))]
     complete = len(answers) == len(done) > 0 and len({len(bits) for bits in answers}) == 1
+    points = [[(point["epoch"], point["accuracy"]) for point in run.get("curve", ())] for run in done]
     return Group(
         id_, runs[0]["twin"]["label"], tuple(100 * (run["accuracy"] or 0.0) for run in done), len(runs),
         instead(run["status"] for run in runs), max((run.get("parameters") or 0 for run in runs), default=0) or None,
-        tuple(_percentages(run) for run in done), np.stack(answers) if complete else None,
+        tuple(tuple((epoch, 100 * share) for epoch, share in curve if share is not None) for curve in points),
+        np.stack(answers) if complete else None,
     )  # fmt: skip
-
-
-def _percentages(run: RunRecord) -> Curve:
-    points = [(point["epoch"], point["accuracy"]) for point in run.get("curve", ())]
-    return tuple((epoch, 100 * accuracy) for epoch, accuracy in points if accuracy is not None)
 
 
 def instead(statuses: Iterable[str]) -> str:

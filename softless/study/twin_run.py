@@ -162,8 +162,7 @@ def execute(
             resume=Run(run.training).about.exists(), decoded=decoded and decoded[:2],
         )  # fmt: skip
         scores = {"status": "done", "accuracy": outcome.last["top1"], "loss": outcome.last["test_loss"]}
-        scores |= {"seconds": outcome.seconds, "skipped": outcome.skipped}
-        scores |= {"answers": outcome.answers}
+        scores |= {"seconds": outcome.seconds, "skipped": outcome.skipped, "answers": outcome.answers}
         _save_weights(run)
     except Interrupted:
         if watcher.asked:
@@ -173,16 +172,11 @@ def execute(
         scores |= {"status": "diverged", "reason": str(error)}
     except Exception as error:  # noqa: BLE001 one bad twin does not end a grid: its record says why
         scores |= {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
-    record = _record(run, scores, watcher.parameters, before + time.monotonic() - began)
+    record = record_of(run, scores, watcher.parameters, before + time.monotonic() - began)
     write_json(run.record, record)
     if record["status"] != "failed":
         shutil.rmtree(run.training, ignore_errors=True)
     return record
-
-
-def failed_record(run: TwinRun, reason: str) -> RunRecord:
-    """Return the record of a run whose process died."""
-    return _record(run, {"status": "failed", "reason": reason}, 0, 0.0)
 
 
 def trained_twin(record: RunRecord, out: Path) -> nn.Module:
@@ -249,7 +243,8 @@ def _curve(training: Run) -> list[CurvePoint]:
     ]
 
 
-def _record(run: TwinRun, scores: Mapping[str, Any], parameters: int, wall: float) -> RunRecord:
+def record_of(run: TwinRun, scores: Mapping[str, Any], parameters: int = 0, wall: float = 0.0) -> RunRecord:
+    """Return the record of a run that ended with these scores."""
     training, where = Run(run.training), circumstances(run.runtime.device, "timm")
     about = training.read() if training.about.exists() else {}
     return {

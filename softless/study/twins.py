@@ -205,19 +205,16 @@ def twins_named(ids: Iterable[str], recipe: Recipe | None = None) -> tuple[Twin,
     if unknown := [id_ for id_ in ids if id_ not in known]:
         raise ArgumentError(no_such("twin", unknown[0], known))
     chosen = tuple(known[id_] for id_ in ids)
-    if recipe is not None:
-        _must_fit(chosen, recipe)
-    return chosen
-
-
-def _must_fit(twins: Iterable[Twin], recipe: Recipe) -> None:
+    if recipe is None:
+        return chosen
     side = side_of(recipe)
-    if unfit := next((twin for twin in twins if not twin.fits(side)), None):
+    if unfit := next((twin for twin in chosen if not twin.fits(side)), None):
         has = "a class token beside its picture" if side is None else f"a picture of {side} x {side} tokens"
         raise ArgumentError(
             f"twin {unfit.id!r} needs a picture that {unfit.cut} x {unfit.cut} windows of 2 x 2 tokens or more fill, "
             f"and model {recipe.model.name!r} of the recipe has {has}"
         )
+    return chosen
 
 
 def twins_of(tables: Iterable[str], *, side: int | None = None) -> tuple[Twin, ...]:

@@ -10,13 +10,12 @@ import time
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from softless.io.files import write_json
-from softless.study.twin_run import Progress, RunRecord, TwinRun, execute, failed_record
+from softless.study.twin_run import Progress, RunRecord, TwinRun, execute, record_of
 
 PATIENCE = 0.5  # seconds between two reports of progress
 GRACE = 60  # seconds in which a run is saved after Ctrl-C
@@ -44,18 +43,13 @@ class Worker:
 
 
 class Workers:
-    """At most `count` worker processes, started when they are needed. On exit they save their runs and end."""
+    """At most `count` worker processes, started when they are needed. On `close` they save their runs and end."""
 
     def __init__(self, count: int):
         self.count = count
         self.workers: list[Worker] = []
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         for worker in self.workers:
             worker.close()
 
@@ -102,7 +96,7 @@ class Workers:
         except (EOFError, OSError):
             worker.process.join()
             reason = f"its process ended with status {worker.process.exitcode}"
-            record = failed_record(worker.run, reason)
+            record = record_of(worker.run, {"status": "failed", "reason": reason})
             write_json(worker.run.record, record)
             return "over", record
 

@@ -62,16 +62,16 @@ def test_every_estimate_equals_its_probe_called_alone():
         keys = rank_condition(layer.k, layer.mechanism)
         expected = {
             "confusions": confusions(weights).double(),
-            "local_mass": places.mass.mean(-1),
-            "attention_distance": places.distance.mean(-1),
+            "local_mass": places["local_mass"].mean(-1),
+            "attention_distance": places["attention_distance"].mean(-1),
             "residual_share": residual_share(layer.local, layer.output()),
-            "score_range": spreads.range.mean(-1),
-            "score_deviation": spreads.deviation.mean(-1),
-            "entropy": spreads.entropy.mean(-1),
-            "score_volume": spreads.volume.mean(-1),
-            "first_order_error": spreads.first_order_error.mean(-1),
-            "uniform_error": spreads.uniform_error.mean(-1),
-            "bound": spreads.bound.mean(-1),
+            "score_range": spreads["score_range"].mean(-1),
+            "score_deviation": spreads["score_deviation"].mean(-1),
+            "entropy": spreads["entropy"].mean(-1),
+            "score_volume": spreads["score_volume"].mean(-1),
+            "first_order_error": spreads["first_order_error"].mean(-1),
+            "uniform_error": spreads["uniform_error"].mean(-1),
+            "bound": spreads["bound"].mean(-1),
             "effective_rank": effective_rank(scores),
             "smallest_singular_value": keys.singular_values[..., -1],
         }
@@ -84,7 +84,7 @@ def test_every_estimate_equals_its_probe_called_alone():
             assert close(asdict(each.discarded[place]), asdict(lost))
         assert (each.heads, each.tokens, each.mechanism, each.tau) == (2, 17, "inline", TAU)
         assert (each.rank, each.full_rank) == (int(keys.rank.min()), 9)
-        baselines = [x.mean().item() for x in (places.mass_baseline, places.distance_baseline)]
+        baselines = [x.mean().item() for x in (places["local_baseline"], places["distance_baseline"])]
         assert [each.local_baseline, each.distance_baseline] == pytest.approx(baselines)
         assert each.verdict.startswith("A linear kernel would")
 
@@ -152,7 +152,7 @@ def test_windows_of_an_image_are_one_sample():
     assert layer.q.shape[0] > 2
     assert found.entropy.n == 2
     real = layer.key_mask if layer.key_mask is not None else torch.ones(layer.q.shape[0], 49, dtype=torch.bool)
-    entropy = per_image(spread(layer.scores()).entropy, real, 2)
+    entropy = per_image(spread(layer.scores())["entropy"], real, 2)
     assert close(asdict(found.entropy), asdict(observe(entropy.mean(1)).estimates()[0]))
     counts = confusions(layer.weights(), real=real).unflatten(0, (2, -1)).sum(1)
     assert found.confusions.mean == pytest.approx(counts.double().mean().item())

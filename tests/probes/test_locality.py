@@ -39,15 +39,15 @@ def test_mass_and_distance_equal_sums_over_every_neighbor(mechanism, side):
     found = locality(weights, GRID, PREFIX, side=side)
     for sample, head in [(0, 0), (1, 2)]:
         mass, distance = brute(weights[sample, head], GRID, PREFIX, side)
-        assert found.mass[sample, head].tolist() == pytest.approx(mass)
-        assert found.distance[sample, head].tolist() == pytest.approx(distance)
+        assert found["local_mass"][sample, head].tolist() == pytest.approx(mass)
+        assert found["attention_distance"][sample, head].tolist() == pytest.approx(distance)
 
 
 def test_uniform_weights_have_the_baseline():
     weights = torch.full((1, 1, TOKENS, TOKENS), 1 / TOKENS, dtype=torch.float64)
     found = locality(weights, GRID, PREFIX)
-    torch.testing.assert_close(found.mass, found.mass_baseline)
-    torch.testing.assert_close(found.distance, found.distance_baseline)
+    torch.testing.assert_close(found["local_mass"], found["local_baseline"])
+    torch.testing.assert_close(found["attention_distance"], found["distance_baseline"])
 
 
 def test_the_baseline_is_over_the_keys_that_are_seen():
@@ -56,31 +56,31 @@ def test_the_baseline_is_over_the_keys_that_are_seen():
     seen = half[:, None] == half
     weights = seen.double() / 6
     found = locality(weights[None, None], GRID, seen=seen[None, None])
-    torch.testing.assert_close(found.mass_baseline, found.mass)
-    torch.testing.assert_close(found.distance_baseline, found.distance)
-    assert (found.mass_baseline > locality(weights[None, None], GRID).mass_baseline).any()
+    torch.testing.assert_close(found["local_baseline"], found["local_mass"])
+    torch.testing.assert_close(found["distance_baseline"], found["attention_distance"])
+    assert (found["local_baseline"] > locality(weights[None, None], GRID)["local_baseline"]).any()
     alone = torch.eye(12, dtype=torch.bool)[None, None]
-    assert (locality(weights[None, None], GRID, seen=alone).mass_baseline == 1).all()
+    assert (locality(weights[None, None], GRID, seen=alone)["local_baseline"] == 1).all()
 
 
 def test_deits_baseline_is_9_of_197_less_at_the_border():
     found = locality(torch.full((1, 1, 197, 197), 1 / 197), (14, 14), 1)
-    inner = found.mass[0, 0].unflatten(0, (14, 14))[1:-1, 1:-1]
+    inner = found["local_mass"][0, 0].unflatten(0, (14, 14))[1:-1, 1:-1]
     torch.testing.assert_close(inner, torch.full_like(inner, 9 / 197))
-    assert found.mass_baseline.mean().item() == pytest.approx((3 * 14 - 2) ** 2 / 14**2 / 197)
+    assert found["local_baseline"].mean().item() == pytest.approx((3 * 14 - 2) ** 2 / 14**2 / 197)
 
 
 def test_a_query_that_looks_only_at_itself_is_local():
     found = locality(torch.eye(TOKENS)[None, None], GRID, PREFIX, side=1)
-    assert (found.mass == 1).all()
-    assert (found.distance == 0).all()
+    assert (found["local_mass"] == 1).all()
+    assert (found["attention_distance"] == 0).all()
 
 
 def test_a_query_that_looks_only_at_the_class_token_has_no_mass_and_no_distance():
     weights = torch.zeros(1, 1, TOKENS, TOKENS)
     weights[..., 0] = 1.0
     found = locality(weights, GRID, PREFIX)
-    assert found.mass.abs().sum() == found.distance.abs().sum() == 0
+    assert found["local_mass"].abs().sum() == found["attention_distance"].abs().sum() == 0
 
 
 def test_the_share_of_the_local_residual_is_by_length():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import closing
 from pathlib import Path
 from shutil import copytree
 
@@ -174,7 +175,7 @@ def test_the_numbers_do_not_depend_on_how_many_run_at_once(whole, tmp_path):
 
 
 def test_a_process_that_dies_is_a_failure_of_its_run_and_no_other(whole, tmp_path):
-    with Workers(1) as workers:
+    with closing(Workers(1)) as workers:
         workers.start(twin_run(tmp_path))
         first = workers.workers[0].process
         os.kill(first.pid, signal.SIGKILL)

@@ -129,10 +129,7 @@ def test_answers_to_images_widen_what_chance_can_do():
     assert float(says.split("(")[-1].rstrip(").")) > spread.margin(2, 2)
 
 
-def test_a_folder_without_runs_is_one_sentence(tmp_path):
-    with pytest.raises(FileError, match="holds no runs: there is no JSON in"):
-        study_grid.read_runs(tmp_path)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/a.json").write_text("[]")
+def test_a_file_that_is_no_record_of_a_run_is_refused(tmp_path):
+    (tmp_path / "a.json").write_text("[]")
     with pytest.raises(FileError, match="is no record of a run"):
-        study_grid.read_runs(tmp_path)
+        study_grid.read_record(tmp_path / "a.json")

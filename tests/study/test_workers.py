@@ -1,5 +1,6 @@
 """Workers that take one run after the other: what they say, and what becomes of them."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,7 @@ def test_words_on_how_far_a_run_is_are_few(worker, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_a_worker_whose_run_failed_is_replaced(tmp_path):
-    with Workers(1) as workers:
+    with closing(Workers(1)) as workers:
         workers.start(twin_run(tmp_path, BAD))
         first = workers.workers[0].process.pid
         (record,) = workers.wait(lambda *_: None)
@@ -132,7 +133,7 @@ def test_leaving_early_saves_what_runs(tmp_path):
     workers = Workers(1)
     workers.start(long)
     process = workers.workers[0].process
-    with workers, pytest.raises(KeyboardInterrupt):
+    with closing(workers), pytest.raises(KeyboardInterrupt):
         workers.wait(stop)
     assert process.exitcode == 0
     assert list((tmp_path / "trainings/softmax-0/last").glob("step-*"))

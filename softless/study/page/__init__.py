@@ -7,16 +7,13 @@ are stored as JSON in the colors of the light theme; static/*.js draws them in t
 import json
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from softless.io.files import write_text
 from softless.report.page import require
 from softless.study.page import figure_accuracy, figure_attention, figure_queries, figure_range, figure_speed, text
 from softless.study.page.figure import DARK, Figure, looks
 from softless.study.schema import NAME, StudyDocument, read
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 SECTIONS = (
     figure_accuracy.section, figure_attention.viewer_section, figure_queries.section, figure_attention.locality_section,
@@ -74,8 +71,8 @@ def page(document: StudyDocument, csv_files: dict[str, str]) -> str:
         links={name: _link(*part, csv_files) for name, part in parts.items()}, layers=text.layers(document, twins),
         viewer_layers=figure_attention.viewer_layers(document), decision=text.decision(document),
         facts=text.facts(document), images=text.images(document), origin=text.origin(document),
-        css=_trusted(_static("study.css")), plotly=_trusted(get_plotlyjs()),
-        script=_trusted("\n".join(map(_static, SCRIPTS))), report_json=_inert(document), figure_json=_inert(drawn),
+        css=_static("study.css"), plotly=get_plotlyjs(), script="\n".join(map(_static, SCRIPTS)),
+        report_json=_inert(document), figure_json=_inert(drawn),
     )  # fmt: skip
 
 
@@ -90,26 +87,17 @@ def _as_json(figure: Figure) -> dict[str, Any]:
     }
 
 
-def _link(part: str, within: str, csv_files: dict[str, str]) -> "Markup":
-    """Return a link to a CSV file or to a part of report.json, both of which the page carries."""
-    from markupsafe import Markup
-
+def _link(part: str, within: str, csv_files: dict[str, str]) -> tuple[str, str, str]:
+    """Return (kind, place, file name) of a download: a CSV file or, without one, a part of report.json."""
     if part in csv_files:
-        return Markup('Data: <a href="#{0}" data-file="{0}" download="{0}.csv">{0}.csv</a>').format(part)
-    label = f"{within}.json" if within else NAME
-    return Markup('Data: <a href="#{0}" data-part="{0}" download="{1}">{1}</a>').format(within, label)
+        return "file", part, f"{part}.csv"
+    return "part", within, f"{within}.json" if within else NAME
 
 
 def _static(name: str) -> str:
     return (files("softless.study.page") / "static" / name).read_text(encoding="utf-8")
 
 
-def _inert(value: object) -> "Markup":
+def _inert(value: object) -> str:
     """Return JSON that cannot end the script element it stands in, whatever texts are in it."""
-    return _trusted(json.dumps(value, allow_nan=False).replace("<", "\\u003c"))
-
-
-def _trusted(text: str) -> "Markup":
-    from markupsafe import Markup
-
-    return Markup(text)  # noqa: S704
+    return json.dumps(value, allow_nan=False).replace("<", "\\u003c")

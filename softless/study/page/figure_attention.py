@@ -20,11 +20,7 @@ READING = (
 )
 PNG = "data:image/png;base64,"
 PER_TWIN = "test images per twin"
-INDUCED = {
-    "none": "unchanged",
-    "f1": "f1(q) = relu(q)",
-    "f2": "f2(q) = relu(Aq + b)",
-}
+INDUCED = {"none": "unchanged", "f1": "f1(q) = relu(q)", "f2": "f2(q) = relu(Aq + b)"}
 
 
 def viewer_section(document: schema.StudyDocument, _: Mapping[str, Look]) -> Section:

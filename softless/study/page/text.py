@@ -12,10 +12,7 @@ from softless.study.schema import LARGEST, Estimated, FairPair, ImageSizes, Pape
 MISSING = "\u2013"
 CLOSE = 0.05  # points from the margin: closer, one decimal would hide on which side an interval ends
 DECIMALS = 2  # at most, in a table
-HEADS = {
-    "accuracy": "accuracy, %",
-    "against softmax": "minus softmax",
-}
+HEADS = {"accuracy": "accuracy, %", "against softmax": "minus softmax"}
 REASONS = {"spread": "one seed has no spread", "paper": "the paper has no number for this twin"}
 
 
