@@ -9,13 +9,14 @@
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from softless.errors import ArgumentError, FileError, SoftlessError
 from softless.study.tables import Group, compare, shared_spread
-from softless.train.recipe import PROSE, TABLES, from_document, read_recipe, to_document
+from softless.train.recipe import PROSE, TABLES, from_document, read_recipe
 from softless.train.run import Run
 from softless.train.tasks.classify import build
 
@@ -116,7 +117,7 @@ def changed(name: str, before: dict[str, Any]) -> list[str]:
 
 def since(name: str, before: dict[str, Any]) -> list[str]:
     """Keys of a recipe that are others now, whatever is said of its cost and whichever model was trained."""
-    old, new = (flat(to_document(each)) for each in (from_document(before), read_recipe(name)))
+    old, new = (flat(asdict(each)) for each in (from_document(before), read_recipe(name)))
     return [key for key in new if old[key] != new[key] and key not in (*PROSE, "model.name")]
 
 

@@ -125,8 +125,8 @@ def test_beside_a_training_the_newest_is_found_though_the_listed_one_is_gone(tmp
 
 
 def test_beside_a_training_a_listing_that_saw_neither_the_old_nor_the_new_is_made_again(shelf, monkeypatch):
-    places, missed = checkpoint._places, [[]]
-    monkeypatch.setattr(checkpoint, "_places", lambda shelf: missed.pop() if missed else places(shelf))
+    places, missed = checkpoint.places, [[]]
+    monkeypatch.setattr(checkpoint, "places", lambda shelf: missed.pop() if missed else places(shelf))
     same(newest(shelf), 2)
 
 

@@ -101,7 +101,7 @@ def test_safetensors_load(source, tmp_path):
     report = softless.load_weights(model, str(path))
     assert (report.format, report.key, report.tensors) == ("safetensors", None, 9)
     assert same(model, values(source))
-    with pytest.raises(FileError, match=r"key='model' was asked for, and a safetensors file has .* no key"):
+    with pytest.raises(FileError, match=r"key='model' was given, and a safetensors file has .* no key"):
         softless.load_weights(model, path, key="model")
 
 
