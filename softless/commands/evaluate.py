@@ -148,17 +148,15 @@ def _loaded(target: str, weights: Path | None, data: str | None) -> "tuple[nn.Mo
 def _show(document: Evaluated) -> None:
     from softless.report import units
 
-    out = console()
-    out.print(
-        f"{units.counted(document['images'], 'image')} of {plain(document['data'])}, {document['device']}",
-        soft_wrap=True,
-    )
-    for name, why in document["skipped"].items():
-        out.print(f"skipped {plain(name)}: {plain(why)}", soft_wrap=True)
-    out.print(f"top-1  {document['top1']:.2%}")
-    out.print(f"top-5  {document['top5']:.2%}")
-    out.print(f"ECE    {document['ece']:.3f}   how far confidence is from accuracy")
-    out.print(f"speed  {units.short(document['images_per_second'])} images/s, decoding included")
     known = [(share, name) for name, share in document["by_class"].items() if share is not None]
     worst = ", ".join(f"{plain(name)} {share:.1%}" for share, name in sorted(known)[:WORST])
-    out.print(f"worst  {worst}", soft_wrap=True)
+    lines = (
+        f"{units.counted(document['images'], 'image')} of {plain(document['data'])}, {document['device']}",
+        *(f"skipped {plain(name)}: {plain(why)}" for name, why in document["skipped"].items()),
+        f"top-1  {document['top1']:.2%}",
+        f"top-5  {document['top5']:.2%}",
+        f"ECE    {document['ece']:.3f}   how far confidence is from accuracy",
+        f"speed  {units.short(document['images_per_second'])} images/s, decoding included",
+        f"worst  {worst}",
+    )
+    console().print("\n".join(lines), soft_wrap=True)

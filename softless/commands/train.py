@@ -188,7 +188,7 @@ def warn_of_shrinking(start: Start, recipe: str | None) -> None:
     if recipe is not None and size is not None and min(size.height, size.width) >= MUCH * seen:
         warnings.warn(
             f"recipe {recipe!r} shrinks these images from {size.height} x {size.width} to {seen} x {seen} pixels; "
-            "leave --recipe out to have one chosen that fits them",
+            "leave out --recipe, and a recipe that fits them is chosen",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -219,7 +219,7 @@ class TrainingDisplay:
 
     def announce(self) -> None:
         """Print the recipe and the images, once."""
-        if self.announced or not self.wanted:
+        if self.announced:
             return
         self.announced, start = True, self.start
         train, test = start.splits
@@ -236,13 +236,12 @@ class TrainingDisplay:
         WATCH.is_saving = lambda: job.stop.saving
         self.parameters, self.epochs, self.per_epoch = parameters, job.recipe.all_epochs, job.task.train.per_epoch
         total = self.per_epoch * self.epochs
-        if self.wanted:
-            self.announce()
-            device, ranks = job.devices.device, job.devices.ranks
-            where = device if ranks == 1 else f"{ranks} x {device.type}"
-            self.say(f"model    {job.recipe.model.name}, {units.count(parameters)} parameters, {where}")
-            epochs = units.counted(self.epochs, "epoch")
-            self.say(f"updates  {total:,}: {epochs} of {self.per_epoch:,}, batch {job.recipe.batch:,}")
+        self.announce()
+        device, ranks = job.devices.device, job.devices.ranks
+        where = device if ranks == 1 else f"{ranks} x {device.type}"
+        self.say(f"model    {job.recipe.model.name}, {units.count(parameters)} parameters, {where}")
+        epochs = units.counted(self.epochs, "epoch")
+        self.say(f"updates  {total:,}: {epochs} of {self.per_epoch:,}, batch {job.recipe.batch:,}")
         self.bar = self.open.enter_context(progress(total, self.wanted))
 
     def tick(self, step: int) -> None:
@@ -254,11 +253,10 @@ class TrainingDisplay:
 
     def logged(self, step: int, numbers: Mapping[str, float]) -> None:
         if "top1" in numbers:
-            if self.wanted:
-                self.out.print(
-                    f"epoch {step // self.per_epoch:>3}/{self.epochs}   loss {self.loss}   "
-                    f"top-1 {numbers['top1']:7.2%}   top-5 {numbers['top5']:7.2%}   ECE {numbers['ece']:.3f}"
-                )
+            self.say(
+                f"epoch {step // self.per_epoch:>3}/{self.epochs}   loss {self.loss}   "
+                f"top-1 {numbers['top1']:7.2%}   top-5 {numbers['top5']:7.2%}   ECE {numbers['ece']:.3f}"
+            )
             self.loss = "-"  # an epoch without a line of log has no loss to show
             return
         self.loss = f"{numbers['loss']:.4f}"
@@ -266,7 +264,8 @@ class TrainingDisplay:
         self.label = f"   loss {numbers['loss']:.3f}   lr {numbers['lr']:.1e}   {rate} images/s"
 
     def say(self, sentence: str) -> None:
-        self.out.print(sentence, soft_wrap=True)
+        if self.wanted:
+            self.out.print(sentence, soft_wrap=True)
 
     def say_how_to_resume(self, sentence: str) -> None:
         self.close()
@@ -274,10 +273,9 @@ class TrainingDisplay:
             typer.echo(sentence, err=True)
 
     def conclude(self, outcome: "Outcome", out: Path) -> None:
-        if self.wanted:
-            if outcome.skipped:
-                self.say(f"{units.counted(outcome.skipped, 'image')} skipped: {out / 'skipped.json'}")
-            self.say(
-                f"best top-1 {outcome.best:.2%}, after epoch {outcome.best_step // self.per_epoch}, in "
-                f"{units.seconds(outcome.seconds)}: softless evaluate {out}"
-            )
+        if outcome.skipped:
+            self.say(f"{units.counted(outcome.skipped, 'image')} skipped: {out / 'skipped.json'}")
+        self.say(
+            f"best top-1 {outcome.best:.2%}, after epoch {outcome.best_step // self.per_epoch}, in "
+            f"{units.seconds(outcome.seconds)}: softless evaluate {out}"
+        )

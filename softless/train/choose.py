@@ -9,6 +9,7 @@
 The size of the images is that of the median image of a sample, by shorter side. A batch is never larger than the set.
 """
 
+from contextlib import suppress
 from statistics import median_low
 from typing import NamedTuple
 
@@ -34,11 +35,9 @@ def typical_size(images: Images) -> TypicalSize | None:
     """Decode a few images from all over the set, and return their typical size; None if none can be decoded."""
     count, sizes = min(SAMPLED, len(images)), []
     for place in range(count):
-        try:
+        with suppress(BadImage):
             image = images[place * len(images) // count].image
-        except BadImage:
-            continue
-        sizes.append((image.height, image.width))
+            sizes.append((image.height, image.width))
     if not sizes:
         return None
     return TypicalSize(*median_low(sorted(sizes, key=min)), len({*sizes}) == 1)

@@ -48,11 +48,9 @@ class Architecture:
     weight_std: float | None = None
 
     def __post_init__(self) -> None:
-        if not (self.local is None or isinstance(self.local, bool)):
-            raise ArgumentError(f"recipe: model.local is {self.local!r} and must be true or false")
-        for name in ("drop_path_rate", "position_std", "weight_std"):
+        for name, kind in {"local": bool, "drop_path_rate": float, "position_std": float, "weight_std": float}.items():
             if getattr(self, name) is not None:
-                _check_type(f"model.{name}", getattr(self, name), float)
+                _check_type(f"model.{name}", getattr(self, name), kind)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -338,7 +338,7 @@ def test_a_directory_that_disagrees_with_itself_is_refused(tmp_path, change):
         (lambda: b"\x09" + bytes(7) + b'{"a":{}} ', "it is no intact safetensors file"),
     ],
 )  # fmt: skip
-def test_another_file_is_refused_for_what_it_is(tmp_path, data, says):
+def test_a_file_of_another_format_is_refused_with_the_reason(tmp_path, data, says):
     with pytest.raises(FileError, match=says):
         load_forged(tmp_path, data())
 
