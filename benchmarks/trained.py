@@ -10,13 +10,14 @@ files.
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from softless.errors import ArgumentError, FileError, SoftlessError
 from softless.study.tables import Group, compare, shared_spread
-from softless.train.recipe import PROSE, TABLES, from_document, read_recipe, to_document
+from softless.train.recipe import PROSE, TABLES, from_document, read_recipe
 from softless.train.run import Run
 from softless.train.tasks.classify import build
 
@@ -119,7 +120,7 @@ def changed(name: str, before: dict[str, Any]) -> list[str]:
 
 def since(name: str, before: dict[str, Any]) -> list[str]:
     """List the keys of a recipe that have changed, except the model's name and the prose about cost and result."""
-    old, new = (flat(to_document(each)) for each in (from_document(before), read_recipe(name)))
+    old, new = (flat(asdict(each)) for each in (from_document(before), read_recipe(name)))
     return [key for key in new if old[key] != new[key] and key not in (*PROSE, "model.name")]
 
 

@@ -3,7 +3,8 @@
 Each message is one sentence that repeats what was passed and what was needed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 LONGEST = 80
@@ -44,6 +45,18 @@ class MissingExtraError(SoftlessError, ImportError):
 
 class NonFiniteError(SoftlessError, ArithmeticError):
     """A loss or a gradient is NaN or infinite, so the update was skipped."""
+
+
+@contextmanager
+def needs_extra(user: str, extras: str) -> Iterator[None]:
+    """Raise a `MissingExtraError` with the pip command if an import in the body fails; `user` says what needs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        install = f"pip install 'softless[{extras}]'"
+        raise MissingExtraError(
+            f"{user}, and {str(error.name).partition('.')[0]} is not installed: {install}"
+        ) from None
 
 
 def no_such(kind: str, name: object, known: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""The machine and the package versions behind a measurement: what its numbers may be compared with."""
+"""The machine and the package versions behind a measurement: numbers are comparable only if these are equal."""
 
 import os
 import platform
@@ -11,25 +11,25 @@ from softless.errors import ArgumentError
 
 
 class Machine(TypedDict):
-    """Where a measurement ran."""
+    """The machine of a measurement."""
 
     system: str  # Linux x86_64
     processor: str  # the GPU's name, or the CPU's
     cores: int | None
     threads: int
     device: str  # cpu | cuda
-    load_average: float | None
+    load_average: float | None  # processes that ran or waited in the last minute, this one included
 
 
 class Circumstances(TypedDict):
-    """What every document of measurements records."""
+    """The part that all documents of measurements share."""
 
     versions: dict[str, str]
     machine: Machine
 
 
 def circumstances(device: str, *packages: str) -> Circumstances:
-    """Record machine and versions, those of further `packages` included, for a measurement on cpu, cuda or auto."""
+    """Return the machine and the versions behind a measurement on cpu, cuda or auto; `packages` adds versions."""
     import torch
 
     on_gpu = device != "cpu" and torch.cuda.is_available()
@@ -46,36 +46,31 @@ def circumstances(device: str, *packages: str) -> Circumstances:
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "device": "cuda" if on_gpu else "cpu",
-            "load_average": load_average(),
+            "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         },
     }
 
 
 def pick_device(device: str) -> str:
-    """Return cpu or cuda for cpu, cuda or auto, which is cuda where torch finds a GPU; cuda without a GPU raises."""
+    """Return cpu or cuda. "auto" is cuda if torch finds a GPU; "cuda" without a GPU is an error."""
     import torch
 
     has_gpu = device != "cpu" and torch.cuda.is_available()
     if device == "cuda" and not has_gpu:
-        raise ArgumentError("device cuda was asked for and torch finds none: use --device cpu")
+        raise ArgumentError("device is 'cuda', and torch finds no CUDA device: use 'cpu' or 'auto'")
     return "cuda" if has_gpu else "cpu"
 
 
 def installed_version(package: str = "softless") -> str:
-    """The version of an installed package, or "unknown"."""
+    """Return the version of an installed package, or "unknown"."""
     try:
         return version(package)
     except PackageNotFoundError:
         return "unknown"
 
 
-def load_average() -> float | None:
-    """The mean number of processes that ran or waited for a processor during the last minute, this one included."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-
-
 def timestamp() -> str:
-    """Now, in UTC, to the second: 2026-11-16T12:30:00+00:00."""
+    """Return the time in UTC, to the second: 2026-11-16T12:30:00+00:00."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

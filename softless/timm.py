@@ -15,18 +15,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from softless.errors import FileError, MissingExtraError
+from softless.errors import FileError, needs_extra
 from softless.models import create_model
 from softless.models.configure import reshaped
 from softless.models.table import CONFIGS, settings
 
-try:
+with needs_extra("softless.timm registers models with timm", "models"):
     from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-except ModuleNotFoundError as missing:
-    package = str(missing.name).partition(".")[0]
-    raise MissingExtraError(
-        f"softless.timm registers models with timm, and {package} is not installed: pip install 'softless[models]'"
-    ) from None
 
 from softless.models.blocks import resample
 

@@ -1,9 +1,9 @@
 """Ctrl-C ends the program within three seconds, whatever it is doing.
 
 Python runs the handler of a signal between two of its own instructions. A backward pass, a compiler or a library that
-swallows `KeyboardInterrupt` can delay it for minutes. So a second thread is woken by Ctrl-C too, through
-`signal.set_wakeup_fd`, and ends the process if it has not ended by itself. This loses nothing that a power failure
-would not lose, because trainings and studies can be killed at any moment and resumed.
+swallows `KeyboardInterrupt` can delay it for minutes. So Ctrl-C also wakes a second thread, through
+`signal.set_wakeup_fd`, and this thread ends the process if it has not ended by itself. Nothing is lost, because
+trainings and studies can be killed at any moment and resumed.
 """
 
 import multiprocessing
@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 INTERRUPTED = 130
@@ -24,7 +25,7 @@ SHOW_CURSOR = "\x1b[?25h"
 class CtrlCWatch:
     """A thread that ends the program after Ctrl-C.
 
-    says        what to print if the program has to be ended; a command sets it
+    says        the line to print if the thread has to end the program; a command sets it
     is_saving   returns whether a checkpoint is being written, which may take longer; a command sets it
     """
 
@@ -33,7 +34,7 @@ class CtrlCWatch:
         self.is_saving: Callable[[], bool] = lambda: False
 
     def start(self) -> None:
-        """Start watching. One of several ranks is not watched, because ranks save together."""
+        """Start the thread, unless this process is one of several ranks, which save together."""
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             return
         read, write = os.pipe()
@@ -61,10 +62,8 @@ def end(says: str = "") -> NoReturn:
     if says:
         sys.stderr.write(f"{says}\n")
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with suppress(OSError, ValueError):
             stream.flush()
-        except (OSError, ValueError):
-            continue
     for child in multiprocessing.active_children():
         child.terminate()
     os._exit(INTERRUPTED)

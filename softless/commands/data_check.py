@@ -1,26 +1,16 @@
 """softless data check: decode every image of a set, and list the damaged ones.
 
 The exit status is 1 if an image is damaged. A problem of the set as a whole, such as a class without images or a label
-without a class, is an error of its own with exit status 3.
-
-JSON (schema softless.data-check/1); sizes are null if no image could be decoded:
-
-    {"schema", "source", "images", "ok", "skippable",
-     "parts": [{"part", "images", "fingerprint", "smallest": [height, width], "largest": [height, width],
-                "classes": [{"name", "images"}],
-                "damaged": [{"name", "why"}]}]}
-
-`ok` says that nothing is damaged. `skippable` says that `--on-bad-image skip` would go on, because at most 0.1% of each
-part are damaged.
+without a class, is an error of its own with exit status 3. `--json` prints a `DataCheck`.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
 from softless.commands.arguments import MOST_PROCESSES
-from softless.commands.common import CHECK_FAILED, console, emit_json, plain, reports_errors
+from softless.commands.common import CHECK_FAILED, console, emit_json, plain, plain_table, reports_errors
 from softless.report import units
 
 if TYPE_CHECKING:
@@ -40,6 +30,17 @@ $ softless data check parquet-files/
 """
 
 
+class DataCheck(TypedDict):
+    """The JSON document."""
+
+    schema: str
+    source: str
+    images: int
+    ok: bool  # nothing is damaged
+    skippable: bool  # --on-bad-image skip would go on, because at most 0.1% of each part are damaged
+    parts: "list[CheckedPart]"
+
+
 @reports_errors
 def run(
     source: Annotated[str, typer.Argument(metavar="PATH", help="The set.", show_default=False)],
@@ -49,102 +50,66 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Open the set, decode it, and show the result."""
-    parts = _check(source, workers, show_progress=not json)
-    if json:
-        emit_json(_document(source, parts))
-    else:
-        _show(source, parts)
-    if any(part.damaged for part in parts):
-        raise typer.Exit(CHECK_FAILED)
-
-
-def _check(source: str, workers: int | None, *, show_progress: bool) -> "list[CheckedPart]":
     from softless.commands.progress import progress
     from softless.data.check import check_part, open_parts
+    from softless.data.reading import LIMIT
     from softless.io.pictures import BadImage
 
-    with progress(1, show_progress) as advance:
+    with progress(1, not json) as advance:
         advance(f"looking for images in {source}", 0)
         opened = open_parts(source)
     total = sum(0 if isinstance(part, BadImage) else len(part) for part in opened.values())
-    with progress(total, show_progress) as advance:
-        return [
+    with progress(total, not json) as advance:
+        parts = [
             check_part(name, part, workers=workers, tick=partial(advance, f"decoding {name}"))
             for name, part in opened.items()
         ]
-
-
-def _skippable(part: "CheckedPart") -> bool:
-    from softless.data.reading import LIMIT
-
-    return len(part.damaged) <= LIMIT * part.images
-
-
-def _document(source: str, parts: "list[CheckedPart]") -> dict[str, Any]:
-    return {
+    document: DataCheck = {
         "schema": SCHEMA,
         "source": source,
-        "images": sum(part.images for part in parts),
-        "ok": not any(part.damaged for part in parts),
-        "skippable": all(map(_skippable, parts)),
-        "parts": [
-            {
-                "part": part.name,
-                "images": part.images,
-                "fingerprint": part.fingerprint,
-                "smallest": part.smallest and list(part.smallest),
-                "largest": part.largest and list(part.largest),
-                "classes": [{"name": name, "images": images} for name, images in part.classes],
-                "damaged": [bad._asdict() for bad in part.damaged],
-            }
-            for part in parts
-        ],
+        "images": sum(part["images"] for part in parts),
+        "ok": not any(part["damaged"] for part in parts),
+        "skippable": all(len(part["damaged"]) <= LIMIT * part["images"] for part in parts),
+        "parts": parts,
     }
+    if json:
+        emit_json(document)
+    else:
+        _show(document)
+    if not document["ok"]:
+        raise typer.Exit(CHECK_FAILED)
 
 
-def _show(source: str, parts: "list[CheckedPart]") -> None:
+def _show(document: DataCheck) -> None:
     from rich.text import Text
-
-    from softless.commands.common import plain_table
 
     out = console()
     table = plain_table("part", "images", "classes", "per class", "smallest", "largest", "damaged")
-    for part in parts:
+    for part in document["parts"]:
+        counts = sorted({label["images"] for label in part["classes"]})
         table.add_row(
-            part.name,
-            f"{part.images:,}",
-            f"{len(part.classes):,}",
-            _range(part),
-            _picture(part.smallest),
-            _picture(part.largest),
-            f"{len(part.damaged):,}",
+            part["part"],
+            f"{part['images']:,}",
+            f"{len(part['classes']):,}",
+            " to ".join(f"{count:,}" for count in (*counts[:1], *counts[1:][-1:])) or "-",
+            *(units.picture(size) if size else "-" for size in (part["smallest"], part["largest"])),
+            f"{len(part['damaged']):,}",
         )
-    out.print(Text(plain(source), style="bold"))
+    out.print(Text(plain(document["source"]), style="bold"))
     out.print(table)
     out.print()
-    for bad in (bad for part in parts for bad in part.damaged):
-        out.print(Text(plain(f"{bad.name}: {bad.why}")), soft_wrap=True)
-    out.print(Text(_verdict(parts), style="bold"))
+    for bad in (bad for part in document["parts"] for bad in part["damaged"]):
+        out.print(Text(plain(f"{bad['name']}: {bad['why']}")), soft_wrap=True)
+    out.print(Text(_verdict(document), style="bold"))
 
 
-def _verdict(parts: "list[CheckedPart]") -> str:
-    images, damaged = sum(part.images for part in parts), sum(len(part.damaged) for part in parts)
-    if not damaged:
-        return f"All {units.counted(images, 'image')} can be decoded."
-    if not images:
+def _verdict(document: DataCheck) -> str:
+    images = units.counted(document["images"], "image")
+    if document["ok"]:
+        return f"All {images} can be decoded."
+    if not document["images"]:
         return "Nothing could be read."
-    share = f"{damaged:,} damaged among {units.counted(images, 'image')}."
-    if all(map(_skippable, parts)):
-        return f"{share} --on-bad-image skip leaves them out."
-    return f"{share} That is more than the 0.1% that --on-bad-image skip leaves out."
-
-
-def _range(part: "CheckedPart") -> str:
-    counts = [images for _, images in part.classes]
-    if not counts:
-        return "-"
-    return f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
-
-
-def _picture(size: tuple[int, int] | None) -> str:
-    return units.picture(size) if size else "-"
+    damaged = f"{sum(len(part['damaged']) for part in document['parts']):,} damaged among {images}."
+    if document["skippable"]:
+        return f"{damaged} --on-bad-image skip leaves them out."
+    return f"{damaged} That is more than the 0.1% that --on-bad-image skip leaves out."

@@ -1,15 +1,8 @@
 """softless evaluate: measure a trained model on images it was not trained on.
 
 TARGET is a run of `softless train`, or the name of a model with `--weights`. A run brings its best weights, its images
-and how to prepare them. For a named model, images are prepared as its authors do.
+and how to prepare them. For a named model, images are prepared as its authors do. `--json` prints an `Evaluated`.
 
-JSON (schema softless.evaluate/1); accuracies are shares, null for a class without images:
-
-    {"schema", "target", "step": the update that these weights of a run come from,
-     "data", "device", "images", "top1", "top5", "ece", "loss", "images_per_second",
-     "by_class": {class: accuracy}, "skipped": {image that could not be decoded: why}}
-
-images_per_second includes decoding.
 Exit status: 0 evaluated, 1 the loss is not finite, 2 usage, 3 bad input.
 """
 
@@ -54,11 +47,11 @@ LARGEST_BATCH = 10**15 - 1
 
 
 class Evaluated(TypedDict):
-    """The JSON document."""
+    """The JSON document. Accuracies are shares from 0 to 1."""
 
     schema: str
     target: str
-    step: int | None
+    step: int | None  # the update of a run that these weights come from
     data: str
     device: str
     images: int
@@ -66,9 +59,9 @@ class Evaluated(TypedDict):
     top5: float
     ece: float
     loss: float
-    images_per_second: float
-    by_class: dict[str, float | None]
-    skipped: dict[str, str]
+    images_per_second: float  # with decoding
+    by_class: dict[str, float | None]  # None for a class without images
+    skipped: dict[str, str]  # name of each image that could not be decoded, and why
 
 
 @reports_errors
@@ -130,7 +123,7 @@ def _loaded(target: str, weights: Path | None, data: str | None) -> "tuple[nn.Mo
     from softless.io.weights import load_weights
     from softless.models.table import CONFIGS, settings
     from softless.train.recipe import Architecture, Recipe, from_document
-    from softless.train.tasks.classify import build, trained
+    from softless.train.tasks.classify import build, check_classes, trained
 
     if target in CONFIGS and not Path(target).is_dir():
         if weights is None:
@@ -148,28 +141,22 @@ def _loaded(target: str, weights: Path | None, data: str | None) -> "tuple[nn.Mo
     model, about = trained(Path(target))
     source = about["data"] if data is None else data
     images = open_images(source, "test")
-    if list(images.classes) != about["classes"]:
-        raise ArgumentError(
-            f"{target} knows {len(about['classes'])} classes ({', '.join(about['classes'][:3])}, ...), and the images "
-            f"of {source} have {len(images.classes)} ({', '.join(images.classes[:3])}, ...)"
-        )
+    check_classes(Path(target), about, images.classes)
     return model, from_document(about["recipe"]), images, source or "digits", about["step"]
 
 
 def _show(document: Evaluated) -> None:
     from softless.report import units
 
-    out = console()
-    out.print(
-        f"{units.counted(document['images'], 'image')} of {plain(document['data'])}, {document['device']}",
-        soft_wrap=True,
-    )
-    for name, why in document["skipped"].items():
-        out.print(f"skipped {plain(name)}: {plain(why)}", soft_wrap=True)
-    out.print(f"top-1  {document['top1']:.2%}")
-    out.print(f"top-5  {document['top5']:.2%}")
-    out.print(f"ECE    {document['ece']:.3f}   how far confidence is from accuracy")
-    out.print(f"speed  {units.short(document['images_per_second'])} images/s, decoding included")
     known = [(share, name) for name, share in document["by_class"].items() if share is not None]
     worst = ", ".join(f"{plain(name)} {share:.1%}" for share, name in sorted(known)[:WORST])
-    out.print(f"worst  {worst}", soft_wrap=True)
+    lines = (
+        f"{units.counted(document['images'], 'image')} of {plain(document['data'])}, {document['device']}",
+        *(f"skipped {plain(name)}: {plain(why)}" for name, why in document["skipped"].items()),
+        f"top-1  {document['top1']:.2%}",
+        f"top-5  {document['top5']:.2%}",
+        f"ECE    {document['ece']:.3f}   how far confidence is from accuracy",
+        f"speed  {units.short(document['images_per_second'])} images/s, decoding included",
+        f"worst  {worst}",
+    )
+    console().print("\n".join(lines), soft_wrap=True)

@@ -25,7 +25,7 @@ from softless.data.device_augment import finish
 from softless.data.images import Split
 from softless.data.reading import Damage, Draw, Reader, read_all
 from softless.data.sampler import ResumableSampler
-from softless.errors import ArgumentError, FileError, MissingExtraError, UnsupportedError, did_you_mean
+from softless.errors import ArgumentError, FileError, UnsupportedError, did_you_mean, needs_extra
 from softless.io.weights import load_weights
 from softless.models import create_model
 from softless.models.table import CONFIGS, settings
@@ -123,11 +123,9 @@ def _run(name: str) -> Subject:
 
 
 def _timm(name: str, architecture: str, pretrained: bool) -> Subject:
-    try:
+    with needs_extra(f"{name} is a model of timm", "models"):
         import timm
         from timm.data import resolve_data_config
-    except ModuleNotFoundError:
-        raise MissingExtraError(f"{name} is timm's, and it is not installed: pip install 'softless[models]'") from None
     if not timm.is_model(architecture):
         near = ", ".join(get_close_matches(architecture, timm.list_models()))
         raise ArgumentError(f"timm has no model {architecture!r}{near and f', but {near}'}")
@@ -153,10 +151,8 @@ def _hub_folder(name: str) -> Path:
     """
     if Path(name).exists() or not HUB_NAME.fullmatch(name):
         return Path(name)
-    try:
+    with needs_extra(f"{HUGGING_FACE + name} is read by transformers", "hf"):
         from huggingface_hub import snapshot_download
-    except ModuleNotFoundError:
-        raise _no_transformers(HUGGING_FACE + name) from None
     _silence_hub()
     try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"]))
@@ -165,10 +161,6 @@ def _hub_folder(name: str) -> Path:
             f"{name}: there is no such folder here, no such model in the cache of Hugging Face, and none could be "
             f"downloaded ({_sentence(error)})"
         ) from error
-
-
-def _no_transformers(name: str) -> MissingExtraError:
-    return MissingExtraError(f"{name} is read by transformers, and it is not installed: pip install 'softless[hf]'")
 
 
 def _sentence(error: Exception) -> str:
@@ -184,10 +176,8 @@ def _silence_hub() -> None:
 
 
 def _hugging_face(name: str, folder: Path) -> Subject:
-    try:
+    with needs_extra(f"{name} is read by transformers", "hf"):
         import transformers
-    except ModuleNotFoundError:
-        raise _no_transformers(name) from None
     if not (folder / "config.json").is_file():
         raise FileError(f"{folder}: there is no config.json, as a folder of a Hugging Face model has")
     transformers.utils.logging.set_verbosity_error()

@@ -1,8 +1,7 @@
 """softless train: train a backbone on images, so that the training can be killed at any moment and resumed.
 
-A recipe (recipes/*.toml) says how to train, and `--set` changes any of its keys. The folder RUN gets run.json,
-log.jsonl, the newest checkpoints in last/, the best weights in best/, tensorboard/ and, at the end, result.json
-(softless/train/run.py).
+A recipe (recipes/*.toml) says how to train, and `--set` changes any of its keys. softless/train/run.py lists the files
+of the folder RUN.
 
 JSON (schema softless.train/1):
 
@@ -16,12 +15,10 @@ import os
 import shlex
 import warnings
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -49,7 +46,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "softless.train/1"
 LARGEST_SEED = 10**15 - 1
-MUCH = 4  # a recipe that makes the sides of images so many times smaller gets a warning
+MUCH = 4  # softless warns if a recipe divides the sides of images by this or more
 SUMMARY = "Train a backbone on images, resumable, on one device or many."
 HELP = """Train a backbone on images: from a recipe, with a log, checkpoints and TensorBoard.
 
@@ -62,13 +59,6 @@ $ softless train --set model.mechanism=softmax --set model.local=false
 $ softless train --out runs/a --resume             # after Ctrl-C or a crash
 $ torchrun --nproc-per-node 8 -m softless train --recipe inline_deit_tiny ...
 """
-
-
-class Share(StrEnum):
-    """How several devices share a model."""
-
-    ddp = "ddp"
-    fsdp = "fsdp"
 
 
 @reports_errors
@@ -85,7 +75,7 @@ def run(
     teacher: Annotated[Path | None, typer.Option(metavar="RUN", help="Learn from this run's model too.")] = None,
     init: Annotated[Path | None, typer.Option(metavar="PATH", help="Begin with weights of a file or run.")] = None,
     device: Annotated[Where, typer.Option(help="auto uses CUDA if there is one.")] = Where.auto,
-    sharing: Annotated[Share, typer.Option(help="How several devices share a model.")] = Share.ddp,
+    sharing: Annotated[Literal["ddp", "fsdp"], typer.Option(help="How several devices share a model.")] = "ddp",
     workers: Annotated[int, typer.Option(min=0, max=MOST_PROCESSES, help="Processes that decode.")] = 0,
     on_bad_image: Annotated[OnBad, typer.Option(help="skip stops above 0.1 %.")] = OnBad.fail,
     graph: Annotated[bool, typer.Option("--graph", help="Record CUDA graphs: small models, one device.")] = False,
@@ -101,11 +91,11 @@ def run(
     start = choose_start(out, recipe, model, list(changes or []), options, resume, device.value)
     prepare_folder(out)
     runtime = Runtime(
-        device=device.value, sharing=sharing.value, workers=workers, on_bad_image=on_bad_image.value, graph=graph
+        device=device.value, sharing=sharing, workers=workers, on_bad_image=on_bad_image.value, graph=graph
     )
     command = resume_command(out, runtime)
     WATCH.says = f"stopped before the state was saved; to go on from the last checkpoint: {command}"
-    with warnings_in_one_line(), TrainingDisplay(not json, start) as display:
+    with warnings_in_one_line(), closing(TrainingDisplay(not json, start)) as display:
         if display.main:
             warn_of_shrinking(start, recipe)
         settings: dict[str, Any] = {"runtime": runtime, "resume": resume, "splits": start.splits, **start.options}
@@ -141,7 +131,7 @@ def resume_command(out: Path, runtime: "Runtime") -> str:
 
 @dataclass(frozen=True)
 class Start:
-    """What a training begins with.
+    """Everything that a training begins with.
 
     name, because   the recipe's name, and why it was chosen
     splits, size    the images to train and to test on, and their typical size in pixels
@@ -165,7 +155,7 @@ def choose_start(
     resume: bool,
     device: str,
 ) -> Start:
-    """Open the images and read the recipe. A resumed run has its own options, and a missing name is chosen to fit."""
+    """Open the images and read the recipe. A resumed run keeps its own options; without a name, a recipe is chosen."""
     import torch
 
     from softless.data import open_splits
@@ -185,9 +175,10 @@ def choose_start(
     if document is None and resume:
         name, document, because = "of the run", before["recipe"], f"as {out} was begun"
     elif document is None:
-        choice = fitting(options["data"], splits[0], size, device != "cpu" and torch.cuda.is_available())
-        name, document = choice.name, document_of(choice.name)
-        because, changes = f"chosen {choice.because}; --recipe NAME takes another", [*choice.changes, *changes]
+        cuda = device != "cpu" and torch.cuda.is_available()
+        name, reason, fitted = fitting(options["data"], splits[0], size, cuda)
+        document, because = document_of(name), f"chosen {reason}; --recipe NAME takes another"
+        changes = [*fitted.items(), *changes]
     return Start(str(name), because, changed(document, changes), splits, size, options)
 
 
@@ -197,14 +188,14 @@ def warn_of_shrinking(start: Start, recipe: str | None) -> None:
     if recipe is not None and size is not None and min(size.height, size.width) >= MUCH * seen:
         warnings.warn(
             f"recipe {recipe!r} shrinks these images from {size.height} x {size.width} to {seen} x {seen} pixels; "
-            "leave --recipe out to have one chosen that fits them",
+            "leave out --recipe, and a recipe that fits them is chosen",
             RuntimeWarning,
             stacklevel=2,
         )
 
 
 class TrainingDisplay:
-    """A `Watcher` that prints a banner, a bar and a line per evaluation; of several ranks only the first prints."""
+    """A `Watcher` that prints a banner, a bar and a line per evaluation. Only the first rank prints."""
 
     def __init__(self, wanted: bool, start: Start):
         self.main = os.environ.get("RANK", "0") == "0"
@@ -214,31 +205,28 @@ class TrainingDisplay:
         self.parameters, self.epochs, self.per_epoch, self.at = 0, 0, 1, -1
         self.label, self.loss = "", "-"
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
         self.open.close()
 
     def decoding(self, images: int) -> None:
-        """Move the bar by so many more decoded images, of both parts."""
-        every = sum(map(len, self.start.splits))
+        """Move the bar on by the number of images that were just decoded, to train or to test on."""
+        total = sum(map(len, self.start.splits))
         if not self.images:
             self.announce()
-            self.bar = self.open.enter_context(progress(every, self.wanted))
+            self.bar = self.open.enter_context(progress(total, self.wanted))
         self.images += images
-        self.bar(f"decoding images, {self.images:,} of {every:,}", images)
+        self.bar(f"decoding images, {self.images:,} of {total:,}", images)
 
     def announce(self) -> None:
         """Print the recipe and the images, once."""
-        if self.announced or not self.wanted:
+        if self.announced:
             return
         self.announced, start = True, self.start
         train, test = start.splits
         reason = f", {start.because}" if start.because else ""
         self.say(f"recipe   {start.name}{reason}")
-        about = "" if start.size is None or start.size.all_same else "about "
-        pixels = "" if start.size is None else f"; {about}{units.picture(start.size[:2])} pixels"
+        roughly = "" if start.size is None or start.size.all_same else "about "
+        pixels = "" if start.size is None else f"; {roughly}{units.picture(start.size[:2])} pixels"
         seen = units.picture([start.recipe.image_size] * 2)
         classes = units.counted(len(train.classes), "class", "classes")
         self.say(f"images   {len(train):,} to train on, {len(test):,} to test on, {classes}{pixels}, seen in {seen}")
@@ -248,13 +236,12 @@ class TrainingDisplay:
         WATCH.is_saving = lambda: job.stop.saving
         self.parameters, self.epochs, self.per_epoch = parameters, job.recipe.all_epochs, job.task.train.per_epoch
         total = self.per_epoch * self.epochs
-        if self.wanted:
-            self.announce()
-            device, ranks = job.devices.device, job.devices.ranks
-            where = device if ranks == 1 else f"{ranks} x {device.type}"
-            self.say(f"model    {job.recipe.model.name}, {units.count(parameters)} parameters, {where}")
-            epochs = units.counted(self.epochs, "epoch")
-            self.say(f"updates  {total:,}: {epochs} of {self.per_epoch:,}, batch {job.recipe.batch:,}")
+        self.announce()
+        device, ranks = job.devices.device, job.devices.ranks
+        where = device if ranks == 1 else f"{ranks} x {device.type}"
+        self.say(f"model    {job.recipe.model.name}, {units.count(parameters)} parameters, {where}")
+        epochs = units.counted(self.epochs, "epoch")
+        self.say(f"updates  {total:,}: {epochs} of {self.per_epoch:,}, batch {job.recipe.batch:,}")
         self.bar = self.open.enter_context(progress(total, self.wanted))
 
     def tick(self, step: int) -> None:
@@ -264,13 +251,12 @@ class TrainingDisplay:
         self.bar(f"epoch {-(-step // self.per_epoch)}/{self.epochs}{self.label}", step - self.at)
         self.at = step
 
-    def told(self, step: int, numbers: Mapping[str, float]) -> None:
+    def logged(self, step: int, numbers: Mapping[str, float]) -> None:
         if "top1" in numbers:
-            if self.wanted:
-                self.out.print(
-                    f"epoch {step // self.per_epoch:>3}/{self.epochs}   loss {self.loss}   "
-                    f"top-1 {numbers['top1']:7.2%}   top-5 {numbers['top5']:7.2%}   ECE {numbers['ece']:.3f}"
-                )
+            self.say(
+                f"epoch {step // self.per_epoch:>3}/{self.epochs}   loss {self.loss}   "
+                f"top-1 {numbers['top1']:7.2%}   top-5 {numbers['top5']:7.2%}   ECE {numbers['ece']:.3f}"
+            )
             self.loss = "-"  # an epoch without a line of log has no loss to show
             return
         self.loss = f"{numbers['loss']:.4f}"
@@ -278,18 +264,18 @@ class TrainingDisplay:
         self.label = f"   loss {numbers['loss']:.3f}   lr {numbers['lr']:.1e}   {rate} images/s"
 
     def say(self, sentence: str) -> None:
-        self.out.print(sentence, soft_wrap=True)
+        if self.wanted:
+            self.out.print(sentence, soft_wrap=True)
 
     def say_how_to_resume(self, sentence: str) -> None:
-        self.open.close()
+        self.close()
         if self.main:
             typer.echo(sentence, err=True)
 
     def conclude(self, outcome: "Outcome", out: Path) -> None:
-        if self.wanted:
-            if outcome.skipped:
-                self.say(f"{units.counted(outcome.skipped, 'image')} skipped: {out / 'skipped.json'}")
-            self.say(
-                f"best top-1 {outcome.best:.2%}, after epoch {outcome.best_step // self.per_epoch}, in "
-                f"{units.seconds(outcome.seconds)}: softless evaluate {out}"
-            )
+        if outcome.skipped:
+            self.say(f"{units.counted(outcome.skipped, 'image')} skipped: {out / 'skipped.json'}")
+        self.say(
+            f"best top-1 {outcome.best:.2%}, after epoch {outcome.best_step // self.per_epoch}, in "
+            f"{units.seconds(outcome.seconds)}: softless evaluate {out}"
+        )

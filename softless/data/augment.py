@@ -3,8 +3,8 @@
     to train   crop, flip, RandAugment; then normalize, and erase random rectangles
     to test    resize to a square of size / crop_share, and take its middle
 
-timm's transforms work on one image at a time on the CPU; `device_augment` works on a batch on the device. One `Augment`
-describes both. They differ in rounding, and in the random numbers they draw.
+timm's transforms work on one image at a time on the CPU, and `device_augment` works on a batch on the device. An
+`Augment` describes both. Their results differ by rounding, and by the random numbers they draw.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from softless.errors import ArgumentError, FileError, MissingExtraError
+from softless.errors import ArgumentError, FileError, needs_extra
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -85,7 +85,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-PAPER = Augment()
 PLAIN = Augment(crop="none", flip=0.0, operations=0, erase=0.0, crop_share=1.0)
 
 
@@ -98,7 +97,7 @@ def as_timm_tests(config: Mapping[str, Any]) -> Augment:
 
 
 def _not_too_thin(side: int, image: "Image") -> "Image":
-    """Refuse an image that would exceed the largest image allowed once its shorter side has `side` pixels."""
+    """Raise an error if an image would exceed MOST_PIXELS once its shorter side has `side` pixels."""
     from softless.io.pictures import MOST_PIXELS
 
     long, short = max(image.size), min(image.size)
@@ -109,13 +108,9 @@ def _not_too_thin(side: int, image: "Image") -> "Image":
 
 def transform(augment: Augment, size: int, *, train: bool) -> Callable[["Image"], Tensor | np.ndarray]:
     """Return timm's transform from a picture to uint8 [3, size, size]."""
-    try:
+    with needs_extra("images are augmented by timm", "models,train"):
         from timm.data import create_transform
         from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"images are augmented by timm, and {error.name} is not installed: pip install 'softless[models,train]'"
-        ) from None
     if not train:
         steps = create_transform(
             size, use_prefetcher=True, interpolation="bicubic", crop_pct=augment.crop_share, crop_mode=augment.crop_mode
@@ -129,7 +124,7 @@ def transform(augment: Augment, size: int, *, train: bool) -> Callable[["Image"]
         size, is_training=True, use_prefetcher=True, interpolation="bicubic", scale=augment.area, hflip=augment.flip,
         auto_augment=policy, color_jitter=None, mean=augment.mean, std=augment.std,
     )  # fmt: skip
-    for operation in (each for step in steps.transforms for each in getattr(step, "ops", ())):
+    for operation in (operation for step in steps.transforms for operation in getattr(step, "ops", ())):
         if "Posterize" in operation.name:
             operation.aug_fn = _posterize
     if augment.crop == "resized":

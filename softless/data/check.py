@@ -3,9 +3,8 @@
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, get_args
 
 import numpy as np
 
@@ -22,23 +21,23 @@ AT_ONCE = 32  # images a worker decodes before it answers
 FEW = 500  # images: starting workers takes longer
 
 
-@dataclass(frozen=True)
-class CheckedPart:
-    """One part of a set, after every image was decoded.
-
-    name         train, test, or whole for a set of one part
-    classes      (name, images) of each class, damaged images included
-    smallest     (height, width) of the image with the fewest pixels; `largest` is the one with the most
-    damaged      name and reason of each damaged image, or of a damaged parquet file
-    """
+class ClassCount(TypedDict):
+    """A class, and how many images it has, damaged ones included."""
 
     name: str
     images: int
-    classes: tuple[tuple[str, int], ...]
+
+
+class CheckedPart(TypedDict):
+    """One part of a set, after every image was decoded. A size is None if no image could be decoded."""
+
+    part: str  # train, test, or whole for a set of one part
+    images: int
     fingerprint: str | None
-    smallest: tuple[int, int] | None
-    largest: tuple[int, int] | None
-    damaged: tuple[Bad, ...]
+    smallest: list[int] | None  # [height, width] of the image with the fewest pixels
+    largest: list[int] | None
+    classes: list[ClassCount]
+    damaged: list[dict[str, str]]  # name and why, of each damaged image or of a damaged parquet file
 
 
 def open_parts(source: str | Path | None) -> dict[str, Images | BadImage]:
@@ -66,8 +65,7 @@ def open_parts(source: str | Path | None) -> dict[str, Images | BadImage]:
 def _open_set(source: str | Path | None) -> dict[str, Images | BadImage]:
     parts: dict[str, Images | BadImage] = {}
     missing = []
-    splits: tuple[Split, Split] = ("train", "test")
-    for split in splits:
+    for split in get_args(Split):
         try:
             parts[split] = open_images(source, split)
         except BadImage as error:
@@ -76,9 +74,9 @@ def _open_set(source: str | Path | None) -> dict[str, Images | BadImage]:
             missing.append(error)
     if not parts:
         raise missing[0]
-    if len(parts) < 2:
+    if missing:
         return parts
-    train, test = parts["train"], parts["test"]
+    train, test = parts.values()
     if isinstance(train, BadImage) or isinstance(test, BadImage):
         return {"whole": train} if str(train) == str(test) else parts
     return {"whole": train} if the_same(train, test) else parts
@@ -87,21 +85,30 @@ def _open_set(source: str | Path | None) -> dict[str, Images | BadImage]:
 def check_part(name: str, part: Images | BadImage, *, workers: int | None, tick: Callable[[int], None]) -> CheckedPart:
     """Decode every image and call `tick` with how many more are done; `workers=None` uses up to eight cores."""
     if isinstance(part, BadImage):
-        return CheckedPart(name, 0, (), None, None, None, (Bad(part.name, part.why),))
+        bad_file = {"name": part.name, "why": part.why}
+        return CheckedPart(
+            part=name, images=0, fingerprint=None, smallest=None, largest=None, classes=[], damaged=[bad_file]
+        )
     if workers is None:
         workers = 0 if len(part) < FEW else min(os.cpu_count() or 1, 8)
     every = range(len(part))
     draws = ([Draw(image) for image in every[start : start + AT_ONCE]] for start in every[::AT_ONCE])
-    sizes: list[tuple[int, int]] = []
+    sizes: list[list[int]] = []
     damaged: list[Bad] = []
     for sound, bad in read_all(Reader(part, _size), draws, workers):
         damaged += bad
-        sizes += [(height, width) for height, width in sound.pixels.tolist()] if len(sound.ids) else []
+        sizes += sound.pixels.tolist() if len(sound.ids) else []
         tick(len(sound.ids) + len(bad))
-    smallest, largest = (pick(sizes, key=math.prod, default=None) for pick in (min, max))
     counts = np.bincount(part.labels, minlength=len(part.classes)).tolist()
-    classes = tuple(zip(part.classes, counts, strict=True))
-    return CheckedPart(name, len(part), classes, part.fingerprint, smallest, largest, tuple(damaged))
+    return {
+        "part": name,
+        "images": len(part),
+        "fingerprint": part.fingerprint,
+        "smallest": min(sizes, key=math.prod, default=None),
+        "largest": max(sizes, key=math.prod, default=None),
+        "classes": [{"name": label, "images": images} for label, images in zip(part.classes, counts, strict=True)],
+        "damaged": [bad._asdict() for bad in damaged],
+    }
 
 
 def _size(image: "Image") -> np.ndarray:

@@ -1,14 +1,14 @@
-"""Augmentation on the device: a whole batch at a time, with no loop over images and no wait for the device.
+"""Augment a batch of images on the device, with no loop over images and no wait for the device.
 
     change   crop, flip, RandAugment     uint8 -> uint8
     finish   normalize, erase            uint8 -> float32
 
 Each image draws its own crop, operations and amounts from one `torch.Generator` on the device of the pixels.
 
-RandAugment gives each image one of fifteen operations, or none with probability 1/2, several times in a row. A random
-permutation deals the images into slots, and the slots of one operation lie side by side. So each operation runs once,
-on its own images only, and each image gets each operation with the same probability. The operations and their amounts
-are those of timm's "rand-m9-mstd0.5-inc1", which the paper uses.
+RandAugment changes each image several times in a row, each time by one of fifteen operations, or with probability 1/2
+by none. A random permutation deals the images into slots, and the slots of one operation lie side by side. So each
+operation runs once, on its own images only, and each image gets each operation with the same probability. The
+operations and their amounts are those of timm's "rand-m9-mstd0.5-inc1", which the paper uses.
 
 The color operations do to a batch what Pillow does to one image, each image with its own amount. Four of them blend an
 image with a poorer one, as `PIL.ImageEnhance` does:
@@ -25,7 +25,7 @@ Places are pixel centers, x + 1/2, and values between them are interpolated. Pla
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +39,7 @@ AnyPixels = Shaped[Tensor, "b c h w"]
 Amounts = Float[Tensor, "b"]
 Levels = Int[Tensor, "b"]
 Maps = Float[Tensor, "b 2 3"]
-Size = tuple[int, int]  # height, width
+Size = Sequence[int]  # height, width
 
 ASPECT = (math.log(3 / 4), math.log(4 / 3))  # of a resized crop
 ERASED, ERASED_ASPECT = (0.02, 1 / 3), (math.log(0.3), math.log(1 / 0.3))
@@ -135,10 +135,7 @@ def warp(pixels: AnyPixels, maps: Maps, fill: Float[Tensor, "c"], mode: str = "b
 
 
 def crops(share: Amounts, log_aspect: Amounts, place: Float[Tensor, "b 2"], size: Size) -> Maps:
-    """Return maps of crops with this share of the area, at a place from 0 to 1 of where a crop fits.
-
-    A crop that does not fit is cut.
-    """
+    """Return maps of crops with this share of the area, cut to fit; a place from 0 to 1 is relative to the room."""
     height, width = size
     tall = ((share / log_aspect.exp()).sqrt()).clamp(max=1)
     wide = ((share * log_aspect.exp()).sqrt()).clamp(max=1)
@@ -152,7 +149,7 @@ def shears(along_x: Amounts, along_y: Amounts) -> Maps:
 
 
 def moves(by_x: Amounts, by_y: Amounts) -> Maps:
-    """Return maps that move an image by so many pixels."""
+    """Return maps that move an image by these numbers of pixels."""
     zero, one = torch.zeros_like(by_x), torch.ones_like(by_x)
     return _maps(one, zero, by_x, zero, one, by_y)
 
@@ -167,7 +164,7 @@ def turns(degrees: Amounts, size: Size) -> Maps:
 
 
 def rectangles(share: Amounts, log_aspect: Amounts, place: Float[Tensor, "b 2"], size: Size) -> Bool[Tensor, "b h w"]:
-    """Return True inside rectangles with this share of the area, at a place from 0 to 1 of where a rectangle fits."""
+    """Return True inside rectangles with this share of the area; a place from 0 to 1 is relative to the room."""
     inside = []
     for axis, stretch in ((0, log_aspect / 2), (1, -log_aspect / 2)):
         side = size[axis]
@@ -203,7 +200,7 @@ def change(pixels: Pixels, augment: Augment, generator: torch.Generator) -> Pixe
     """Crop, flip and apply RandAugment."""
     if augment.crop == "resized":
         share, aspect = _uniform(pixels, generator, *augment.area), _uniform(pixels, generator, *ASPECT)
-        maps = crops(share, aspect, _places(pixels, generator), _size(pixels))
+        maps = crops(share, aspect, _places(pixels, generator), pixels.shape[2:])
         pixels = warp(pixels, maps, torch.zeros(3, device=pixels.device), mode="bicubic")
     elif augment.crop == "padded":
         most, count, device = augment.padding, len(pixels), pixels.device
@@ -223,7 +220,7 @@ def finish(pixels: Pixels, augment: Augment, generator: torch.Generator | None =
     if generator is None or not augment.erase:
         return seen
     aspect, place = _uniform(pixels, generator, *ERASED_ASPECT), _places(pixels, generator)
-    hole = rectangles(_uniform(pixels, generator, *ERASED), aspect, place, _size(pixels))
+    hole = rectangles(_uniform(pixels, generator, *ERASED), aspect, place, pixels.shape[2:])
     hole &= (_uniform(pixels, generator) < augment.erase)[:, None, None]
     noise = torch.randn(seen.shape, generator=generator, device=seen.device)
     return torch.where(hole[:, None], noise, seen)
@@ -232,8 +229,7 @@ def finish(pixels: Pixels, augment: Augment, generator: torch.Generator | None =
 def rand_augment(pixels: Pixels, augment: Augment, generator: torch.Generator) -> Pixels:
     """Apply one operation to half of the images."""
     count, device, kinds = len(pixels), pixels.device, len(COLORS) + len(SHAPES)
-    each = -(-count // (2 * kinds))  # slots of an operation; as many slots in all leave an image as it is
-    used = each * kinds
+    used = kinds * -(-count // (2 * kinds))  # slots with an operation; equally many slots leave an image as it is
     slot = torch.rand(2 * used, generator=generator, device=device).argsort()[:count]  # of each image
     image = torch.zeros(2 * used, dtype=torch.int64, device=device).scatter(0, slot, torch.arange(count, device=device))
     normal = torch.randn(used, generator=generator, device=device)
@@ -244,12 +240,13 @@ def rand_augment(pixels: Pixels, augment: Augment, generator: torch.Generator) -
 
 
 def operate(pixels: Pixels, level: Amounts, sign: Amounts, fill: Float[Tensor, "3"]) -> Pixels:
-    """Apply the operations in the order of the tables, each to an equal share of the images; shapes are one warp."""
-    each = len(pixels) // (len(COLORS) + len(SHAPES))
-    shares = zip(*(x.split(each) for x in (pixels, level, sign)), strict=True)
+    """Apply each operation of the tables, in order, to an equal share of the images; one warp serves all SHAPES."""
+    share = len(pixels) // (len(COLORS) + len(SHAPES))
+    shares = zip(*(x.split(share) for x in (pixels, level, sign)), strict=True)
     colored = [do(*next(shares)) for do in COLORS.values()]
-    maps = [do(levels * signs, _size(pixels)) for do, (_, levels, signs) in zip(SHAPES.values(), shares, strict=True)]
-    return torch.cat([*colored, warp(pixels[each * len(COLORS) :], torch.cat(maps), fill)])
+    size = pixels.shape[2:]
+    maps = [do(levels * signs, size) for do, (_, levels, signs) in zip(SHAPES.values(), shares, strict=True)]
+    return torch.cat([*colored, warp(pixels[share * len(COLORS) :], torch.cat(maps), fill)])
 
 
 def _blend(poorer: Tensor, pixels: Pixels, amount: Amounts) -> Pixels:
@@ -268,7 +265,7 @@ def _maps(*entries: Amounts) -> Maps:
 
 
 def _constants(values: tuple[float, ...], device: torch.device) -> Float[Tensor, "c"]:
-    """Let the device write the values: a copy from the host would wait for it."""
+    """Return the values as a tensor that the device writes itself: a copy from the host would wait for the device."""
     return torch.stack([torch.full((), value, device=device) for value in values])
 
 
@@ -282,7 +279,3 @@ def _places(pixels: Tensor, generator: torch.Generator) -> Float[Tensor, "b 2"]:
 
 def _factor(level: Amounts, sign: Amounts) -> Amounts:
     return (1 + 0.9 * sign * level).clamp(min=0.1)
-
-
-def _size(pixels: Tensor) -> Size:
-    return pixels.shape[2], pixels.shape[3]

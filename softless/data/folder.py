@@ -57,11 +57,10 @@ def open_folder(folder: Path, split: Split) -> FolderImages:
     """Open one part of a folder. The part to train on defines the classes; the part to test on may lack some."""
     learned, part = find_part(folder, "train"), find_part(folder, split)
     classes = _classes(learned)
-    if strangers := [name for name in _classes(part) if name not in classes]:
-        raise FileError(f"{part}: {strangers[0]!r} is not one of the {len(classes)} classes in {learned}")
+    if unknown := [name for name in _classes(part) if name not in classes]:
+        raise FileError(f"{part}: {unknown[0]!r} is not one of the {len(classes)} classes in {learned}")
     images = FolderImages(part, classes)
-    empty = [name for name in _classes(part) if classes.index(name) not in images.labels]
-    check_labels(str(part), images.labels, classes, empty=empty)
+    check_labels(str(part), images.labels, classes, needed=_classes(part))
     return images
 
 
@@ -101,7 +100,10 @@ def _images(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> It
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Follow links; one that leads nowhere is an error, or a damaged image if it has the name of an image."""
+    """Return whether an entry is a folder or a link to one.
+
+    A link that leads nowhere is a damaged image if it has the name of an image, and an error otherwise.
+    """
     try:
         return stat.S_ISDIR(entry.stat().st_mode)
     except OSError as error:

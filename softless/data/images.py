@@ -3,16 +3,13 @@
 A set is a Python sequence of `Sample`, and each image is decoded when it is read. A set holds arrays instead of
 objects, so that forked worker processes share its memory.
 
-A training keeps a summary of the set it began with:
-
-    summary       {"source", "train": part, "test": part}
-    part          {"images", "fingerprint", "classes": {name: [images, sha256 over their sizes in bytes]}}
-
-Two sets with equal fingerprints are the same set, wherever they lie. The rest of a summary says how two sets differ.
+A training saves a `Summary` of its set. Two sets with equal fingerprints are the same set, wherever they lie. The rest
+of a summary says how two sets differ.
 """
 
 import hashlib
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypedDict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypedDict, get_args
 
 import numpy as np
 
@@ -66,11 +63,11 @@ class Images(Protocol):
 
 
 class PartSummary(TypedDict):
-    """One part of a set: its size, fingerprint, and (images, digest of their sizes) per class."""
+    """One part of a set."""
 
     images: int
     fingerprint: str
-    classes: dict[str, list[int | str]]
+    classes: dict[str, list[int | str]]  # name -> [images, sha256 over their sizes in bytes]
 
 
 class Summary(TypedDict):
@@ -81,8 +78,8 @@ class Summary(TypedDict):
     test: PartSummary
 
 
-def check_labels(where: str, labels: np.ndarray, classes: tuple[str, ...], *, empty: list[str]) -> None:
-    """Refuse a set without images, with one class, with a label that has no class, or with a class without images."""
+def check_labels(where: str, labels: np.ndarray, classes: tuple[str, ...], *, needed: Iterable[str]) -> None:
+    """Raise an error for a set without images, with one class, a label without a class, or an empty `needed` class."""
     if len(labels) == 0:
         raise FileError(f"{where}: it holds no images")
     if labels.min() < 0 or labels.max() >= len(classes):
@@ -93,7 +90,8 @@ def check_labels(where: str, labels: np.ndarray, classes: tuple[str, ...], *, em
         )
     if len(classes) < 2:
         raise FileError(f"{where}: it has one class, {classes[0]!r}, and at least two are needed")
-    if empty:
+    used = {classes[label] for label in np.unique(labels)}
+    if empty := [name for name in needed if name not in used]:
         shown = ", ".join(map(repr, empty[:5])) + (", ..." if len(empty) > 5 else "")
         raise FileError(f"{where}: {len(empty)} of its {len(classes)} classes without images: {shown}")
 
@@ -111,13 +109,12 @@ def summary(source: str | None, train: Images, test: Images) -> Summary:
 
 def what_changed(before: Summary, now: Summary) -> str | None:
     """Describe the first difference between two sets in half a sentence; return None if their images are the same."""
-    parts: tuple[Split, Split] = ("train", "test")
-    changed = [part for part in parts if before[part]["fingerprint"] != now[part]["fingerprint"]]
-    if not changed:
+    splits: tuple[Split, ...] = get_args(Split)
+    part = next((split for split in splits if before[split]["fingerprint"] != now[split]["fingerprint"]), None)
+    if part is None:
         return None
     if before["source"] != now["source"]:
         return f"{_size(before)}, and {_size(now)}"
-    part = changed[0]
     old, new, source = before[part]["classes"], now[part]["classes"], now["source"]
     gone, added = ([name for name in one if name not in other] for one, other in ((old, new), (new, old)))
     if gone or added:
@@ -129,19 +126,18 @@ def what_changed(before: Summary, now: Summary) -> str | None:
         rest = len(counts) - 1
         more = f", and {rest} more {'class has' if rest == 1 else 'classes have'} changed" if rest else ""
         return f"class {name!r} of {source} had {_images(int(then))} to {part} on, and has {today:,} now{more}"
-    if others := [name for name in new if old[name] != new[name]]:
-        where = f"the images of {_names(others)} of {source} to {part} on"
-        return f"{where} are as many as before, and their sizes in bytes differ"
-    return f"the images of {source} to {part} on are as many as before, and their names or their order differ"
+    others = [name for name in new if old[name] != new[name]]
+    where, what = (f"{_names(others)} of ", "sizes in bytes") if others else ("", "names or their order")
+    return f"the images of {where}{source} to {part} on are as many as before, and their {what} differ"
 
 
 def _part(images: Images) -> PartSummary:
     order = np.argsort(images.labels, kind="stable")
     counts = np.bincount(images.labels, minlength=len(images.classes))
     sizes = np.split(images.sizes[order].astype("<i8"), np.cumsum(counts)[:-1])
-    digests = [hashlib.sha256(each.tobytes()).hexdigest()[:DIGEST_LENGTH] for each in sizes]
     by_class: dict[str, list[int | str]] = {
-        name: [len(each), digest] for name, each, digest in zip(images.classes, sizes, digests, strict=True)
+        name: [len(part), hashlib.sha256(part.tobytes()).hexdigest()[:DIGEST_LENGTH]]
+        for name, part in zip(images.classes, sizes, strict=True)
     }
     return {"images": len(images), "fingerprint": images.fingerprint, "classes": by_class}
 

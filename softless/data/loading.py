@@ -1,11 +1,11 @@
 """Batches of images as a model sees them: float32, normalized, augmented for training, and on the device.
 
-    loader         reads and augments images in worker processes as it goes, for sets of any size
-    DeviceLoader   augments a set on the device that holds all of it (`cached`), for images as small as CIFAR-10's
+    loader         worker processes read and augment images during training, for sets of any size
+    DeviceLoader   the device holds the decoded set (`cached`) and augments it, for images as small as CIFAR-10's
 
-Iterating a loader gives one epoch, or what is left of it. What is random about an image is drawn from (seed, epoch,
-index, repeat), and rectangles are erased by (seed, update, rank). On the device, (seed, epoch, first image, rank) seed
-each group of batches. So neither the number of workers nor an interruption changes a pixel.
+Iterating a loader gives one epoch, or what is left of it. (seed, epoch, index, repeat) seed the augmentation of an
+image, and (seed, update, rank) seed the rectangles that are erased. On the device, (seed, epoch, first image, rank)
+seed each group of batches. So neither the number of workers nor an interruption changes a pixel.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,13 +25,13 @@ from softless.errors import ArgumentError
 
 MOST_CACHED = 32 * 10**9  # bytes
 AT_ONCE = 64  # images a worker decodes and sends
-AHEAD = 8  # batches augmented at once on the device: for small images the number of operations takes the time
+AHEAD = 8  # batches augmented at once on the device: small images take as long as the number of operations
 
 
 class Loader:
-    """What all loaders share.
+    """The base class of both loaders.
 
-    per_epoch   int: batches of a whole epoch on the rank that has most
+    per_epoch   int: batches of a complete epoch, on the rank with the most
     skipped     dict: the name of each image that was left out so far, and why
     """
 
@@ -39,7 +39,7 @@ class Loader:
         self, images: int, sampler: ResumableSampler, augment: Augment, device: torch.device, *, size: int, batch: int,
         train: bool,
     ) -> None:  # fmt: skip
-        sampler.check(images, batch, whole=train)
+        sampler.check(images, batch, complete=train)
         self.sampler, self.augment, self.device = sampler, augment, device
         self.size, self.batch, self.train = size, batch, train
         shared = batch * sampler.ranks
@@ -48,7 +48,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Return how many batches of this epoch are left."""
-        return self.sampler.batches(self.batch, whole=self.train)
+        return self.sampler.batches(self.batch, complete=self.train)
 
     def __iter__(self) -> Iterator[Batch]:
         raise NotImplementedError
@@ -60,18 +60,17 @@ class Loader:
 
 
 class ReadingLoader(Loader):
-    """A `Loader` that reads images as it goes; `loader` builds it."""
+    """A `Loader` that reads images during training; `loader` builds it."""
 
     def __init__(self, reader: Reader, damage: Damage, workers: int, *args: Any, **options: Any) -> None:
         super().__init__(len(reader.images), *args, **options)
-        self.reader, self.damage, self.workers = reader, damage, workers
-        self.skipped = damage.skipped
+        self.reader, self.damage, self.workers, self.skipped = reader, damage, workers, damage.skipped
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield finished batches; the sampler passes images as they are handed out, however far the workers are."""
+        """Yield finished batches. The sampler advances with the batches, not with the workers, which read ahead."""
         for sound, bad in read_all(self.reader, self._draws(), self.workers):
-            for each in bad:
-                self.damage.met(*each)
+            for image in bad:
+                self.damage.met(*image)
             update = self.sampler.epoch * self.per_epoch + self.sampler.position // (self.batch * self.sampler.ranks)
             self.sampler.advance(len(sound.ids) + len(bad))
             batch = self._filled(sound) if self.train else sound
@@ -82,8 +81,8 @@ class ReadingLoader(Loader):
         pixels, labels, ids = (part.to(self.device, non_blocking=True) for part in batch)
         generator = None
         if self.train:
-            generator = torch.Generator(self.device)
-            generator.manual_seed(update_key(self.sampler.seed, update, self.sampler.rank))
+            seed = update_key(self.sampler.seed, update, self.sampler.rank)
+            generator = torch.Generator(self.device).manual_seed(seed)
         return Batch(finish(pixels, self.augment, generator), labels, ids)
 
     def _draws(self) -> Iterator[list[Draw]]:
@@ -96,7 +95,7 @@ class ReadingLoader(Loader):
         return Draw(index, (sampler.seed, sampler.epoch, index, place % sampler.repeats))
 
     def _filled(self, sound: Batch) -> Batch:
-        """Repeat the first images instead of skipped ones: all ranks make as many updates, with batches of one size."""
+        """Repeat the first images instead of skipped ones, so that all batches have the same size on all ranks."""
         if len(sound.ids) == self.batch:
             return sound
         sound = sound if len(sound.ids) else self._next_sound()
@@ -104,7 +103,7 @@ class ReadingLoader(Loader):
         return Batch(*(part[again] for part in sound))
 
     def _next_sound(self) -> Batch:
-        """Read on until an image can be decoded; `damage` ends the search where there are too few."""
+        """Read on until an image can be decoded; `damage` raises an error if too many cannot."""
         order, place = self.sampler.order(), self.sampler.position + self.sampler.rank
         while True:
             sound, bad = gather([self.reader[self._draw(order, place % self.sampler.total)]])
@@ -115,7 +114,7 @@ class ReadingLoader(Loader):
 
 
 class DeviceLoader(Loader):
-    """A `Loader` that augments a set on the device that holds all of it.
+    """A `Loader` for a set that the device holds; the device augments it too.
 
     data      Batch: the set as `cached` returns it, on the device
     batch     int: images per batch on this rank
@@ -147,8 +146,8 @@ class DeviceLoader(Loader):
         pixels, sampler = self.data.pixels[rows], self.sampler
         if not self.train:
             return finish(pixels, self.augment)
-        generator = torch.Generator(pixels.device)
-        generator.manual_seed(key(sampler.seed, sampler.epoch, first, sampler.rank))
+        seed = key(sampler.seed, sampler.epoch, first, sampler.rank)
+        generator = torch.Generator(pixels.device).manual_seed(seed)
         return finish(change(pixels, self.augment, generator), self.augment, generator)
 
 
@@ -164,7 +163,7 @@ def loader(
     on_bad_image: OnBadImage = "fail",
     device: str | torch.device = "cpu",
 ) -> ReadingLoader:
-    """Return batches of images that worker processes read and augment.
+    """Return a loader whose worker processes read and augment images.
 
     >>> from softless.data import open_images
     >>> from softless.data.augment import PLAIN
@@ -187,7 +186,7 @@ def loader(
     augment           Augment: how images are augmented and normalized
     workers           int: processes that read images; 0 reads them in this one
     on_bad_image      "fail" (default) or "skip": what to do about an image that cannot be decoded (`Damage`); in
-                      training another image of the batch, or the next sound one, takes the place of a skipped image
+                      training another image of the batch, or the next intact one, replaces a skipped image
     device            default "cpu": where the batches go
     """
     if workers < 0:
@@ -224,15 +223,15 @@ def cached(
     if needed > MOST_CACHED:
         raise ArgumentError(
             f"{len(images)} images of {size} x {size} pixels take {needed / 1e9:.0f} GB, and at most "
-            f"{MOST_CACHED / 1e9:.0f} GB are decoded at once: read them as you go"
+            f"{MOST_CACHED / 1e9:.0f} GB can be decoded at once: set cache to false in the recipe"
         )
     pixels = torch.empty(len(images), 3, size, size, dtype=torch.uint8)
     sound = torch.zeros(len(images), dtype=torch.bool)
     damage, every = damage or Damage("fail", len(images)), range(len(images))
     draws = ([Draw(index) for index in every[i : i + AT_ONCE]] for i in every[::AT_ONCE])
     for batch, bad in read_all(Reader(images, partial(squeeze, size=size)), draws, workers):
-        for each in bad:
-            damage.met(*each)
+        for image in bad:
+            damage.met(*image)
         pixels[batch.ids], sound[batch.ids] = batch.pixels, True
         tick(len(batch.ids) + len(bad))
     ids = sound.nonzero().flatten()

@@ -17,20 +17,16 @@ from typing import Any
 import numpy as np
 
 from softless.data.images import MissingPartError, Sample, Split, check_labels, fingerprint
-from softless.errors import FileError, MissingExtraError
+from softless.errors import FileError, needs_extra
 from softless.io.pictures import BadImage, decode, picture_size
 
-try:
+with needs_extra("parquet files are read by pyarrow", "train"):
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
-except ModuleNotFoundError:
-    raise MissingExtraError(
-        "parquet files are read by pyarrow, and it is not installed: pip install 'softless[train]'"
-    ) from None
 
 WORDS: dict[Split, tuple[str, ...]] = {"train": ("train", "trainval"), "test": ("val", "validation", "test")}
-MOST_CLASSES = 1_000_000  # a label beyond is damage, not a class
+MOST_CLASSES = 1_000_000  # a higher label is damage, not a class
 
 _HALF = re.compile(rf"(?P<set>.+)-(?P<word>{'|'.join((*WORDS['train'], *WORDS['test']))})")
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, NotImplementedError, MemoryError, pa.ArrowException)
@@ -72,7 +68,7 @@ def open_parquet(path: Path, split: Split) -> ParquetImages:
     images, labels = _images(part, _column(part, file, "image")), _labels(part, _column(part, file, "label"))
     opened = ParquetImages(part, images, labels, _rows(part, file, split, len(labels)))
     opened.classes = _names(part, file) or tuple(map(str, range(_count(part, labels))))
-    check_labels(str(part), opened.labels, opened.classes, empty=_unused(opened) if split == "train" else [])
+    check_labels(str(part), opened.labels, opened.classes, needed=opened.classes if split == "train" else ())
     return opened
 
 
@@ -125,31 +121,26 @@ def _labels(path: Path, column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _rows(path: Path, file: pq.ParquetFile, split: Split, count: int) -> np.ndarray:
-    """Return all rows, or those of the first word for this part that column `split` uses."""
+    """Return the rows of a part: all rows, or the rows whose column `split` has the first word in use for the part."""
     if "split" not in file.schema_arrow.names:
         return np.arange(count)
-    said = np.array(_column(path, file, "split").to_pylist(), dtype=object)
+    splits = np.array(_column(path, file, "split").to_pylist(), dtype=object)
     for word in WORDS[split]:
-        if (said == word).any():
-            return np.flatnonzero(said == word)
+        if (splits == word).any():
+            return np.flatnonzero(splits == word)
     raise MissingPartError(f"{path}: its column split has none of {', '.join(WORDS[split])} in any row")
 
 
 def _count(part: Path, labels: np.ndarray) -> int:
-    """How many classes there are where nothing names them."""
+    """Return how many classes there are if nothing names them: the highest label to train on, plus 1."""
     learned = find_file(part, "train")
     if learned is not None and learned != part:
         labels = _labels(learned, _column(learned, _open(learned), "label"))
     return min(int(labels.max(initial=0)) + 1, MOST_CLASSES)
 
 
-def _unused(images: ParquetImages) -> list[str]:
-    used = set(np.unique(images.labels).tolist())
-    return [name for label, name in enumerate(images.classes) if label not in used]
-
-
 def _names(path: Path, file: pq.ParquetFile) -> tuple[str, ...]:
-    """Read the names from the file itself, or from NAME-classes.json for the longest NAME that begins its name."""
+    """Read the names from NAME-classes.json, for the longest NAME that begins the file's name, or from the file."""
     beside = [
         other
         for other in path.parent.glob("*-classes.json")
@@ -169,7 +160,7 @@ def _names(path: Path, file: pq.ParquetFile) -> tuple[str, ...]:
 
 
 def _by_label(content: dict[str, Any], source: Path) -> list[Any]:
-    """Return the values in the order of their keys if these are labels, and else in the order of the file."""
+    """Return the values in the order of the keys if the keys are labels, and otherwise in the order of the file."""
     if not all(key.isdecimal() for key in content):
         return list(content.values())
     numbers = {int(key): name for key, name in content.items()}
@@ -186,8 +177,8 @@ def _distinct(names: list[str]) -> tuple[str, ...]:
 
 def _embedded_names(file: pq.ParquetFile) -> tuple[str, ...]:
     try:
-        noted = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", b"null"))
-        return _distinct([str(name) for name in noted["info"]["features"]["label"]["names"]])
+        metadata = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", b"null"))
+        return _distinct([str(name) for name in metadata["info"]["features"]["label"]["names"]])
     except (ValueError, LookupError, TypeError, RecursionError):
         return ()
 

@@ -1,7 +1,7 @@
 """Read images with worker processes, in a given order, and decide what to do about bad ones.
 
-A worker never raises an error. For each image it returns the pixels, or the name of the image and what is wrong with
-it, so that the process that trains knows the file and can decide.
+A worker never raises an error for a bad image. It returns the pixels of an image, or its name and what is wrong, and
+the process that trains decides what to do.
 """
 
 import random
@@ -56,13 +56,13 @@ Reading = tuple[Tensor, int, int] | Bad
 
 
 class Damage:
-    """What to do about images that cannot be decoded, and which ones were skipped.
+    """Decides what to do about images that cannot be decoded, and remembers which ones were skipped.
 
     fail   stop at the first bad image, and name it
     skip   leave the image out, remember its name, and stop when more than 0.1 % of the set are bad
 
-    An image that comes again in another epoch counts once. Each process counts for itself; a training puts together
-    what all of them skipped (`skipped.json`).
+    An image that comes again in another epoch counts once. Each process has its own count; a training collects the
+    skipped images of all processes (`skipped.json`).
     """
 
     def __init__(self, on_bad_image: OnBadImage, images: int) -> None:
@@ -72,7 +72,7 @@ class Damage:
         self.skipped: dict[str, str] = {}  # name -> why
 
     def met(self, name: str, why: str) -> None:
-        """Note a bad image, or raise an error."""
+        """Remember a bad image, or raise an error."""
         if self.on_bad_image == "fail":
             raise BadImage(name, why)
         self.skipped[name] = why
@@ -117,7 +117,7 @@ def seeded(*numbers: int) -> Iterator[None]:
 
 
 def read_all(reader: Reader, draws: Iterable[list[Draw]], workers: int) -> Iterator[tuple[Batch, tuple[Bad, ...]]]:
-    """Read each list of draws: yield the images that could be read, and those that could not."""
+    """For each list of draws, yield the images that could be read, and the names of the others."""
     batches = DataLoader(
         reader,
         batch_sampler=draws,
@@ -133,15 +133,12 @@ def read_all(reader: Reader, draws: Iterable[list[Draw]], workers: int) -> Itera
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
-        raise FileError(f"a process that reads images died ({error}): without workers it would be this one") from None
+        raise FileError(f"a process that reads images died ({error})") from None
 
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Block signals, so that the workers started in the body never receive one: the process that trains handles them.
-
-    A signal that arrives during the body is delivered afterwards.
-    """
+    """Block SIGINT and SIGTERM in the workers that the body starts; here, a signal arrives after the body."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -150,8 +147,8 @@ def signals_blocked() -> Iterator[None]:
 
 
 def gather(readings: Sequence[Reading]) -> tuple[Batch, tuple[Bad, ...]]:
-    """Collate in the worker, because one tensor travels faster than many."""
+    """Stack images into a batch. Workers do this, because one tensor travels faster than many."""
     sound = [reading for reading in readings if not isinstance(reading, Bad)]
     pixels = torch.stack([pixels for pixels, _, _ in sound]) if sound else torch.empty(0, 3, 1, 1, dtype=torch.uint8)
     labels, ids = (torch.tensor([reading[part] for reading in sound], dtype=torch.int64) for part in (1, 2))
-    return Batch(pixels, labels, ids), tuple(each for each in readings if isinstance(each, Bad))
+    return Batch(pixels, labels, ids), tuple(reading for reading in readings if isinstance(reading, Bad))

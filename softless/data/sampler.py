@@ -1,11 +1,11 @@
-"""The order of the images: a function of seed and epoch alone, shared among ranks, that can go on from any position.
+"""The order of the images in an epoch. It depends on seed and epoch alone, and can be resumed at any position.
 
     order      a permutation of the images, each `repeats` times in a row
-    rank r     the places r, r + ranks, r + 2 ranks, ... of what is left of the order
+    rank r     gets the places r, r + ranks, r + 2 ranks, ... of the rest of the order
     position   how many places all ranks together have passed
 
-If all ranks have passed equally many places, these are the first `position` places, whatever the number of ranks: a
-position that 2 ranks saved is one that 3 ranks can go on from.
+If all ranks have passed equally many places, these are the first `position` places, whatever the number of ranks. So 3
+ranks can go on from a position that 2 ranks saved.
 """
 
 import hashlib
@@ -66,11 +66,6 @@ class ResumableSampler(torch.utils.data.Sampler[int]):
         """Return the places of an epoch, over all ranks."""
         return self.length * self.repeats
 
-    @property
-    def shared(self) -> int:
-        """Return how many indices every rank has left; some ranks may have one more."""
-        return (self.total - self.position) // self.ranks
-
     def order(self) -> np.ndarray:
         """Return the epoch, int64 [total]. It is sorted by raw bits, because numpy's shuffle may differ by version."""
         images = np.arange(self.length)
@@ -89,19 +84,19 @@ class ResumableSampler(torch.utils.data.Sampler[int]):
     def __len__(self) -> int:
         return len(self.places())
 
-    def batches(self, batch: int, *, whole: bool) -> int:
-        """Return how many batches are left; with `whole`, how many complete ones every rank has."""
-        return self.shared // batch if whole else -(-len(self) // batch)
+    def batches(self, batch: int, *, complete: bool) -> int:
+        """Return how many batches are left; with `complete`, how many complete ones every rank has."""
+        return (self.total - self.position) // self.ranks // batch if complete else -(-len(self) // batch)
 
-    def check(self, images: int, batch: int, *, whole: bool) -> None:
-        """Refuse a set of another size, and a batch that an epoch cannot fill."""
+    def check(self, images: int, batch: int, *, complete: bool) -> None:
+        """Raise an error if the set has another size, or if an epoch cannot fill a batch."""
         if self.length != images:
             raise ArgumentError(f"the sampler is made for {self.length} images, and the set has {images}")
         if batch < 1:
             raise ArgumentError(f"a batch of {batch} has no image: it must be at least 1 on each rank")
-        if whole and (needed := batch * self.ranks) > self.total:
-            each = f" on each of {self.ranks} ranks" if self.ranks > 1 else ""
-            raise ArgumentError(f"a batch of {batch}{each} needs {needed} images, and an epoch has {self.total}")
+        if complete and (needed := batch * self.ranks) > self.total:
+            ranks = f" on each of {self.ranks} ranks" if self.ranks > 1 else ""
+            raise ArgumentError(f"a batch of {batch}{ranks} needs {needed} images, and an epoch has {self.total}")
 
     def advance(self, count: int) -> None:
         """Note that each rank has used `count` more images."""

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from softless.data.images import Images, Sample, Split, fingerprint
-from softless.errors import ArgumentError, FileError, MissingExtraError
+from softless.errors import ArgumentError, FileError, needs_extra
 
 DIGITS = "digits"
 TEST_DIGITS = 360
 
 
 def open_images(source: str | Path | None, split: Split) -> Images:
-    """Open the images to train on or those to test on, and check their names and labels.
+    """Open the training images or the test images of a set, and check their names and labels.
 
     >>> from softless.data import open_images
     >>> digits = open_images("digits", "test")
@@ -30,13 +30,13 @@ def open_images(source: str | Path | None, split: Split) -> Images:
     if split not in ("train", "test"):
         raise ArgumentError(f"split is {split!r} and must be 'train' or 'test'")
     if source == DIGITS and Path(source).exists():
-        raise FileError(f"{DIGITS!r} is the embedded set, and there is one of that name here: say ./{DIGITS} for it")
+        raise FileError(f"{DIGITS!r} is the embedded set, and a file here has that name: say ./{DIGITS} for the file")
     if source is None or source == DIGITS:
         return DigitImages(split)
     path = Path(source)
     if files := parquet_files(source):
         raise FileError(
-            f"{path}: it holds parquet files and no folders of images: give one of them, such as {files[0]}"
+            f"{path}: it holds parquet files and no folders of images: give one of the files, such as {files[0]}"
         )
     if path.is_dir():
         from softless.data.folder import open_folder
@@ -58,16 +58,16 @@ def parquet_files(source: str | Path | None) -> list[Path]:
 
 
 def the_same(train: Images, test: Images) -> bool:
-    """Return whether two parts are the same images: two folders may also have equal names, sizes and labels."""
+    """Return whether two parts are the same images; equal fingerprints are not enough, if two folders look alike."""
     return train.fingerprint == test.fingerprint and train.names(0) == test.names(0)
 
 
 def open_splits(source: str | Path | None) -> tuple[Images, Images]:
-    """Open the images to train on and those to test on; they must differ, and have the same classes."""
+    """Open the training images and the test images of a set; they must differ, and have the same classes."""
     train, test = open_images(source, "train"), open_images(source, "test")
     if the_same(train, test):
         raise FileError(
-            f"{source}: it has one part, and images to test on are needed beside those to train on: "
+            f"{source}: it has one part, and images to test on are needed besides those to train on: "
             "train/ and val/ in a folder, NAME-train.parquet and NAME-val.parquet, or a column 'split'"
         )
     if train.classes != test.classes:
@@ -79,19 +79,15 @@ def open_splits(source: str | Path | None) -> tuple[Images, Images]:
 class DigitImages:
     """The embedded digits: 8 x 8 pixels in 17 grays, as RGB from 0 to 255.
 
-    1,437 are to train on and 360 to test on; the split never changes, and both have the digits in equal shares.
+    1,437 are to train on and 360 to test on. The split never changes, and both parts have equal shares of each digit.
     """
 
     classes = tuple("0123456789")
 
     def __init__(self, split: Split) -> None:
-        try:
+        with needs_extra("the embedded digits come with scikit-learn", "train"):
             from sklearn.datasets import load_digits
             from sklearn.model_selection import train_test_split
-        except ModuleNotFoundError:
-            raise MissingExtraError(
-                "the embedded digits come with scikit-learn, and it is not installed: pip install 'softless[train]'"
-            ) from None
         grays, labels = load_digits(return_X_y=True)
         parts = train_test_split(np.arange(len(labels)), test_size=TEST_DIGITS, random_state=0, stratify=labels)
         self.rows = np.sort(parts[split == "test"])

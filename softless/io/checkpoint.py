@@ -8,7 +8,7 @@ A checkpoint is a folder on a shelf:
         optimizer.safetensors
         state.json                  numbers
         manifest.json               size and sha256 of each file and of the manifest itself; written last
-      .partial-step-00000400/       a folder that is being written or removed; never read
+      .partial-step-00000400/       a checkpoint that is being written or removed; never read
 
 Every file is synced, then the partial folder, and one rename puts the folder in its place. So a kill leaves the old
 checkpoints and perhaps a partial folder, which the next save removes. Nothing is pickled. Every file is compared with
@@ -20,7 +20,7 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,10 +53,10 @@ def save(
     keep: int = 2,
     also: int | None = None,
 ) -> Path:
-    """Save a checkpoint on the shelf and return its folder. Then delete old checkpoints.
+    """Save a checkpoint on the shelf, delete old ones, and return the new folder.
 
-    Deleted are later checkpoints, which exist if the run went back, and all but the newest `keep`; the checkpoint of
-    step `also` stays. If the system refuses to write, a `FileError` says why, and the old checkpoints are complete.
+    Only the newest `keep` checkpoints up to this step and that of step `also` stay; later ones exist if the run went
+    back. If the system refuses to write, a `FileError` says why, and the old checkpoints are complete.
     """
     place = shelf / f"step-{step:08d}"
     with files.written_or_explained(f"the checkpoint {place}"):
@@ -66,7 +66,7 @@ def save(
         _clear_partial(shelf)
         try:
             _stage(partial := shelf / (_PARTIAL + place.name), step, parts, state)
-            if place in _places(shelf):  # it is damaged, or the run went back
+            if place in places(shelf):  # it is damaged, or the run went back
                 _remove(place)
             partial.replace(place)
         except BaseException:
@@ -74,9 +74,9 @@ def save(
                 _clear_partial(shelf)
             raise
         files.sync_folder(shelf)
-        places = _places(shelf)
-        at = places.index(place)
-        for old in (*places[:at], *places[at + keep :]):
+        saved = places(shelf)
+        at = saved.index(place)
+        for old in (*saved[:at], *saved[at + keep :]):
             if _step(old) != also:
                 _remove(old)
     return place
@@ -85,33 +85,34 @@ def save(
 def drop_after(shelf: Path, step: int) -> None:
     """Delete the checkpoints after a step, for a run that goes back to it."""
     with files.written_or_explained(f"the checkpoints in {shelf}"):
-        for place in _places(shelf):
+        for place in places(shelf):
             if _step(place) > step:
                 _remove(place)
 
 
-def any_in(shelf: Path) -> bool:
-    """Return whether the shelf has a checkpoint, complete or damaged."""
-    return bool(_places(shelf))
-
-
 def newest(shelf: Path) -> Checkpoint | None:
-    """Return the newest complete checkpoint, with a warning for each damaged one after it; None for an empty shelf.
+    """Return the newest complete checkpoint, with a warning for each newer one that is damaged; None if none was saved.
 
-    If a training run changes the shelf meanwhile, the search starts again.
+    If a training changes the shelf meanwhile, the search starts again.
     """
-    while True:
-        places = _places(shelf)
-        checkpoint, damaged = _first_complete(places)
-        if (checkpoint and not damaged) or places == _places(shelf):
-            break
-    if checkpoint is None:
-        if damaged:
-            raise FileError(f"no checkpoint in {shelf} is complete: {'; '.join(damaged)}")
-        return None
-    for sentence in damaged:
-        warnings.warn(f"{sentence}; {checkpoint.path.name} is used instead", RuntimeWarning, stacklevel=2)
-    return checkpoint
+    before = places(shelf)
+    damaged: list[str] = []
+    for place in before:
+        try:
+            checkpoint = read(place)
+        except FileError as error:
+            damaged.append(str(error))
+            continue
+        if damaged and before != places(shelf):
+            return newest(shelf)
+        for problem in damaged:
+            warnings.warn(f"{problem}; {place.name} is used instead", RuntimeWarning, stacklevel=2)
+        return checkpoint
+    if before != places(shelf):
+        return newest(shelf)
+    if damaged:
+        raise FileError(f"no checkpoint in {shelf} is complete: {'; '.join(damaged)}")
+    return None
 
 
 def read(place: Path) -> Checkpoint:
@@ -134,34 +135,22 @@ def read(place: Path) -> Checkpoint:
     return Checkpoint(place, manifest["step"], parts, state)
 
 
-def _first_complete(places: Iterable[Path]) -> tuple[Checkpoint | None, list[str]]:
-    """Return the first checkpoint that can be read, and what is wrong with those before it."""
-    damaged: list[str] = []
-    for place in places:
-        try:
-            return read(place), damaged
-        except FileError as error:
-            damaged.append(str(error))
-    return None, damaged
-
-
 def _stage(partial: Path, step: int, parts: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
     from safetensors.torch import save as to_bytes
 
     partial.mkdir()
     facts: dict[str, dict[str, Any]] = {}
+
+    def write(name: str, data: bytes) -> None:
+        files.write(partial / name, data)
+        facts[name] = {"bytes": len(data), "sha256": _digest(data)}
+
     for name, tensors in parts.items():
-        plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        facts[name + TENSORS] = _written(partial / (name + TENSORS), to_bytes(plain))
-    facts[STATE] = _written(partial / STATE, _json(dict(state)))
+        write(name + TENSORS, to_bytes({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}))
+    write(STATE, _json(dict(state)))
     manifest = {"schema": SCHEMA, "step": step, "files": facts}
     files.write(partial / MANIFEST, _json(manifest | {"sha256": _digest(_json(manifest))}))
     files.sync_folder(partial)
-
-
-def _written(path: Path, data: bytes) -> dict[str, Any]:
-    files.write(path, data)
-    return {"bytes": len(data), "sha256": _digest(data)}
 
 
 def _manifest(place: Path) -> dict[str, Any]:
@@ -185,10 +174,8 @@ def _manifest(place: Path) -> dict[str, Any]:
         raise FileError(f"{path} has schema {manifest['schema']!r}, and this version reads {SCHEMA!r}")
     listed = {*manifest["files"], MANIFEST}
     if listed != here:
-        missing, extra = sorted(listed - here), sorted(here - listed)
-        says = [
-            f"{word} {', '.join(names)}" for word, names in (("lacks", missing), ("has an unlisted", extra)) if names
-        ]
+        differences = {"lacks": listed - here, "has an unlisted": here - listed}
+        says = [f"{verb} {', '.join(sorted(names))}" for verb, names in differences.items() if names]
         raise FileError(f"the checkpoint {place} {' and '.join(says)}")
     return manifest
 
@@ -203,10 +190,10 @@ def _verified(path: Path, fact: Mapping[str, Any]) -> bytes:
     return data
 
 
-def _places(shelf: Path) -> list[Path]:
-    """Return the checkpoints on a shelf, the newest first."""
-    places = [path for path in shelf.iterdir() if _NAME.fullmatch(path.name)] if shelf.is_dir() else []
-    return sorted(places, key=_step, reverse=True)
+def places(shelf: Path) -> list[Path]:
+    """Return the folders of the checkpoints on a shelf, complete or damaged, the newest first."""
+    folders = [path for path in shelf.iterdir() if _NAME.fullmatch(path.name)] if shelf.is_dir() else []
+    return sorted(folders, key=_step, reverse=True)
 
 
 def _step(place: Path) -> int:

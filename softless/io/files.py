@@ -16,7 +16,7 @@ from softless.errors import FileError
 
 
 def write(path: Path, data: bytes | memoryview) -> None:
-    """Write and sync a new file. Its name is on the disk once its folder is synced too."""
+    """Write and sync a new file. Call `sync_folder` afterwards, so that its name is on the disk too."""
     with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
         write_all(file, data)
         os.fsync(file)
@@ -95,19 +95,16 @@ class Journal:
                 raise FileError(f"the log {path} has {size:,} bytes, and the checkpoint was saved after {length:,}")
             os.ftruncate(self.file, length)
             os.lseek(self.file, 0, os.SEEK_END)
-        self.length = length
 
     def add(self, record: Mapping[str, Any]) -> None:
-        line = json.dumps(record, allow_nan=False).encode() + b"\n"
         with written_or_explained(f"the log {self.path}"):
-            write_all(self.file, line)
-        self.length += len(line)
+            write_all(self.file, json.dumps(record, allow_nan=False).encode() + b"\n")
 
     def sync(self) -> int:
-        """Put everything added on the disk, and return the length."""
+        """Put all lines on the disk, and return the length of the log in bytes."""
         with written_or_explained(f"the log {self.path}"):
             os.fsync(self.file)
-        return self.length
+            return os.fstat(self.file).st_size
 
     def close(self) -> None:
         with written_or_explained(f"the log {self.path}"):

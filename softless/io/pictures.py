@@ -1,46 +1,34 @@
 """Decode pictures from untrusted bytes: Pillow, six formats, 50 megapixels at most, and one error class.
 
-The format (from the bytes, not the name) and the size are checked before a pixel is decoded. Then a picture must be
+The format (by the bytes, not the name) and the size are checked before a pixel is decoded. A decoded picture is
 
     complete  a file that is cut short is damaged, even if it has all its pixels
-    upright   it is turned as its EXIF data says
+    upright   pictures are turned as their EXIF data say
     RGB       gray, palette, CMYK and 16-bit pictures are converted (the lower eight bits and transparency are dropped)
 
-Of an animation only the first picture is read.
+Only the first picture of an animation is read.
 """
 
 import os
 import stat
 import struct
 import warnings
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
-from softless.errors import FileError, MissingExtraError
+from softless.errors import FileError, needs_extra
 
-try:
-    from PIL import Image, UnidentifiedImageError
-except ModuleNotFoundError:
-    raise MissingExtraError(
-        "images are decoded by Pillow, and it is not installed: pip install 'softless[train]'"
-    ) from None
+with needs_extra("images are decoded by Pillow", "train"):
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 ORIENTATION, TILE_WIDTH, TILE_LENGTH = 0x112, 0x142, 0x143
-TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-SIDEWAYS = (5, 6, 7, 8)  # turns that exchange width and height
+SIDEWAYS = (5, 6, 7, 8)  # orientations that exchange width and height
 
 MOST_PIXELS = 50_000_000
 MOST_BYTES = 8 * MOST_PIXELS  # four channels of 16 bits
@@ -49,7 +37,7 @@ _DAMAGE: tuple[type[Exception], ...] = (OSError, SyntaxError, ValueError, EOFErr
 _DAMAGE += (TypeError, AttributeError, RuntimeError, MemoryError, struct.error, Image.DecompressionBombError)
 
 
-class BadImage(FileError):  # noqa: N818 what it is, as people say it
+class BadImage(FileError):  # noqa: N818
     """A picture, or a file of pictures, that cannot be decoded; the message has its name and the reason."""
 
     def __init__(self, name: str, why: str) -> None:
@@ -75,7 +63,7 @@ def decode(data: bytes, name: str) -> Image.Image:
     if not data:
         raise BadImage(name, "it is empty")
     try:
-        with warnings.catch_warnings(action="ignore"):  # size and pixels are checked here, and metadata do not matter
+        with warnings.catch_warnings(action="ignore"):  # of sizes, which are checked here, and of metadata
             return _decode(data)
     except UnidentifiedImageError as error:
         raise BadImage(name, f"it is no intact {', '.join(FORMATS[:-1])} or {FORMATS[-1]} picture") from error
@@ -118,12 +106,10 @@ def _tile(image: Image.Image) -> int:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Turn a picture as its EXIF data says; leave it if that cannot be read, because the pixels are sound."""
-    try:
-        turn = TURNS.get(int(image.getexif().get(ORIENTATION, 1)))
-    except _DAMAGE:
-        return image
-    return image if turn is None else image.transpose(turn)
+    """Turn a picture as its EXIF data says; ignore EXIF data that are damaged, because the pixels are sound."""
+    with suppress(*_DAMAGE):
+        ImageOps.exif_transpose(image, in_place=True)
+    return image
 
 
 def _has_its_end(data: bytes, form: str | None) -> bool:

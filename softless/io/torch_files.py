@@ -9,7 +9,7 @@ Such a file is a zip file:
 
     before  the zip file: no compressed, overlapping or doubled record, and every checksum matches
     before  the pickle: its length, its nesting and the memory that its calls can take
-    after   the tensors: plain ones, in which no two elements share a number
+    after   the tensors: no special kinds of tensor, and no two elements that share a number
 
 A class that torch does not know, such as the settings object of a training script, becomes an empty stand-in.
 """
@@ -33,15 +33,14 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from softless.errors import FileError
 
-KEYS = ("state_dict_ema", "model", "state_dict")
-"""The keys under which weights are looked for, in this order, before the file itself."""
+KEYS = ("state_dict_ema", "model", "state_dict")  # where weights are looked for, in this order, before the file itself
 
 _WHOLE_BYTES = (
     "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool complex64 complex128"
 )
 DTYPES = {getattr(torch, name) for name in _WHOLE_BYTES.split()}
 DTYPES |= {dtype for name, dtype in vars(torch).items() if name.startswith("float8_")}
-"""The dtypes that can be read: torch cannot convert those of less than a byte."""
+"""The dtypes that can be read: torch cannot convert a dtype of less than a byte."""
 
 MOST_INSTRUCTIONS = 2_000_000  # the pickle of InLine-CSwin-B with its average and its optimizer has 112,091
 MOST_NESTING = 1_000  # Python overflows its stack when it hashes a tuple that is nested 100,000 deep
@@ -57,7 +56,7 @@ VALUES = re.compile(
 
 ALIASES = {"__builtin__": "builtins", "cPickle": "pickle", "commands": "subprocess", "copy_reg": "copyreg"}
 ALIASES |= {"pathlib._local": "pathlib"}
-"""Other names of modules: those of Python 2, which protocol 2 uses, and that of Python 3.13."""
+"""Other names of modules: their names in Python 2, which protocol 2 uses, and in Python 3.13."""
 
 _one_at_a_time = threading.Lock()  # safe_globals and catch_warnings change the state of the process
 
@@ -85,13 +84,9 @@ def read_torch(path: Path, key: str | None = None) -> TensorDict:
                 content = torch.load(file, map_location="cpu", weights_only=True)
     chosen, entries = _choose(content, key)
     where = "it" if chosen is None else repr(chosen)
-    strangers = [
-        f"{_show(name)} ({_kind(value)})"
-        for name, value in entries.items()
-        if not (isinstance(name, str) and isinstance(value, Tensor))
-    ]
-    if strangers:
-        raise FileError(f"{where} should hold only tensors by name, and holds {', '.join(strangers)}")
+    others = {name: x for name, x in entries.items() if not (isinstance(name, str) and isinstance(x, Tensor))}
+    if others:
+        raise FileError(f"{where} should hold only tensors by name, and holds {_content(others)}")
     for name, tensor in entries.items():
         _check_tensor(name, tensor)
     return TensorDict(chosen, {name: tensor.detach() for name, tensor in entries.items()}, tuple(names))
@@ -129,7 +124,7 @@ def _checked_pickle(file: Any) -> bytes:
 
 @dataclass(slots=True)
 class _Value:
-    """A value on the stack of a pickle: how deeply it is nested, how large it is, and which name made it."""
+    """A value on the stack of a pickle: how deeply it is nested, how large it is, and the name of its class."""
 
     depth: int = 0
     size: int = 1
@@ -143,10 +138,10 @@ class _Value:
 
 
 def _check_pickle(data: bytes) -> dict[str, type]:
-    """Refuse a pickle that could crash torch.load or exhaust the memory.
+    """Raise an error for a pickle that could crash torch.load or exhaust the memory.
 
-    Returns the foreign names whose objects are filled as dictionaries or as lists, because torch.load fills only these.
-    A pickle is a program for a stack machine. Here only the sizes of the values on the stack are followed.
+    A pickle is a program for a stack machine. This function follows only the sizes of the values on the stack. It
+    returns the foreign names whose objects are filled as dictionaries or lists, because torch.load fills only these.
     """
     containers: dict[str, type] = {}
     copied = 0
@@ -202,7 +197,7 @@ def _steps(data: bytes) -> Iterator[tuple[str, _Value, list[_Value]]]:
 
 
 def _refuse_code(names: list[str]) -> None:
-    """Refuse a file that names code of the standard library. torch.load would not run it, but the user should know."""
+    """Raise an error if a file names code of the standard library, which torch.load would not run: warn the user."""
     for full in names:
         module, _, name = full.rpartition(".")
         module = ALIASES.get(module, module)
@@ -242,10 +237,9 @@ def _choose(content: Any, key: str | None) -> tuple[str | None, dict[Any, Any]]:
             raise FileError(f"{candidate!r} is {_kind(value)}, not a dictionary of tensors")
     if key is None and any(isinstance(value, Tensor) for value in content.values()):
         return None, content
-    asked = f"under {' or '.join(map(repr, KEYS))}, nor is it one" if key is None else f"under {key!r}"
-    held = ", ".join(f"{_show(name)} ({_kind(value)})" for name, value in content.items()) or "nothing"
+    where = f"under {' or '.join(map(repr, KEYS))}, nor is it one" if key is None else f"under {key!r}"
     hint = ", and key= can name another" if any(map(_is_dictionary, content.values())) else ""
-    raise FileError(f"it has no dictionary of tensors {asked}: it holds {held}{hint}")
+    raise FileError(f"it has no dictionary of tensors {where}: it holds {_content(content) or 'nothing'}{hint}")
 
 
 def _check_tensor(name: str, tensor: Tensor) -> None:
@@ -274,8 +268,9 @@ def _kind(value: Any) -> str:
     return "a dictionary" if isinstance(value, dict) else f"a value of type {type(value).__name__}"
 
 
-def _show(name: Any) -> str:
-    return ascii(name) if isinstance(name, str | int) else "a key that is no string"
+def _content(entries: dict[Any, Any]) -> str:
+    names = ((ascii(name) if isinstance(name, str | int) else "a key that is no string") for name in entries)
+    return ", ".join(f"{name} ({_kind(value)})" for name, value in zip(names, entries.values(), strict=True))
 
 
 @contextmanager

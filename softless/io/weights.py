@@ -7,7 +7,7 @@ copy       into the tensors of the model, on their device and in their dtype
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,25 +18,14 @@ from torch.nn.parameter import is_lazy
 from softless.errors import ArgumentError, FileError
 from softless.io.torch_files import DTYPES, TensorDict, read_torch
 
-DERIVED = ("relative_position_index", "attn_mask")
-"""Buffers in Swin's files that a model computes itself."""
-
-WRAPPERS = ("module.", "_orig_mod.")
-"""Prefixes that DistributedDataParallel and torch.compile put before every name."""
-
+DERIVED = ("relative_position_index", "attn_mask")  # buffers in Swin's files that a model computes itself
+WRAPPERS = ("module.", "_orig_mod.")  # prefixes that DistributedDataParallel and torch.compile put before every name
 _ZIP, _PICKLE, _OLD_TORCH = b"PK\x03\x04", b"\x80", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 
 @dataclass(frozen=True)
 class WeightsReport:
     """The report of `load_weights`: what it loaded, and what it left in the file.
-
-    >>> import os, tempfile, torch, softless
-    >>> layer, path = torch.nn.Linear(3, 2), os.path.join(tempfile.mkdtemp(), "layer.pth")
-    >>> torch.save(layer.state_dict(), path)
-    >>> report = softless.load_weights(layer, path)
-    >>> report.format, report.key, report.tensors, report.nonfinite
-    ('torch', None, 2, ())
 
     path       the file
     format     safetensors | torch
@@ -79,22 +68,22 @@ def load_weights(
     True
 
     model  any module; its parameters stay on their device, in their dtype
-    path   a safetensors file, or one that torch.save wrote (.pth, .pt, .bin), whatever it is called
+    path   a safetensors file, or a file of torch.save (.pth, .pt, .bin); its name does not matter
     key    the dictionary to load; None takes the first of `state_dict_ema`, `model` and `state_dict`, or the file
            itself if it is a plain state dict
     fit    a function that changes the weights before they are compared; `softless.timm.fit_tables` resamples positions
 
-    This order fits the files of the InLine authors. Only their CSwin files have `state_dict_ema`, the averaged weights,
-    which are the ones to use; `key="model"` gives the weights of the last step instead. The other files have `model`.
+    The order of the keys fits the files of the InLine authors. Their CSwin files have `state_dict_ema`, the averaged
+    weights, which are the ones to use; `key="model"` loads the weights of the last step. All other files have `model`.
 
     Names and shapes must be those of the model. If not, a `FileError` lists every name that is missing, unexpected or
     mis-shaped, and the model is unchanged. Three differences are allowed. A file of a wrapped model has `module.` or
-    `_orig_mod.` before every name. A model with a method `own_names` translates the names: Swin takes those of timm.
-    Swin's `relative_position_index` and `attn_mask` follow from the sizes of the model: either side may lack them, they
-    are never loaded, and an index that differs from the model's is an error.
+    `_orig_mod.` before every name. A model with a method `own_names` translates the names: Swin also accepts timm's.
+    Swin's `relative_position_index` and `attn_mask` follow from the sizes of the model: a file may lack them, they are
+    never loaded, and an index that differs from the model's is an error.
 
-    Floating point is cast to the model's dtype; other dtypes must be equal. Names that share one parameter (tied
-    weights) must have equal numbers, or the error lists them. NaN and infinity are loaded, with a warning.
+    Floating-point numbers are cast to the model's dtype; other dtypes must be equal. If several names share one
+    parameter (tied weights), their numbers must be equal. NaN and infinity are loaded, with a warning.
     """
     path, state = _checked(model, path, key), model.state_dict()
     own = {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
@@ -106,7 +95,8 @@ def load_weights(
         tensors = tensors if fit is None else fit(tensors)
     except FileError as error:
         raise FileError(f"{path}: {error}") from error.__cause__
-    problems = _problems(tensors, own, dict(model.named_modules())) + _untied(tensors, own, model)
+    problems = mismatches(*({name: x for name, x in side.items() if not _derived(name)} for side in (tensors, own)))
+    problems += _other_indices(tensors, model) + _untied(tensors, own, model)
     if problems:
         where = "" if checkpoint.key is None else f" under {checkpoint.key!r}"
         raise FileError(f"{path}: the weights{where} do not fit {type(model).__name__}: {'; '.join(problems)}")
@@ -143,7 +133,7 @@ def _read(path: Path, key: str | None) -> tuple[str, TensorDict]:
         return "safetensors", _read_safetensors(path, key)
     if start == _OLD_TORCH:
         raise FileError(
-            "it is in torch's format of before 1.6, which is not read here: convert it with "
+            "it has the format of torch before 1.6, which is not supported: convert it with "
             "torch.save(torch.load(path, weights_only=True), path)"
         )
     if start.startswith(_PICKLE):
@@ -166,7 +156,7 @@ def _read_safetensors(path: Path, key: str | None) -> TensorDict:
     from safetensors.torch import load_file
 
     if key is not None:
-        raise FileError(f"key={key!r} was asked for, and a safetensors file has one dictionary and no key")
+        raise FileError(f"key={key!r} was given, and a safetensors file has one dictionary and no key")
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError, ValueError, TypeError, LookupError, RuntimeError) as error:
@@ -178,12 +168,9 @@ def _read_safetensors(path: Path, key: str | None) -> TensorDict:
 
 def _prefix(tensors: dict[str, Tensor], own: dict[str, Tensor]) -> str:
     """Return the prefix of a wrapper, if every name in the file has it and no name of the model has."""
-    for prefix in WRAPPERS:
-        if (
-            tensors
-            and all(name.startswith(prefix) for name in tensors)
-            and not any(name.startswith(prefix) for name in own)
-        ):
+    for prefix in WRAPPERS if tensors else ():
+        in_file, in_model = ([name.startswith(prefix) for name in names] for names in (tensors, own))
+        if all(in_file) and not any(in_model):
             return prefix
     return ""
 
@@ -192,37 +179,39 @@ def _derived(name: str) -> bool:
     return name.rpartition(".")[2] in DERIVED
 
 
-def _contradicts(name: str, index: Tensor, modules: dict[str, nn.Module]) -> bool:
-    """Return whether an index in the file differs from the index of the module, for a window of the same size."""
-    place, _, attribute = name.rpartition(".")
-    own = getattr(modules.get(place), attribute, None) if attribute == DERIVED[0] else None
-    return isinstance(own, Tensor) and own.shape == index.shape and not torch.equal(index, own.cpu())
+def _other_indices(tensors: dict[str, Tensor], model: nn.Module) -> list[str]:
+    """Return the indices in the file that differ from the model's own, for a window of the same size."""
+    modules, differ = dict(model.named_modules()), []
+    for name, index in tensors.items():
+        place, _, attribute = name.rpartition(".")
+        own = getattr(modules.get(place), attribute, None) if attribute == DERIVED[0] else None
+        if isinstance(own, Tensor) and own.shape == index.shape and not torch.equal(index, own.cpu()):
+            differ.append(name)
+    return [f"not the model's own index {', '.join(differ)}"] if differ else []
 
 
-def _problems(tensors: dict[str, Tensor], own: dict[str, Tensor], modules: dict[str, nn.Module]) -> list[str]:
-    """Return every difference between the file and the model, grouped by kind."""
-    missing = [name for name in own if name not in tensors and not _derived(name)]
-    unexpected = [ascii(name) for name in tensors if name not in own and not _derived(name)]
-    shared = [(name, tensors[name], own[name]) for name in tensors if name in own and not _derived(name)]
-    shapes = [f"{name} (file {list(a.shape)}, model {list(b.shape)})" for name, a, b in shared if a.shape != b.shape]
-    dtypes = [
-        f"{name} (file {a.dtype}, model {b.dtype})"
-        for name, a, b in shared
-        if a.dtype != b.dtype and not (a.is_floating_point() and b.is_floating_point())
-    ]
-    indices = [name for name, tensor in tensors.items() if _contradicts(name, tensor, modules)]
-    kinds = {"missing": missing, "unexpected": unexpected, "mis-shaped": shapes, "mistyped": dtypes}
-    kinds["not the model's own index"] = indices
+def mismatches(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+    """Return every difference between saved tensors and a model's own in names, shapes and dtypes, by kind."""
+    shared = [(name, tensors[name], own[name]) for name in tensors if name in own]
+    kinds = {
+        "missing": [name for name in own if name not in tensors],
+        "unexpected": [ascii(name) for name in tensors if name not in own],
+        "mis-shaped": [
+            f"{name} (file {list(a.shape)}, model {list(b.shape)})" for name, a, b in shared if a.shape != b.shape
+        ],
+        "mistyped": [
+            f"{name} (file {a.dtype}, model {b.dtype})"
+            for name, a, b in shared
+            if a.dtype != b.dtype and not (a.is_floating_point() and b.is_floating_point())
+        ],
+    }
     return [f"{kind} {', '.join(names)}" for kind, names in kinds.items() if names]
 
 
 def _untied(tensors: dict[str, Tensor], own: dict[str, Tensor], model: nn.Module) -> list[str]:
-    """Return the names of one parameter for which the file has different numbers: only the last would be loaded."""
+    """Return the names that share a parameter, and for which the file has different numbers."""
     names: dict[int, list[str]] = {}
-    for name, tensor in (
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    ):
+    for name, tensor in model.state_dict(keep_vars=True).items():
         loaded = tensors.get(name)
         if name in own and loaded is not None and loaded.shape == own[name].shape and not loaded.is_complex():
             names.setdefault(id(tensor), []).append(name)

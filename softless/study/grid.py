@@ -17,7 +17,7 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
@@ -32,7 +32,7 @@ from softless.study.twin_run import RunRecord, TwinRun, decode, execute
 from softless.study.twins import Twin
 from softless.study.workers import Workers
 from softless.train.assemble import Runtime, meaning
-from softless.train.recipe import Recipe, to_document
+from softless.train.recipe import Recipe
 from softless.train.run import must_agree
 
 SCHEMA, NAME = "softless.grid/1", "grid.json"
@@ -216,7 +216,7 @@ def _train_packed(schedule: Schedule, count: int, watch: GridWatcher) -> None:
 def _agree(out: Path, recipe: Recipe, images: Summary) -> dict[str, Any]:
     """Return the content of grid.json; a folder that was begun with another recipe or other images raises."""
     path, what = out / NAME, f"the grid in {out}"
-    about = {"schema": SCHEMA, "recipe": meaning(to_document(recipe)), "set": images}
+    about = {"schema": SCHEMA, "recipe": meaning(asdict(recipe)), "set": images}
     if not path.exists():
         return about
     try:

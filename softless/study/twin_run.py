@@ -28,7 +28,7 @@ from softless.study.schema import CurvePoint
 from softless.study.twins import Twin
 from softless.train.assemble import Runtime, train
 from softless.train.loop import Interrupted, Job
-from softless.train.recipe import Recipe, from_document, to_document
+from softless.train.recipe import Recipe, from_document
 from softless.train.run import Run
 from softless.train.tasks.classify import build
 
@@ -123,7 +123,7 @@ class RunWatcher:
 
     def __init__(self, run: TwinRun, decoded: Decoded | None, progress: Progress, stopped: Callable[[], bool]):
         self.run, self.decoded, self.progress, self.stopped = run, decoded, progress, stopped
-        self.parameters, self.total, self.asked = 0, 1, False
+        self.parameters, self.total, self.requested = 0, 1, False
 
     def begin(self, job: Job, parameters: int) -> None:
         self.job, self.parameters = job, parameters
@@ -135,10 +135,10 @@ class RunWatcher:
     def tick(self, step: int) -> None:
         over = self.run.ends is not None and time.time() > self.run.ends
         if step < self.total and (over or self.stopped()):
-            self.asked = self.job.stop.asked = True
+            self.requested = self.job.stop.requested = True
         self.progress(self.run.name, step / self.total)
 
-    def told(self, step: int, numbers: Mapping[str, float]) -> None:
+    def logged(self, step: int, numbers: Mapping[str, float]) -> None:
         """Ignore the numbers: the log of the training has them."""
 
 
@@ -165,7 +165,7 @@ def execute(
         scores |= {"seconds": outcome.seconds, "skipped": outcome.skipped, "answers": outcome.answers}
         _save_weights(run)
     except Interrupted:
-        if watcher.asked:
+        if watcher.requested:
             return None
         raise
     except NonFiniteError as error:
@@ -252,6 +252,6 @@ def record_of(run: TwinRun, scores: Mapping[str, Any], parameters: int = 0, wall
         "reason": scores.get("reason"), "accuracy": scores.get("accuracy"), "loss": scores.get("loss"),
         "seconds": scores.get("seconds"), "skipped": scores.get("skipped"), "answers": scores.get("answers"),
         "curve": _curve(training), "parameters": parameters, "wall_seconds": round(wall, 3), "together": run.together,
-        "recipe": to_document(run.recipe), "data": run.data, "images": about.get("images"),
+        "recipe": asdict(run.recipe), "data": run.data, "images": about.get("images"),
         "fingerprint": about.get("fingerprint"), "versions": where["versions"], "machine": where["machine"],
     }  # fmt: skip

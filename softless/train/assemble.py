@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,14 @@ from softless.errors import ArgumentError, FileError
 from softless.io import checkpoint
 from softless.train.devices import Devices, Sharing
 from softless.train.loop import Job, Watcher, fit, seed_all
-from softless.train.recipe import PROSE, Recipe, from_document, to_document
+from softless.train.recipe import PROSE, Recipe, from_document
 from softless.train.run import Outcome, Run, must_agree
 from softless.train.tasks.classify import Classification, build, image_loader, start_from, teacher_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """Where and how a training runs. It does not change what is learned, but another device rounds and draws otherwise.
+    """Where and how a training runs. This does not change what is learned, up to rounding and random numbers.
 
     device         "auto" (default: CUDA if there is one), "cpu" or "cuda"
     sharing        "ddp" (default) or "fsdp": how several ranks share a model
@@ -68,10 +68,10 @@ def train(
     teacher   Path, default None: a run whose best model to learn from, besides the labels
     init      Path, default None: a file of weights, or a run, to begin with
     splits    (train, test), default None: the images of `data`, if they were opened before
-    decoded   (train, test), default None: the same as `cached` returns them, if they were decoded before
+    decoded   (train, test), default None: both parts as `cached` returns them, if they were decoded before
     tick      called with how many more images are decoded, if the recipe caches them
 
-    Several ranks stay in their process group for the next training; `devices.leave` ends it.
+    Several ranks stay in their process group for the next training; `devices.leave` ends the group.
     """
     recipe.check_ranks(int(os.environ.get("WORLD_SIZE", "1")))
     splits = splits or open_splits(data)
@@ -83,10 +83,10 @@ def train(
     else:
         run.must_be_new()
     devices = Devices(runtime.device, recipe.precision, runtime.sharing, runtime.graph)
-    devices.wait()  # every rank must look for a run before the first rank begins it; forming a group need not wait
+    devices.wait()  # every rank must look for an old run before the first rank begins a new one
     seed_all(seed, -1, 0)
     model = build(recipe.model, recipe.image_size, len(classes))
-    if init is not None and not (resume and checkpoint.any_in(run.last)):
+    if init is not None and not (resume and checkpoint.places(run.last)):
         start_from(model, init)
     batches, test_batches = (
         image_loader(
@@ -116,9 +116,9 @@ def describe(
     init: Path | None,
     guide: nn.Module | None = None,
 ) -> dict[str, Any]:
-    """Return the content of run.json: everything that decides what is learned. `guide` is the teacher's model."""
+    """Return the content of run.json: everything that decides what is learned. `guide` is the model of the teacher."""
     return {
-        "recipe": to_document(recipe),
+        "recipe": asdict(recipe),
         "data": data,
         "images": {"train": len(images), "test": len(test)},
         "fingerprint": {"train": images.fingerprint, "test": test.fingerprint},
@@ -141,31 +141,31 @@ def digest(model: nn.Module) -> str:
 
 
 def meaning(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe's document without its prose, with defaults for keys that came later, as JSON reads it back."""
-    document = to_document(from_document(recipe))
+    """Return a recipe's document as JSON has it, without its prose, and with defaults for keys that it lacks."""
+    document = asdict(from_document(recipe))
     return json.loads(json.dumps({key: value for key, value in document.items() if key not in PROSE}))
 
 
 def agree(before: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
     """Raise an error if a run would go on with other settings; data and teacher may move, and prose may change."""
-
-    def matters(about: Mapping[str, Any]) -> dict[str, Any]:
-        recipe = meaning(about["recipe"])
-        same = {key: about[key] for key in ("fingerprint", "classes", "seed")}
-        return {**same, "init": about.get("init"), "recipe": recipe}
-
     try:
-        old, new = (matters(about) for about in (before, now))
+        old, new = (
+            {"recipe": meaning(about["recipe"]), "init": about.get("init")}
+            | {key: about[key] for key in ("fingerprint", "classes", "seed")}
+            for about in (before, now)
+        )
         changed = [part for part, known in now["fingerprint"].items() if before["fingerprint"][part] != known]
         why = what_changed(before["set"], now["set"]) if "set" in before else None  # older runs have none
     except (LookupError, AttributeError, TypeError) as error:
         raise FileError(f"{what}: its run.json lacks {error}") from None
     if changed:
-        why = why or f"names, sizes or labels of those to {' and '.join(changed)} on have changed"
-        raise ArgumentError(f"{what} was begun with other images: {why}; give it those, or another folder with --out")
+        why = why or f"names, sizes or labels of the images to {' and '.join(changed)} on have changed"
+        raise ArgumentError(
+            f"{what} was begun with other images: {why}; give the same images, or another folder with --out"
+        )
     if before.get("teacher_weights") != now["teacher_weights"]:
         raise ArgumentError(
-            f"{what} was begun with teacher {before.get('teacher')}, and the best weights of {now['teacher']} are not "
-            "those that it had then"
+            f"{what} was begun with teacher {before.get('teacher')}, and the best weights of {now['teacher']} are "
+            "other weights"
         )
     must_agree(old, new, what)

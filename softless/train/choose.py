@@ -6,9 +6,10 @@
     images that fit in memory at 128 pixels      imagenette        128 x 128 pixels
     more                                         inline_deit_tiny  224 x 224 pixels, as on ImageNet
 
-The size is the median of the shorter sides in a sample. A batch is never larger than the set.
+The size of the images is that of the median image of a sample, by shorter side. A batch is never larger than the set.
 """
 
+from contextlib import suppress
 from statistics import median_low
 from typing import NamedTuple
 
@@ -30,32 +31,22 @@ class TypicalSize(NamedTuple):
     all_same: bool
 
 
-class Choice(NamedTuple):
-    """The name of a recipe, why it was chosen, and which of its keys to change."""
-
-    name: str
-    because: str
-    changes: tuple[tuple[str, str], ...] = ()
-
-
 def typical_size(images: Images) -> TypicalSize | None:
     """Decode a few images from all over the set, and return their typical size; None if none can be decoded."""
     count, sizes = min(SAMPLED, len(images)), []
     for place in range(count):
-        try:
+        with suppress(BadImage):
             image = images[place * len(images) // count].image
-        except BadImage:
-            continue
-        sizes.append((image.height, image.width))
+            sizes.append((image.height, image.width))
     if not sizes:
         return None
     return TypicalSize(*median_low(sorted(sizes, key=min)), len({*sizes}) == 1)
 
 
-def fitting(data: str | None, images: Images, size: TypicalSize | None, cuda: bool) -> Choice:
-    """Return the recipe for these images on this machine."""
+def fitting(data: str | None, images: Images, size: TypicalSize | None, cuda: bool) -> tuple[str, str, dict[str, str]]:
+    """Return the name of the recipe for these images on this machine, why it fits, and which of its keys to change."""
     if data is None or data == DIGITS:
-        return Choice(recipe.DEFAULT, "for the embedded digits")
+        return recipe.DEFAULT, "for the embedded digits", {}
     side = MEDIUM if size is None else min(size.height, size.width)
     pixels = "the images" if size is None else f"images of {size.height} x {size.width} pixels"
     if not cuda:
@@ -67,6 +58,6 @@ def fitting(data: str | None, images: Images, size: TypicalSize | None, cuda: bo
     else:
         name, because = "inline_deit_tiny", f"for {pixels}, too many to keep decoded"
     if len(images) >= (batch := recipe.read_recipe(name).batch):
-        return Choice(name, because)
+        return name, because, {}
     smaller = 1 << (len(images).bit_length() - 1)  # a power of two: mixing needs pairs
-    return Choice(name, f"{because}, with batch {smaller} instead of {batch}", (("batch", str(smaller)),))
+    return name, f"{because}, with batch {smaller} instead of {batch}", {"batch": str(smaller)}

@@ -16,21 +16,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from softless.errors import ArgumentError, MissingExtraError
+from softless.errors import ArgumentError, needs_extra
+from softless.machine import pick_device
 from softless.train.recipe import Precision
 
 Sharing = Literal["ddp", "fsdp"]
 T = TypeVar("T")
-PATIENCE = timedelta(minutes=10)  # a rank waits so long for the others, which may be compiling or saving
-
-
-def _on_cpu(device: str) -> bool:
-    return device == "cpu" or not torch.cuda.is_available()
+PATIENCE = timedelta(minutes=10)  # how long a rank waits for the others, which may be compiling or saving
 
 
 def runnable(precision: Precision, device: str) -> Precision:
     """Return this precision, or fp32 instead of fp16 on a CPU, which has no fp16."""
-    return "fp32" if precision == "fp16" and _on_cpu(device) else precision
+    return "fp32" if precision == "fp16" and pick_device(device) == "cpu" else precision
 
 
 class Devices:
@@ -39,16 +36,10 @@ class Devices:
     def __init__(
         self, device: str = "auto", precision: Precision = "fp32", sharing: Sharing = "ddp", graph: bool = False
     ):
-        try:
+        with needs_extra("training uses accelerate", "models,train"):
             from accelerate import Accelerator, InitProcessGroupKwargs
             from accelerate.state import AcceleratorState
-        except ModuleNotFoundError:
-            raise MissingExtraError(
-                "training uses accelerate, and it is not installed: pip install 'softless[models,train]'"
-            ) from None
-        if device == "cuda" and not torch.cuda.is_available():
-            raise ArgumentError("device 'cuda' was asked for, and torch finds no CUDA device")
-        on_cpu = _on_cpu(device)
+        on_cpu = pick_device(device) == "cpu"
         if precision != runnable(precision, device):
             raise ArgumentError("precision 'fp16' needs a CUDA device: bf16 and fp32 run on a CPU")
         AcceleratorState._reset_state()  # a process may train twice, and in another precision
@@ -108,14 +99,6 @@ class Devices:
 
         return gather_object([own]) if self.ranks > 1 else [own]
 
-    def any(self, flag: Tensor) -> Tensor:
-        """Return whether the flag is set on any rank."""
-        if self.ranks > 1:
-            number = flag.float()
-            dist.all_reduce(number, dist.ReduceOp.MAX)
-            return number > 0
-        return flag
-
     def wait(self) -> None:
         """Wait until every rank is here."""
         if self.ranks > 1:
@@ -123,7 +106,7 @@ class Devices:
 
 
 def leave() -> None:
-    """Leave the process group. All ranks must call it: NCCL waits for each, so a rank that fails alone just ends."""
+    """Leave the process group. All ranks must call this, because NCCL waits for each; a failed rank just exits."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -147,10 +130,10 @@ def shard(model: nn.Module, device: torch.device) -> None:
 def by_blas(precision: Precision = "fp32") -> Iterator[None]:
     """Let BLAS multiply small float32 matrices on an Arm processor; half precision needs oneDNN.
 
-    There PyTorch hands each float32 product A B^T to oneDNN and so to the Arm Compute Library, which starts a team of
+    On Arm, PyTorch computes each float32 product A B^T with oneDNN and the Arm Compute Library, which starts a team of
     threads for it, whatever `torch.set_num_threads` says. That takes 0.1 to 0.6 ms, where BLAS takes 0.003 ms for a
-    head of 65 tokens. The backward pass of linear attention has two such products per head, and a linear layer has one.
-    Without oneDNN an update of the digits' InLine twin takes a sixth of the time, and one of DeiT-T six sevenths.
+    head of 65 tokens. The backward pass of linear attention has two such products per head. Without oneDNN an update of
+    the digits' InLine twin takes 1/6 of the time, and an update of DeiT-T 6/7.
     """
     mkldnn, before = torch.backends.mkldnn, torch.backends.mkldnn.enabled
     if precision == "fp32" and mkldnn.is_acl_available():

@@ -1,16 +1,15 @@
-"""One update at a time, and none with a number that is not finite.
+"""Make updates one at a time, and none from a loss or a gradient that is not finite.
 
     loss, gradients -> norm -> finite? -> AdamW -> averaged weights
 
 Only the device knows whether loss and gradient are finite, and asking it would make the host wait at every update. So
-the answer stays there: the fused AdamW gets it as `found_inf`, the flag by which gradient scaling makes it leave
-parameters, moments and counters as they are. The flag sticks, and every later update is left out too. The weights
-remain those of the last good update until the loop reads the flag (`failure`), at the latest before it logs, evaluates
-or saves. The averaged weights move in between, and are never saved.
+the answer stays on the device, as the flag `found_inf` of the fused AdamW. Gradient scaling uses this flag too: if it
+is set, parameters, moments and counters stay as they are. Once set, the flag stays set, so no later update is made. The
+loop reads it (`failure`) before it logs, evaluates or saves, and the weights are still those of the last good update.
+The averaged weights move in between, and are never saved.
 
-In fp16 a gradient that overflows is ordinary: the scaler skips that update and halves the scale. There the loss must be
-finite, and `MOST_OVERFLOWS` gradients in a row may overflow. After a failure every later loss is made NaN, which the
-scaler skips too.
+In fp16, a gradient may overflow: the scaler skips that update and halves the scale. A training fails if the loss is not
+finite, or after `MOST_OVERFLOWS` gradients in a row. After a failure every later loss is NaN, which the scaler skips.
 """
 
 import gc
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from softless.train.devices import Devices
 from softless.train.recipe import Recipe
@@ -27,13 +27,16 @@ from softless.train.tasks import Loss, Tensors
 
 # Inductor of torch 2.11 to 2.14 may move a padded buffer and still read it where it was: pytorch issue 194281.
 COMPILE = {"comprehensive_padding": False}
-MOST_OVERFLOWS = 20  # updates in a row that may overflow in fp16: the scale begins at 2^16, and 2^-4 is left of it
-WARM = 3  # updates before a recorded one: libraries choose their kernels and take their memory
+MOST_OVERFLOWS = 20  # updates in a row that may overflow in fp16, which halve the scale from 2^16 to 2^-4
+WARM = 3  # updates before the recorded one, in which libraries choose their kernels and take their memory
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The first update that was not made, because a number is not finite; the last of `overflows` in a row."""
+    """The first update that was not made, because a number is not finite.
+
+    overflows   gradients in a row that were not finite, this one included
+    """
 
     step: int
     loss: float
@@ -70,7 +73,7 @@ class Engine:
         self.norms: list[Tensor] = []
         self.overflows = torch.zeros((), dtype=torch.int64, device=devices.device)  # gradients in a row, not finite
         self.verdict = torch.zeros(5, dtype=torch.float64, device=devices.device)  # failed, and a Failure's numbers
-        self.number = torch.zeros((), dtype=torch.float64, device=devices.device)  # of the update
+        self.number = torch.zeros((), dtype=torch.float64, device=devices.device)  # the number of the update
         self.replay: Replay | None = None
 
     @property
@@ -106,17 +109,18 @@ class Engine:
         loss = self._backward(parts)
         if self.devices.scaler is not None:
             self.devices.scaler.unscale_(self.optimizer)
-        norm = _of_all_slices(nn.utils.clip_grad_norm_(self.plain.parameters(), self.recipe.clip or torch.inf))
+        norm = nn.utils.clip_grad_norm_(self.plain.parameters(), self.recipe.clip or torch.inf)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm  # fsdp: over the slices of all ranks
         self._judge(loss, norm)
         self._apply()
         self.optimizer.zero_grad(set_to_none=True)
         return loss, norm
 
     def _recorded(self, parts: list[Tensors]) -> "Replay":
-        """Record an update like that of these parts.
+        """Record an update of parts with these shapes.
 
-        The updates that come before the recording find a verdict, so they leave weights and moments as they are.
-        Everything else that they change is put back.
+        The updates before the recording run with the verdict "failed", so they leave weights and moments as they are.
+        This method restores everything else that they change.
         """
         scaler, moved = self.devices.scaler, [self.verdict, self.overflows, *self.plain.buffers()]
         before = [tensor.clone() for tensor in moved]
@@ -146,7 +150,7 @@ class Engine:
         return total / self.devices.ranks
 
     def _judge(self, loss: Tensor, norm: Tensor) -> None:
-        """Remember the first update that is not finite. Both numbers are those of all ranks, and so is the verdict."""
+        """Remember the first update that is not finite. All ranks have the same loss and norm, so the same verdict."""
         self.overflows.copy_(torch.where(torch.isfinite(norm), 0, self.overflows + 1))
         bad = ~torch.isfinite(loss) | (self.overflows > (0 if self.devices.scaler is None else MOST_OVERFLOWS))
         numbers = self.number, loss.double(), norm.double(), self.overflows.double()
@@ -165,7 +169,7 @@ class Engine:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compile block by block, and the modules between stages: equal blocks share code if they drop paths alike."""
+    """Compile each block, and each module between stages. Equal blocks that drop paths alike share their code."""
     from softless.models.blocks import Stage
 
     stages = [part for part in model.modules() if isinstance(part, Stage)]
@@ -177,19 +181,14 @@ def compile_blocks(model: nn.Module) -> None:
         part.compile(dynamic=False, options=COMPILE)
 
 
-def _of_all_slices(norm: Tensor) -> Tensor:
-    """Return the norm over all ranks if parameters are sharded."""
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-
-
 class Replay:
     """An update recorded once as a CUDA graph, and replayed for batches of the same shape.
 
-    Starting a graph takes the host microseconds, where its thousand kernels take milliseconds and the device waits. A
-    graph reads and writes fixed places in memory: batches and rates are copied there before, and results away after.
+    The host starts a graph in microseconds, and would take milliseconds for its thousand kernels. A graph reads and
+    writes fixed places in memory, so batches and learning rates are copied to these places, and results from them.
 
     learn       makes one update from the parts of a batch, and returns its loss and the norm of its gradient
-    optimizer   the one that `learn` steps; it must be `capturable`
+    optimizer   the optimizer that `learn` steps; it must be `capturable`
     """
 
     def __init__(
@@ -210,7 +209,7 @@ class Replay:
         return tuple(answer.clone() for answer in self.answers)
 
     def record(self, parts: list[Tensors]) -> None:
-        """Run `learn` WARM times, which the caller undoes, and then record it, which changes nothing."""
+        """Run `learn` WARM times, and then record it. The caller undoes the runs; recording changes nothing."""
         self.inputs = [tuple(tensor.clone() for tensor in part) for part in parts]
         rates = [group["lr"] for group in self.optimizer.param_groups]
         self.rates = [torch.tensor(rate, device=parts[0][0].device) for rate in rates]

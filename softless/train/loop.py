@@ -4,10 +4,9 @@
     every log_every  read losses back from the device, and write a line of log
     every epoch      evaluate, save the best weights, save
 
-An interrupted run goes on from its newest intact checkpoint, and ends bitwise as if it had not been interrupted:
-weights, optimizer, averaged weights and log. It loses the time since that checkpoint. Nothing random has to be saved,
-because all of it follows from (seed, update, rank): a resumed run draws what the uninterrupted run would have drawn,
-whatever evaluations and data workers drew in between.
+An interrupted run goes on from its newest intact checkpoint. It ends with the same bits as an uninterrupted run:
+weights, optimizer, averaged weights and log. No state of a random generator is saved, because (seed, update, rank) seed
+everything that an update draws, whatever evaluations and data workers drew before it.
 """
 
 import math
@@ -52,22 +51,18 @@ def seed_all(seed: int, step: int, rank: int) -> None:
 class Interrupted(KeyboardInterrupt):
     """A training was interrupted, and its state is saved."""
 
-    def __init__(self, step: int, total: int):
-        super().__init__(f"stopped after update {step} of {total}")
-        self.step, self.total = step, total
-
 
 class Stop:
-    """While it is entered, Ctrl-C and SIGTERM ask the loop to save and stop; a second Ctrl-C stops at once.
+    """A context in which Ctrl-C and SIGTERM ask the loop to save and stop. A second Ctrl-C stops at once.
 
-    A second SIGTERM does not: a scheduler sends it to every process, and torchrun passes its own on.
+    A second SIGTERM does nothing, because a process may get two: one from the scheduler and one from torchrun.
 
-    asked    whether to stop after this update
-    saving   whether the state is being saved for that
+    requested   whether to stop after this update
+    saving      whether the state is being saved before stopping
     """
 
     def __init__(self) -> None:
-        self.asked = self.saving = False
+        self.requested = self.saving = False
         self.before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -80,33 +75,33 @@ class Stop:
             signal.signal(number, handler)
 
     def agreed(self, devices: Devices, step: int, every: int) -> bool:
-        """Return whether to stop now. Ranks decide together, every few updates, or one would wait for the others."""
+        """Return whether to stop now. Ranks decide together, every few updates: none may stop while others go on."""
         if devices.ranks == 1:
-            return self.asked
-        return step % every == 0 and bool(devices.any(torch.tensor(self.asked, device=devices.device)))
+            return self.requested
+        return step % every == 0 and any(devices.gather(self.requested))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and number == signal.SIGINT:
+        if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
 
 
 class Watcher(Protocol):
-    """An object that is called while a training runs."""
+    """An object that the loop calls while a training runs."""
 
     def begin(self, job: "Job", parameters: int) -> None:
-        """Training begins with a model of so many parameters."""
+        """Note that the training begins, and how many parameters its model has."""
 
     def tick(self, step: int) -> None:
-        """An update was sent to the device."""
+        """Note that an update was sent to the device."""
 
-    def told(self, step: int, numbers: Mapping[str, float]) -> None:
-        """The log has a line: loss, gradient_norm, lr and speed, or the numbers of an evaluation."""
+    def logged(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Note a new line of the log: loss, gradient_norm, lr and speed, or the numbers of an evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Everything that a training needs. A watcher stops it as Ctrl-C does with `job.stop.asked = True`.
+    """Everything that a training needs. A watcher can stop it, as Ctrl-C does, with `job.stop.requested = True`.
 
     about    JSON that is saved with the best weights, to build the model again
     resume   whether to go on from the newest checkpoint
@@ -127,12 +122,12 @@ def fit(job: Job) -> Outcome:
     """Train to the end of the recipe, from the beginning or from the newest checkpoint."""
     loop = Loop(job)
     with loop.ledger or nullcontext(), job.stop, by_blas(job.recipe.precision):
-        loop.run_on(job.stop)
+        loop.run_on()
     return loop.outcome()
 
 
 class Loop:
-    """A training between two updates."""
+    """The state of a training, and the steps of its loop."""
 
     def __init__(self, job: Job):
         self.job, self.task, self.recipe, self.devices = job, job.task, job.recipe, job.devices
@@ -145,14 +140,14 @@ class Loop:
         self.answers: Mapping[str, Any] | None = None
         self.skipped: dict[str, dict[str, str]] = {"train": {}, "test": {}}  # name -> why
         self.seconds, self.saved = 0.0, -1
-        self.recorded = -1  # update of the best weights that last/ refers to
+        self.recorded = -1  # the update of the best weights, as the newest checkpoint in last/ has it
         self.recent: deque[tuple[int, Tensor]] = deque(maxlen=job.recipe.log_every + 1)
         length = self._go_back() if job.resume else 0
         self.ledger = Ledger(self.run, self.engine.step, length) if self.devices.main else None
         self.clock, self.counted = time.monotonic(), self.engine.step
 
-    def run_on(self, stop: Stop) -> None:
-        """Train to the last update; if interrupted, save first."""
+    def run_on(self) -> None:
+        """Train to the last update. If interrupted, save and raise `Interrupted`."""
         while self.engine.step < self.total:
             self.engine.plain.train()
             self.task.train.sampler.set_epoch(self.engine.step // self.per_epoch)
@@ -162,11 +157,11 @@ class Loop:
                 self.engine.update(batch)
                 self.job.watch.tick(self.engine.step)
                 self._after_update()
-                if stop.agreed(self.devices, self.engine.step, self.recipe.log_every):
-                    stop.saving = True
+                if self.job.stop.agreed(self.devices, self.engine.step, self.recipe.log_every):
+                    self.job.stop.saving = True
                     self._save()
-                    self.devices.wait()  # torchrun ends the others soon after the first that ends
-                    raise Interrupted(self.engine.step, self.total)
+                    self.devices.wait()  # torchrun kills the other ranks soon after the first rank exits
+                    raise Interrupted(f"stopped after update {self.engine.step} of {self.total}")
                 if self.engine.step % self.per_epoch == 0:
                     break
         seed_all(self.job.seed, self.total, self.devices.rank)  # draws after the end must not depend on interruptions
@@ -196,7 +191,7 @@ class Loop:
         losses, norms = (torch.stack(values).tolist() for values in (self.engine.losses, self.engine.norms))
         self.engine.losses, self.engine.norms = [], []
         numbers = {"loss": mean(losses), "lr": self.engine.lr}
-        if finite := [norm for norm in norms if math.isfinite(norm)]:  # fp16 skips an update with another, by design
+        if finite := [norm for norm in norms if math.isfinite(norm)]:  # fp16 skips updates whose norm is infinite
             numbers["gradient_norm"] = mean(finite)
         self._tell("train", numbers, {f"{self.task.unit}_per_second": self._lap()})
 
@@ -245,12 +240,12 @@ class Loop:
         self.saved, self.recorded = self.engine.step, int(self.best.get("step", -1))
 
     def _go_back(self) -> int:
-        """Load the newest intact checkpoint, and return how long the log was. Without one the run begins anew."""
+        """Load the newest intact checkpoint, and return how long the log was; 0 if there is no checkpoint."""
         saved = checkpoint.newest(self.run.last)
         names = self.devices.gather("none" if saved is None else saved.path.name)
         if len({*names}) > 1:
-            each = ", ".join(f"rank {rank} finds {name}" for rank, name in enumerate(names))
-            raise FileError(f"ranks must go on from the same checkpoint, and in {self.run.last} {each}")
+            newest = ", ".join(f"rank {rank} finds {name}" for rank, name in enumerate(names))
+            raise FileError(f"ranks must go on from the same checkpoint, and in {self.run.last} {newest}")
         if saved is None:
             return 0
         if saved.state["rng"]["seed"] != self.job.seed:
@@ -258,15 +253,15 @@ class Loop:
         snapshot.unpack(self.engine, saved)
         self.task.train.sampler.load_state_dict(saved.state["sampler"])
         self.best, self.scores, self.seconds = saved.state["best"], saved.state["scores"], saved.state["seconds"]
-        self.answers = saved.state.get("answers")  # runs from before answers were saved have none
-        self.skipped = saved.state.get("skipped", self.skipped)  # runs from before they were counted have none
+        self.answers = saved.state.get("answers")  # older runs did not save answers and skipped examples
+        self.skipped = saved.state.get("skipped", self.skipped)
         self.saved, self.recorded = self.engine.step, int(self.best.get("step", -1))
         if self.devices.main:
             checkpoint.drop_after(self.run.best, self.recorded)
         return saved.state["log_bytes"]
 
     def _check(self) -> None:
-        """Stop if an update was not made, and report the examples of its batch."""
+        """Raise an error if an update was not made, and write the examples of its batch to a file."""
         failure = self.engine.failure()
         if failure is None:
             return
@@ -282,7 +277,7 @@ class Loop:
         )
 
     def _lap(self) -> float:
-        """Count the time since the last lap, and return the examples per second in it."""
+        """Count the time since the last call, and return the examples per second in it."""
         now, step = time.monotonic(), self.engine.step
         lap, updates = now - self.clock, step - self.counted
         self.seconds, self.clock, self.counted = self.seconds + lap, now, step
@@ -295,4 +290,4 @@ class Loop:
         step, speed = self.engine.step, speed or {}
         if self.ledger is not None:
             self.ledger.add(step, group, numbers, speed)
-        self.job.watch.told(step, {**numbers, **speed})
+        self.job.watch.logged(step, {**numbers, **speed})

@@ -2,8 +2,8 @@
 
     ECE = sum_b (n_b / n) |accuracy_b - confidence_b|        15 equal bins of the largest probability (Guo et al. 2017)
 
-Counts are sums, so that those of several ranks add up, and they stay on the device until the end. The answer to each
-image, right or wrong, is counted too, so that two models can be compared image by image.
+Counts are sums that stay on the device until the end, and the sums of several ranks add up. The answer to each image,
+right or wrong, is kept too, so that two models can be compared image by image.
 """
 
 import base64
@@ -35,7 +35,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Answers:
-    """Which images a model answered right, in the order of the set, without images that could not be decoded.
+    """The images that a model classified correctly, in the order of the set, without images that cannot be decoded.
 
     right   one bit per image, eight to a byte, the first image in the highest bit, as base64
     """
@@ -60,7 +60,7 @@ class ClassCounts:
     def __init__(self, classes: int, images: int, device: torch.device):
         self.loss = torch.zeros(3, dtype=torch.float64, device=device)  # loss, in the top 1, in the top 5
         self.classes = torch.zeros(2, classes, dtype=torch.float64, device=device)  # images, right
-        self.bins = torch.zeros(3, BINS, dtype=torch.float64, device=device)  # images, right, confidence
+        self.bins = torch.zeros(2, BINS, dtype=torch.float64, device=device)  # right, confidence
         self.images = torch.zeros(2, images, dtype=torch.int32, device=device)  # seen, right
 
     def add(self, model: nn.Module, batch: Batch) -> None:
@@ -73,12 +73,9 @@ class ClassCounts:
         right, confidence = best[:, 0].double(), logits.softmax(1).amax(1).double()
         total = F.cross_entropy(logits, labels, reduction="sum").double()
         self.loss += torch.stack([total, right.sum(), best.any(1).double().sum()])
-        ones = torch.ones_like(right)
         place = (confidence * BINS).long().clamp(0, BINS - 1)
-        self.classes[0].index_add_(0, labels, ones)
-        self.classes[1].index_add_(0, labels, right)
-        for row, values in zip(self.bins, (ones, right, confidence), strict=True):
-            row.index_add_(0, place, values)
+        self.classes.index_add_(1, labels, torch.stack([torch.ones_like(right), right]))
+        self.bins.index_add_(1, place, torch.stack([right, confidence]))
         self.images[0].index_fill_(0, ids, 1)
         self.images[1].index_copy_(0, ids, best[:, 0].int())
 
@@ -94,8 +91,8 @@ class ClassCounts:
         count, right = self.classes.tolist()
         images = int(sum(count))
         loss, top1, top5 = (self.loss / max(images, 1)).tolist()
-        _, correct, confidence = self.bins.cpu()
-        gap = (correct - confidence).abs().sum().item() / max(images, 1)
+        right_sums, confidence_sums = self.bins.cpu()
+        gap = (right_sums - confidence_sums).abs().sum().item() / max(images, 1)
         by_class = tuple(r / n if n else None for n, r in zip(count, right, strict=True))
         return Scores(images, loss, top1, top5, gap, by_class)
 

@@ -1,10 +1,10 @@
 """A recipe: every number that decides how a model is trained, and the TOML files that hold recipes.
 
 `batch` is the number of images per update, over all devices and all parts of an accumulated update, so a recipe means
-the same on one device and on eight. The optimizer gets the rates as they are; nothing scales them.
+the same on one device and on eight. Learning rates are not scaled by the batch.
 
     lr(n) = warmup_lr + (lr - warmup_lr) n / W               while n < W, the updates of warmup_epochs
-    lr(n) = min_lr + (lr - min_lr)(1 + cos(pi n / T)) / 2    until T, those of epochs: warm-up is not subtracted
+    lr(n) = min_lr + (lr - min_lr)(1 + cos(pi n / T)) / 2    while n < T, the updates of epochs, warm-up included
     lr(n) = min_lr                                           for cooldown_epochs more
 
 A recipe file has these keys, and the tables `[model]` and `[augment]`; see recipes/.
@@ -13,7 +13,7 @@ A recipe file has these keys, and the tables `[model]` and `[augment]`; see reci
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -48,11 +48,9 @@ class Architecture:
     weight_std: float | None = None
 
     def __post_init__(self) -> None:
-        if not (self.local is None or isinstance(self.local, bool)):
-            raise ArgumentError(f"recipe: model.local is {self.local!r} and must be true or false")
-        for name in ("drop_path_rate", "position_std", "weight_std"):
+        for name, kind in {"local": bool, "drop_path_rate": float, "position_std": float, "weight_std": float}.items():
             if getattr(self, name) is not None:
-                _check_type(f"model.{name}", getattr(self, name), float)
+                _check_type(f"model.{name}", getattr(self, name), kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +68,7 @@ class Recipe:
     mixup, cutmix             their alphas; 0 is off
     mix_prob, mix_switch      share of batches that are mixed, and share of these that CutMix mixes
     label_smoothing           share of the target that is spread over all classes
-    ema, ema_warmup           decay of the averaged weights, 0 is off; whether the decay grows to that
+    ema, ema_warmup           decay of the averaged weights, 0 is off; whether the decay grows to this value
     precision                 fp32, bf16 or fp16 (fp16 scales its gradients)
     compile, channels_last    whether to compile the model; memory layout of images and convolutions
     cache                     decode the set once, keep it on the device and augment it there: for small images
@@ -117,15 +115,14 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for key in fields(self):
-            _check_type(key.name, getattr(self, key.name), key.type)
-        for name, least, most in LIMITS:
-            value = getattr(self, name)
-            if not (least <= value < math.inf and (most is None or value <= most)):
+            value, least, most = getattr(self, key.name), LEAST.get(key.name, 0), MOST.get(key.name)
+            _check_type(key.name, value, key.type)
+            if key.type in (int, float) and not (least <= value < math.inf and (most is None or value <= most)):
                 bound = f"at least {least}" if most is None else f"from {least} to {most}"
-                raise ArgumentError(f"recipe: {name} is {value} and must be {bound}")
+                raise ArgumentError(f"recipe: {key.name} is {value} and must be {bound}")
         for name in ("beta1", "beta2", "ema"):
             if getattr(self, name) == 1:
-                raise ArgumentError(f"recipe: {name} is 1 and must be below: an average of nothing but the past")
+                raise ArgumentError(f"recipe: {name} is 1 and must be below 1, or the average would never change")
         self.check_ranks(1)
         for name, needed in (("crop_share", 1), ("crop_mode", "squash")):
             if self.cache and (value := getattr(self.augment, name)) != needed:
@@ -136,7 +133,7 @@ class Recipe:
             raise ArgumentError(f"recipe: warmup_epochs {self.warmup_epochs} are more than epochs {self.epochs}")
 
     def check_ranks(self, ranks: int) -> None:
-        """Refuse a batch that so many ranks cannot share, or mix in pairs."""
+        """Raise an error if this number of ranks cannot share a batch, or cannot mix it in pairs."""
         parts, shared = ranks * self.accumulate, f" times {ranks} ranks" if ranks > 1 else ""
         if self.batch % parts:
             raise ArgumentError(f"recipe: batch {self.batch} is not a multiple of accumulate {self.accumulate}{shared}")
@@ -150,14 +147,10 @@ class Recipe:
         return self.epochs + self.cooldown_epochs
 
 
-LIMITS: tuple[tuple[str, float, float | None], ...] = (
-    ("image_size", 1, 2**14), ("batch", 1, None), ("epochs", 1, None), ("cooldown_epochs", 0, None),
-    ("warmup_epochs", 0, None), ("lr", 0, None), ("warmup_lr", 0, None), ("min_lr", 0, None),
-    ("weight_decay", 0, None), ("beta1", 0, 1), ("beta2", 0, 1), ("clip", 0, None), ("accumulate", 1, None),
-    ("mixup", 0, None), ("cutmix", 0, None), ("mix_prob", 0, 1), ("mix_switch", 0, 1), ("label_smoothing", 0, 1),
-    ("ema", 0, 1), ("distill", 0, 1), ("temperature", 1e-3, None), ("evaluate_every", 1, None),
-    ("checkpoint_every", 0, None), ("log_every", 1, None),
-)  # fmt: skip
+LEAST = {"temperature": 1e-3}  # 0 for every other number
+LEAST |= dict.fromkeys(("image_size", "batch", "epochs", "accumulate", "evaluate_every", "log_every"), 1)
+MOST = dict.fromkeys(("beta1", "beta2", "mix_prob", "mix_switch", "label_smoothing", "ema", "distill"), 1)
+MOST |= {"image_size": 2**14}
 
 
 def _check_type(name: str, value: object, kind: Any) -> None:
@@ -195,41 +188,24 @@ def read_recipe(name: str = DEFAULT, changes: Iterable[tuple[str, str]] = ()) ->
     return changed(document_of(name), changes)
 
 
-def parse_change(text: str) -> tuple[str, str]:
-    """Split "epochs=3" into ("epochs", "3")."""
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise ArgumentError(f"{text!r} is not name=value")
-    return key, value
-
-
 def changed(document: Mapping[str, Any], changes: Iterable[tuple[str, str]]) -> Recipe:
-    """Return the recipe of a document with some keys changed, by text from a command line."""
-    plain = {**document}
-    tables: dict[str, Any] = {key: dict(document[key]) for key in TABLES if isinstance(document.get(key), dict)}
+    """Return the recipe of a document, after changing some keys to values that are given as text."""
+    values = {**document}
     for key, text in changes:
         table, dot, inner = key.rpartition(".")
-        if key in TABLES:
-            _build(TABLES[key], value := _value(text), f"[{key}]")
-            tables[key] = value
-        elif not dot:
-            plain[key] = _value(text)
-        elif table in TABLES:
-            tables.setdefault(table, {})[inner] = _value(text)
-        else:
+        if dot and table not in TABLES:
             raise ArgumentError(f"{key!r} is not a key of a recipe: its tables are {' and '.join(TABLES)}")
-    return from_document(plain | tables)
+        if not dot:
+            values[key] = _value(text)
+        elif isinstance(keys := values.get(table, {}), dict):  # `from_document` raises an error for anything else
+            values[table] = {**keys, inner: _value(text)}
+    return from_document(values)
 
 
 def from_document(document: Mapping[str, Any]) -> Recipe:
     """Return the recipe of a document; an unknown key is an error."""
     tables: dict[str, Any] = {key: _build(cls, document.get(key, {}), f"[{key}]") for key, cls in TABLES.items()}
     return _build(Recipe, {**document, **tables}, "a recipe")
-
-
-def to_document(recipe: Recipe) -> dict[str, Any]:
-    """Return a recipe as plain values, for JSON and TOML."""
-    return asdict(recipe)
 
 
 def document_of(name: str) -> dict[str, Any]:
@@ -243,12 +219,12 @@ def document_of(name: str) -> dict[str, Any]:
             named = f"a recipe of softless: {hint}" if hint else f"one of {', '.join(known)}"
             raise FileError(f"recipe {name!r} is neither a file nor {named}")
         if path.stat().st_size > LARGEST:
-            raise FileError(f"{path}: it is larger than a recipe can be, {LARGEST} bytes")
+            raise FileError(f"{path}: it has more than {LARGEST} bytes, which is too large for a recipe")
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FileError(f"{path}: it cannot be read ({error.strerror})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FileError(f"{path}: it is no TOML ({error})") from error
+        raise FileError(f"{path}: it is not TOML ({error})") from error
 
 
 def _value(text: str) -> Any:

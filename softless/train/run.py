@@ -1,13 +1,13 @@
-"""The folder of a run: its settings, its log, and two shelves of checkpoints.
+"""The folder of a run: its settings, its log, and two folders of checkpoints.
 
 RUN/
   run.json       model, recipe, data, seed, teacher, init: everything that --resume needs
   log.jsonl      a line every few updates and a line per evaluation; the same bytes however often the run was resumed
   last/          the newest checkpoints, to resume from
-  best/          the weights with the best evaluation, and those that last/ refers to, for a run that goes back
+  best/          the weights with the best evaluation, and the best weights at the time of the newest checkpoint
   tensorboard/   the same numbers as the log, and the speed
   skipped.json   examples that could not be read, and why: {"train": {name: why}, "test": {name: why}}
-  result.json    written at the end
+  result.json    the outcome, written at the end
 """
 
 import json
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from softless.errors import ArgumentError, FileError, MissingExtraError
+from softless.errors import ArgumentError, FileError, needs_extra
 from softless.io.files import Journal, write_all, write_json, written_or_explained
 
 SCHEMA = "softless.run/1"
@@ -36,7 +36,7 @@ class Run:
         self.last, self.best, self.board = folder / "last", folder / "best", folder / "tensorboard"
 
     def must_be_new(self) -> None:
-        """Refuse a folder that already holds a run."""
+        """Raise an error if the folder already holds a run."""
         if self.about.exists():
             raise ArgumentError(
                 f"{self.folder} holds a run already: go on with it with --resume, or give another folder with --out"
@@ -84,7 +84,7 @@ class Outcome:
     metric      the name of the number that decides which evaluation is best
     best        that number
     last        the numbers of the last evaluation
-    seconds     time of training, without what interruptions lost
+    seconds     time of training, without the time that interruptions lost
     skipped     examples that could not be read
     answers     results per example of the last evaluation; None in runs from before they were saved
     """
@@ -106,10 +106,10 @@ class Outcome:
 
 
 class Ledger:
-    """The log and the curves of a run, open while it trains; an error in training comes before one in closing."""
+    """The log and the curves of a run, open while it trains. An error in training hides an error in closing."""
 
     def __init__(self, run: Run, step: int, length: int):
-        """Keep `length` bytes of the log, and hide curves after update `step`: an interrupted run wrote the rest."""
+        """Cut the log to `length` bytes, and hide curves after update `step`: an interrupted run wrote the rest."""
         self.journal, self.board = Journal(run.log, length), Board(run.board, step)
 
     def add(self, step: int, group: str, numbers: Mapping[str, float], speed: Mapping[str, float]) -> None:
@@ -126,20 +126,13 @@ class Ledger:
 
 
 class Board:
-    """Curves for TensorBoard, written at once.
-
-    TensorBoard's own writer leaves that to a thread, which answers a full disk with a traceback.
-    """
+    """Curves for TensorBoard, written immediately; TensorBoard's own writer prints a traceback on a full disk."""
 
     def __init__(self, folder: Path, step: int):
-        try:
+        with needs_extra("training writes TensorBoard files", "train"):
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
             from tensorboard.compat.proto.summary_pb2 import Summary
             from tensorboard.summary.writer.record_writer import RecordWriter
-        except ModuleNotFoundError:
-            raise MissingExtraError(
-                "training writes TensorBoard files, and tensorboard is not installed: pip install 'softless[train]'"
-            ) from None
         self.folder, self.event, self.summary, self.framed = folder, Event, Summary, RecordWriter(self)
         with written_or_explained(f"the curves in {folder}"):
             folder.mkdir(parents=True, exist_ok=True)

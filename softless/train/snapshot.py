@@ -1,8 +1,8 @@
-"""The state of a training as tensors and numbers for a checkpoint, the same for any number of ranks.
+"""Convert a training to the tensors and numbers of a checkpoint, and back; the same for any number of ranks.
 
     model, ema     by parameter name
     optimizer      NAME/exp_avg, NAME/exp_avg_sq, NAME/step
-    progress       losses and norms that no line of log has yet; gradients in a row that overflowed
+    progress       losses and norms that were not logged yet; how many gradients in a row overflowed
 
 The schedule and all randomness follow from the number of the update and the seed, which are saved too.
 """
@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from softless.errors import FileError
 from softless.io.checkpoint import Checkpoint
+from softless.io.weights import mismatches
 from softless.train.engine import Engine
 
 Parts = dict[str, dict[str, Tensor]]
@@ -31,22 +32,26 @@ SHARED_OUT = StateDictOptions(full_state_dict=True)
 
 
 def pack(engine: Engine) -> tuple[Parts, dict[str, Any]]:
-    """Return the state of an engine. Every rank must call this, and rank 0 gets all of it."""
-    parts = {"model": weights(engine.plain), "optimizer": _optimizer(engine)}
+    """Return the state of an engine. Every rank must call this, and rank 0 gets all of the state."""
+    gathered: Any = get_optimizer_state_dict(engine.plain, engine.optimizer, options=GATHERED)
+    moments = gathered.get("state", {})  # only rank 0 has it
+    parts = {
+        "model": weights(engine.plain),
+        "optimizer": {f"{name}/{kind}": value for name, kinds in moments.items() for kind, value in kinds.items()},
+        "progress": {
+            "losses": torch.stack(engine.losses).cpu() if engine.losses else torch.zeros(0),
+            "norms": torch.stack(engine.norms).cpu() if engine.norms else torch.zeros(0),
+            "overflows": engine.overflows.cpu(),
+        },
+    }
     if engine.ema is not None:
         parts["ema"] = weights(engine.ema.module)
-    empty = torch.zeros(0)
-    parts["progress"] = {
-        "losses": torch.stack(engine.losses).cpu() if engine.losses else empty,
-        "norms": torch.stack(engine.norms).cpu() if engine.norms else empty,
-        "overflows": engine.overflows.cpu(),
-    }
     scaler = engine.devices.scaler
     return parts, {"step": engine.step, "scaler": None if scaler is None else scaler.state_dict()}
 
 
 def unpack(engine: Engine, saved: Checkpoint) -> None:
-    """Load a checkpoint into an engine; if something does not fit, name it and change nothing."""
+    """Load a checkpoint into an engine. If a tensor does not fit, raise an error that names it, and change nothing."""
     wanted = {"model", "optimizer", "progress"} | ({"ema"} if engine.ema is not None else set())
     if saved.parts.keys() != wanted:
         held, needed = (", ".join(sorted(names)) for names in (saved.parts, wanted))
@@ -71,15 +76,9 @@ def unpack(engine: Engine, saved: Checkpoint) -> None:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return all tensors of a model, on the CPU, by the names they have without wrappers."""
+    """Return all tensors of a model, on the CPU, by their names without wrappers."""
     gathered: Any = get_model_state_dict(model, options=GATHERED)
     return dict(gathered)
-
-
-def _optimizer(engine: Engine) -> dict[str, Tensor]:
-    gathered: Any = get_optimizer_state_dict(engine.plain, engine.optimizer, options=GATHERED)
-    state = gathered.get("state", {})  # only rank 0 has it
-    return {f"{name}/{kind}": value for name, kinds in state.items() for kind, value in kinds.items()}
 
 
 def _set_optimizer(engine: Engine, flat: Mapping[str, Tensor]) -> None:
@@ -95,17 +94,10 @@ def _set_optimizer(engine: Engine, flat: Mapping[str, Tensor]) -> None:
     both: Any = {"state": state, "param_groups": groups}
     set_optimizer_state_dict(engine.plain, engine.optimizer, both, options=SHARED_OUT)
     for parameter, moments in engine.optimizer.state.items():
-        for kind in MOMENTS:  # the fused AdamW pairs numbers by their place in memory, also with channels last
+        for kind in MOMENTS:  # the fused AdamW needs the memory layout of the parameter, also with channels last
             moments[kind] = torch.empty_like(parameter).copy_(moments[kind])
 
 
 def _must_fit(saved: Checkpoint, part: str, own: Mapping[str, Tensor]) -> None:
-    tensors = saved.parts[part]
-    shapes = ((name, list(tensors[name].shape), list(own[name].shape)) for name in tensors if name in own)
-    problems = {
-        "missing": [name for name in own if name not in tensors],
-        "unexpected": [name for name in tensors if name not in own],
-        "mis-shaped": [f"{name} (saved {theirs}, model {ours})" for name, theirs, ours in shapes if theirs != ours],
-    }
-    if sentences := [f"{kind} {', '.join(names)}" for kind, names in problems.items() if names]:
-        raise FileError(f"the checkpoint {saved.path} does not fit this model: in {part}, {'; '.join(sentences)}")
+    if problems := mismatches(saved.parts[part], own):
+        raise FileError(f"the checkpoint {saved.path} does not fit this model: in {part}, {'; '.join(problems)}")

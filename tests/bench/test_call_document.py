@@ -57,7 +57,7 @@ def test_the_dtype_is_what_the_device_is_used_with(monkeypatch, device, dtype):
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ArgumentError, match="device cuda was asked for and torch finds none"):
+    with pytest.raises(ArgumentError, match="device is 'cuda', and torch finds no CUDA device"):
         plan(device="cuda")
 
 

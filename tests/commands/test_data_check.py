@@ -126,7 +126,7 @@ def test_every_set_in_a_folder_of_parquet_files_is_checked(softless, tmp_path):
     assert softless("data", "check", str(root)).stdout.endswith("All 5 images can be decoded.\n")
     refused = softless("train", "--data", str(root))
     assert refused.stderr == (
-        f"error: {root}: it holds parquet files and no folders of images: give one of them, such as "
+        f"error: {root}: it holds parquet files and no folders of images: give one of the files, such as "
         f"{root}/flowers-train.parquet\n"
     )
 
@@ -176,7 +176,7 @@ def test_names_no_terminal_can_show_are_shown(softless, fresh, tmp_path):
 def reported(root: Path, bad: set[Path]) -> bool:
     """Whether the check names these files and no others."""
     parts = [check_part(name, part, workers=0, tick=lambda _: None) for name, part in open_parts(root).items()]
-    return {Path(each.name) for part in parts for each in part.damaged} == bad
+    return {Path(bad_image["name"]) for part in parts for bad_image in part["damaged"]} == bad
 
 
 def truncate(root: Path, count: int, seed: int) -> set[Path]:
@@ -218,8 +218,8 @@ def check_mutants(tmp_path: Path, count: int) -> None:
     ((name, part),) = open_parts(path).items()
     told = []
     found = check_part(name, part, workers=1, tick=told.append)
-    assert sum(told) == found.images == count
-    assert 0 < len(found.damaged) < count
+    assert sum(told) == found["images"] == count
+    assert 0 < len(found["damaged"]) < count
 
 
 def test_1200_mutated_files_kill_no_process(tmp_path):

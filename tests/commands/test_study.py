@@ -438,7 +438,7 @@ def test_a_device_that_is_not_there_is_refused(softless, monkeypatch):
     result = softless("study", "--device", "cuda")
     assert (result.exit_code, result.stderr) == (
         3,
-        "error: device cuda was asked for and torch finds none: use --device cpu\n",
+        "error: device is 'cuda', and torch finds no CUDA device: use 'cpu' or 'auto'\n",
     )
     assert pick_device("auto") == "cpu"
 

@@ -12,7 +12,7 @@ from PIL import Image
 from timm.data import auto_augment
 
 from softless.data import device_augment as shape
-from softless.data.augment import IMAGENET_MEAN, IMAGENET_STD, PAPER, PLAIN, Augment
+from softless.data.augment import IMAGENET_MEAN, IMAGENET_STD, PLAIN, Augment
 from softless.data.device_augment import COLORS, SHAPES, change, finish, operate, rand_augment
 from tests.data.pictures import pixels
 
@@ -139,7 +139,7 @@ def test_a_rectangle_has_its_share_and_lies_anywhere_it_fits(data):
 
 def test_finish_normalizes_pixels():
     x = pictures(3)
-    found = finish(x, PAPER)
+    found = finish(x, Augment())
     mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
     for i in range(3):
         expected = ((x[i].double().permute(1, 2, 0) / 255 - mean) / std).permute(2, 0, 1)
@@ -149,7 +149,7 @@ def test_finish_normalizes_pixels():
 
 def test_erasing_fills_rectangles_with_noise_at_the_given_rate():
     x = torch.full((2000, 3, 10, 10), 7, dtype=torch.uint8)
-    plain, found = finish(x, PAPER), finish(x, Augment(erase=0.25), generator())
+    plain, found = finish(x, Augment()), finish(x, Augment(erase=0.25), generator())
     changed = (found != plain).any(1)  # [B, H, W]
     erased = changed.flatten(1).any(1)
     assert abs(erased.float().mean() - 0.25) < 4 * math.sqrt(0.25 * 0.75 / 2000)
@@ -172,7 +172,7 @@ def test_every_image_has_every_operation_equally_often(monkeypatch):
     )
     draws, counts = generator(1), torch.zeros(7, 16)
     for _ in range(1000):
-        found = rand_augment(torch.zeros(7, 3, 1, 1, dtype=torch.uint8), PAPER, draws)
+        found = rand_augment(torch.zeros(7, 3, 1, 1, dtype=torch.uint8), Augment(), draws)
         counts[torch.arange(7), found[:, 0, 0, 0].long()] += 1
     share = counts / 1000
     assert abs(share[:, 0] - 1 / 2).max() < 4.5 * math.sqrt(1 / 4 / 1000)

@@ -93,7 +93,7 @@ def test_autocontrast_spreads_each_channel(kind):
     assert levels_apart(found, each(x, lambda image, _: ImageOps.autocontrast(image))) <= 1
 
 
-def test_solarize_add_lightens_what_is_dark():
+def test_solarize_add_lightens_dark_pixels():
     x = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(3, 3, 16, 16)
     found = color.solarize_add(x, torch.tensor([0, 60, 110]))
     for i, added in enumerate((0, 60, 110)):

@@ -202,7 +202,7 @@ def test_two_folders_with_equal_fingerprints_are_two_parts(tmp_path):
 def test_a_folder_named_digits_is_not_confused_with_the_embedded_set(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder(tmp_path / "digits", {"": {"a": 1, "b": 1}})
-    assert refusal("digits") == "'digits' is the embedded set, and there is one of that name here: say ./digits for it"
+    assert refusal("digits") == "'digits' is the embedded set, and a file here has that name: say ./digits for the file"
     assert open_images("./digits", "train").classes == ("a", "b")
 
 

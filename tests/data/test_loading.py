@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from softless.data import Sample, open_images
-from softless.data.augment import PAPER, PLAIN, Augment, squeeze, transform
+from softless.data.augment import PLAIN, Augment, squeeze, transform
 from softless.data.device_augment import finish
 from softless.data.loading import cached, loader
 from softless.data.reading import Bad, Damage, Draw, Reader, read_all, seeded
@@ -118,14 +118,14 @@ def test_every_rank_has_the_same_number_of_training_batches(images):
 
 
 def test_a_test_epoch_has_every_image_once_resized_as_in_the_paper(images):
-    found = list(batches(images, train=False, augment=PAPER))
+    found = list(batches(images, train=False, augment=Augment()))
     assert [i for batch in found for i in batch.ids.tolist()] == list(range(23))
     assert len(batches(images, train=False)) == len(found) == 6
     side = int(16 / 0.875)
     square = images[7].image.resize((side, side), Image.Resampling.BICUBIC)
     edge = (side - 16) // 2
     expected = np.asarray(square.crop((edge, edge, edge + 16, edge + 16))).transpose(2, 0, 1)
-    assert torch.equal(found[1].pixels[3], finish(torch.from_numpy(expected.copy())[None], PAPER)[0])
+    assert torch.equal(found[1].pixels[3], finish(torch.from_numpy(expected.copy())[None], Augment())[0])
 
 
 def test_crops_that_are_padded_are_crops_of_the_padded_image():
@@ -156,7 +156,7 @@ def test_every_magnitude_of_every_operation_runs():
 
 
 def test_one_pixel_and_long_images_can_be_cropped():
-    change = transform(PAPER, 16, train=True)
+    change = transform(Augment(), 16, train=True)
     for size in ((1, 1), (1, 300), (300, 1)):
         assert change(Image.new("RGB", size)).shape == (3, 16, 16)
 

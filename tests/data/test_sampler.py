@@ -28,7 +28,7 @@ def test_ranks_have_disjoint_parts_and_together_all(length, seed, ranks, repeats
     images = [image for part in parts for image in part]
     assert sorted(images) == sorted(list(range(length)) * repeats)
     assert [len(list(part)) for part in parts] == [len(part) for part in parts]
-    assert {len(part) - part.shared for part in parts} <= {0, 1}
+    assert {len(part) - part.batches(1, complete=True) for part in parts} <= {0, 1}
 
 
 @given(length=SIZES, seed=SEEDS, ranks=RANKS, later=RANKS, repeats=REPEATS, data=st.data())
@@ -81,7 +81,7 @@ def test_iterating_does_not_move_the_position():
 def test_a_new_epoch_begins_at_its_beginning():
     sampler = ResumableSampler(10, seed=0)
     sampler.advance(99)
-    assert (len(sampler), sampler.shared, sampler.position) == (0, 0, 10)
+    assert (len(sampler), sampler.batches(1, complete=True), sampler.position) == (0, 0, 10)
     sampler.set_epoch(1)
     assert (len(sampler), sampler.position) == (10, 0)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import softless
 from softless import functional, parallel
 from softless.data import open_images, open_splits
-from softless.data.augment import PAPER, PLAIN
+from softless.data.augment import PLAIN, Augment
 from softless.data.loading import cached, loader
 from softless.data.sampler import ResumableSampler
 from softless.nn.maps import attention_maps
@@ -311,8 +311,8 @@ FUNCTIONS: dict[str, Case] = {
             "size": 10,
             "batch": 20,
             "sampler": ResumableSampler(40, seed=1),
-            "train_transform": With(False, {"augment": PAPER}),
-            "augment": PAPER,
+            "train_transform": With(False, {"augment": Augment()}),
+            "augment": Augment(),
             "workers": -1,
             "on_bad_image": "ignore",
             "device": "nowhere",

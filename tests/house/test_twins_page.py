@@ -4,6 +4,7 @@ import importlib.util
 import json
 import runpy
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -12,7 +13,7 @@ import pytest
 from softless.errors import ArgumentError, FileError
 from softless.study.tables import tables
 from softless.study.twins import QUESTIONS, twins_of
-from softless.train.recipe import read_recipe, to_document
+from softless.train.recipe import read_recipe
 from tests.study.test_tables import RUNS, runs
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ def kept(tmp_path, monkeypatch):
     """Two twins, two seeds, as a grid leaves them, kept in one file."""
     folder = tmp_path / "cifar10"
     (folder / "runs").mkdir(parents=True)
-    recipe = to_document(read_recipe("twins-cifar10"))
+    recipe = asdict(read_recipe("twins-cifar10"))
     (folder / "grid.json").write_text(json.dumps({"recipe": recipe}))
     for id_, seed, accuracy in (
         ("softmax", 0, 0.8),
@@ -143,7 +144,7 @@ def test_kept_runs_name_no_place_on_a_machine(kept):
 def finished(folder, model, seed, top1):
     """A run of one epoch, as `softless train` leaves it."""
     folder.mkdir()
-    recipe = to_document(read_recipe("digits", [("epochs", "1")]))
+    recipe = asdict(read_recipe("digits", [("epochs", "1")]))
     recipe["model"]["name"] = model
     about = {
         "schema": "softless.run/1", "recipe": recipe, "data": "somewhere/train.parquet", "seed": seed,

@@ -113,7 +113,7 @@ def test_if_no_checkpoint_is_complete_the_error_names_each(shelf):
         newest(shelf)
 
 
-def test_beside_a_training_the_newest_is_found_though_the_listed_one_is_gone(tmp_path, monkeypatch):
+def test_newest_finds_a_checkpoint_that_is_saved_while_it_searches(tmp_path, monkeypatch):
     def overtaken(place):
         if place.name == "step-00000001":
             save(tmp_path, 2, parts(2), state(2), keep=1)
@@ -124,13 +124,13 @@ def test_beside_a_training_the_newest_is_found_though_the_listed_one_is_gone(tmp
     same(newest(tmp_path), 2)
 
 
-def test_beside_a_training_a_listing_that_saw_neither_the_old_nor_the_new_is_made_again(shelf, monkeypatch):
-    places, missed = checkpoint._places, [[]]
-    monkeypatch.setattr(checkpoint, "_places", lambda shelf: missed.pop() if missed else places(shelf))
+def test_newest_lists_the_shelf_again_if_a_training_changed_it(shelf, monkeypatch):
+    places, missed = checkpoint.places, [[]]
+    monkeypatch.setattr(checkpoint, "places", lambda shelf: missed.pop() if missed else places(shelf))
     same(newest(shelf), 2)
 
 
-def test_links_and_files_with_a_checkpoints_name_stop_no_save_and_what_they_lead_to_stays(shelf, tmp_path):
+def test_save_replaces_links_and_files_named_like_checkpoints_and_keeps_link_targets(shelf, tmp_path):
     (shelf / "step-00000001").rename(tmp_path / "elsewhere")
     (shelf / "step-00000001").symlink_to(tmp_path / "elsewhere")
     (shelf / "step-00000003").symlink_to(tmp_path / "nowhere")

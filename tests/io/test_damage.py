@@ -65,7 +65,7 @@ def test_flipped_bytes_of_a_zip_are_noticed_wherever_they_matter(folder, edits):
 
 @MANY
 @given(edits=EDITS)
-def test_a_flipped_pickle_is_refused_or_describes_whole_tensors(folder, edits):
+def test_a_pickle_with_a_flipped_bit_is_refused_or_describes_complete_tensors(folder, edits):
     """With the checksums made right again, as an attacker would."""
     outcome(folder, repack(TORCH, data_pkl=damaged(PICKLE, edits)))
 

@@ -329,7 +329,7 @@ def test_a_directory_that_disagrees_with_itself_is_refused(tmp_path, change):
         (lambda: zipped(PKL, VERSION), "data/0"),
         (lambda: zipped(PKL, VERSION, ("archive/data/0", b"")), r"record size \(0 bytes\) does not match"),
         (lambda: zipped(PKL, VERSION, ("archive/data/0", bytes(24)), ("archive/byteorder", b"odd")), "endianness"),
-        (lambda: saved({}, _use_new_zipfile_serialization=False), "torch's format of before 1.6, which is not read"),
+        (lambda: saved({}, _use_new_zipfile_serialization=False), "format of torch before 1.6, which is not supported"),
         (lambda: pickle.dumps({}), "it is a bare pickle"),
         (lambda: b"<!DOCTYPE html><p>404", r"it begins with b'<!DOCTYP', and is neither safetensors nor a zip file"),
         (lambda: b"", r"it begins with b'', and is neither"),
@@ -338,7 +338,7 @@ def test_a_directory_that_disagrees_with_itself_is_refused(tmp_path, change):
         (lambda: b"\x09" + bytes(7) + b'{"a":{}} ', "it is no intact safetensors file"),
     ],
 )  # fmt: skip
-def test_another_file_is_refused_for_what_it_is(tmp_path, data, says):
+def test_a_file_of_another_format_is_refused_with_the_reason(tmp_path, data, says):
     with pytest.raises(FileError, match=says):
         load_forged(tmp_path, data())
 

@@ -49,7 +49,7 @@ def test_the_authors_file_loads_without_the_package_of_its_settings(source, tmp_
     assert not any(name.startswith(("torch.", "collections.")) for name in report.ignored)
 
 
-def test_averaged_weights_are_taken_where_there_are_some_and_key_takes_the_others(source, tmp_path):
+def test_averaged_weights_are_preferred_and_key_selects_the_others(source, tmp_path):
     average = Net()
     path = write(tmp_path, author_checkpoint(source, state_dict_ema=average.state_dict()))
     model = Net()
@@ -101,7 +101,7 @@ def test_safetensors_load(source, tmp_path):
     report = softless.load_weights(model, str(path))
     assert (report.format, report.key, report.tensors) == ("safetensors", None, 9)
     assert same(model, values(source))
-    with pytest.raises(FileError, match=r"key='model' was asked for, and a safetensors file has .* no key"):
+    with pytest.raises(FileError, match=r"key='model' was given, and a safetensors file has .* no key"):
         softless.load_weights(model, path, key="model")
 
 
@@ -165,7 +165,7 @@ def test_floating_point_is_cast_to_the_models_dtype(source, tmp_path, dtype):
     assert same(back, values(copy.deepcopy(model).float()))
 
 
-def test_whole_numbers_are_never_cast(source, tmp_path):
+def test_integers_are_never_cast(source, tmp_path):
     content = source.state_dict() | {"norm.num_batches_tracked": torch.tensor(2, dtype=torch.int32)}
     with pytest.raises(FileError, match=r"mistyped norm.num_batches_tracked \(file torch.int32, model torch.int64\)"):
         softless.load_weights(Net(), write(tmp_path, saved(content)))
@@ -234,7 +234,7 @@ class Window(nn.Module):
 
 @pytest.mark.parametrize("in_file", [True, False])
 @pytest.mark.parametrize("in_model", [True, False])
-def test_what_swin_derives_may_be_absent_on_either_side_and_is_never_loaded(tmp_path, in_file, in_model):
+def test_buffers_that_swin_derives_may_be_absent_on_either_side_and_are_never_loaded(tmp_path, in_file, in_model):
     source, model = (nn.ModuleDict({"attn": Window(p)}) for p in (in_file, in_model))
     source["attn"].attn_mask.zero_()
     report = softless.load_weights(model, write(tmp_path, saved({"model": source.state_dict()})))
@@ -253,7 +253,7 @@ def test_an_index_of_another_order_is_refused(tmp_path):
     assert same(model, before)
 
 
-def test_an_index_the_model_has_not_is_left_in_the_file(tmp_path):
+def test_an_index_that_the_model_lacks_is_not_loaded(tmp_path):
     model = nn.ModuleDict({"attn": nn.ParameterDict({"table": torch.zeros(9, 2)})})
     content = nn.ModuleDict({"attn": Window(persistent=True)}).state_dict()
     assert len(softless.load_weights(model, write(tmp_path, saved(content))).derived) == 2
@@ -288,7 +288,7 @@ def test_a_file_without_weights_says_what_it_holds(tmp_path, content, says):
         softless.load_weights(Net(), write(tmp_path, saved(content)))
 
 
-def test_a_key_that_is_not_there_is_named(source, tmp_path):
+def test_a_missing_key_is_named(source, tmp_path):
     path = write(tmp_path, saved({"model": source.state_dict()}))
     with pytest.raises(FileError, match=r"no dictionary of tensors under 'ema': it holds 'model' \(a dictionary\)"):
         softless.load_weights(Net(), path, key="ema")

@@ -51,7 +51,7 @@ def test_16_bits_lose_their_lower_eight_and_not_their_upper():
         assert np.array_equal(np.asarray(image)[..., 0], levels >> 8)
 
 
-def test_numbers_that_are_no_gray_levels_are_refused():
+def test_pixels_that_are_not_gray_levels_are_refused():
     for values, says in (
         (np.ones((2, 2), np.float32), "floating-point numbers"),
         (np.full((2, 2), 70000, np.int32), "run from 70000 to 70000, and 16 bits are the most"),
@@ -73,12 +73,12 @@ def test_exif_turns_a_picture_upright(turn):
 
 
 @pytest.mark.parametrize("form", ["PNG", "WEBP", "JPEG"])
-def test_notes_that_cannot_be_read_are_no_damage(form):
+def test_a_picture_with_damaged_exif_data_is_decoded(form):
     image = decode(saved(Image.fromarray(pixels(2)), form, exif=b"Exif\0\0no notes of a camera"), "x")
     assert image.size == Image.fromarray(pixels(2)).size
 
 
-def test_a_turn_is_read_beside_a_note_of_the_wrong_kind():
+def test_the_orientation_is_read_beside_an_exif_tag_of_the_wrong_type():
     stored = saved(Image.fromarray(pixels(2)).transpose(Image.Transpose.ROTATE_90), "JPEG", exif=bad_notes())
     assert decode(stored, "x").size == Image.fromarray(pixels(2)).size
 
@@ -147,7 +147,7 @@ def test_exactly_50_megapixels_are_not_too_many():
 @pytest.mark.parametrize(
     "data", [b"", b"\0", b"GIF89a", b"%!PS-Adobe-3.0 EPSF-3.0\n", b"8BPS\0\1", b"<svg/>", b"P6 1 1 255 abc"]
 )
-def test_what_is_none_of_the_six_formats_is_refused_by_name(data):
+def test_a_file_of_another_format_is_refused_with_its_name(data):
     with pytest.raises(BadImage, match=r"^cat\.jpg: it is (empty|no intact)") as caught:
         decode(data, "cat.jpg")
     assert isinstance(caught.value, FileError)
@@ -195,7 +195,7 @@ def test_noise_is_refused(noise):
         assert outcome("x", start + noise) == "refused"
 
 
-def test_a_file_is_read_if_it_is_one(tmp_path):
+def test_only_a_regular_file_is_read(tmp_path):
     (tmp_path / "a.png").write_bytes(encoded())
     assert read(tmp_path / "a.png", "a") == encoded()
     os.mkfifo(tmp_path / "pipe.png")

@@ -70,7 +70,7 @@ class Quiet:
     def tick(self, step: int) -> None:
         self.steps.append(step)
 
-    def told(self, step: int, numbers: Any) -> None:
+    def logged(self, step: int, numbers: Any) -> None:
         self.lines.append((step, dict(numbers)))
 
 

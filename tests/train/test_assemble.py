@@ -51,7 +51,7 @@ def given(tmp_path):
 def test_a_run_killed_before_its_first_save_restarts_from_its_init_weights(start, given, tmp_path):
     path, expected = given
     assert torch.equal(start(1, init=path), expected)
-    assert not checkpoint.any_in(Run(tmp_path / "run").last)
+    assert not checkpoint.places(Run(tmp_path / "run").last)
     assert Run(tmp_path / "run").read()["init"] == str(path)
     with pytest.raises(ArgumentError, match=r"was begun with init '.*weights.safetensors', and it is None now"):
         start(resume=True)

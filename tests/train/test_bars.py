@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from softless.train.loop import Loop, Stop
+from softless.train.loop import Loop
 from tests.train.jobs import Quiet, job
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ class Scales(Quiet):
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         self.bytes.append(pages * resource.getpagesize())
 
-    def told(self, step, numbers):
+    def logged(self, step, numbers):
         pass
 
 
@@ -53,7 +53,7 @@ def test_memory_stays_put_over_500_updates(tmp_path, cache):
         job(tmp_path, watch=scales, epochs=120, warmup_epochs=1, cache=cache, checkpoint_every=20, log_every=10)
     )
     with loop.ledger:
-        loop.run_on(Stop())
+        loop.run_on()
     used = np.array(scales.bytes[100:600], dtype=float)
     slope = np.polyfit(np.arange(500), used, 1)[0]
     assert len(used) == 500

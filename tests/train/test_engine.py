@@ -250,5 +250,5 @@ def test_fp16_on_a_cpu_and_a_missing_gpu_are_refused():
     with pytest.raises(ArgumentError, match="precision 'fp16' needs a CUDA device: bf16 and fp32 run on a CPU"):
         Devices("cpu", "fp16")
     if not torch.cuda.is_available():
-        with pytest.raises(ArgumentError, match="device 'cuda' was asked for, and torch finds no CUDA device"):
+        with pytest.raises(ArgumentError, match="device is 'cuda', and torch finds no CUDA device"):
             Devices("cuda")

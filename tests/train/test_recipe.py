@@ -3,7 +3,7 @@
 import math
 import re
 import tomllib
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import pytest
 import torch
@@ -11,7 +11,8 @@ import torch
 from softless.errors import ArgumentError, FileError
 from softless.models.table import CONFIGS
 from softless.train.recipe import (
-    LIMITS,
+    LEAST,
+    MOST,
     Architecture,
     Recipe,
     changed,
@@ -19,7 +20,6 @@ from softless.train.recipe import (
     from_document,
     read_recipe,
     shipped,
-    to_document,
 )
 from softless.train.tasks.classify import build
 
@@ -83,7 +83,7 @@ def test_the_small_recipes_make_models_for_small_images():
 
 def test_a_recipe_round_trips_through_its_document():
     recipe = read_recipe("cifar10", [("model.mechanism", '{name = "linear", phi = "relu"}')])
-    assert from_document(to_document(recipe)) == recipe
+    assert from_document(asdict(recipe)) == recipe
     assert recipe.model.mechanism == {"name": "linear", "phi": "relu"}
 
 
@@ -140,7 +140,7 @@ def test_odd_parts_cannot_be_mixed_in_pairs():
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("lr = ", "it is no TOML"), ("\xff", "it is no TOML"), ("a" * 70_000, "larger than a recipe can be")],
+    [("lr = ", "it is not TOML"), ("\xff", "it is not TOML"), ("a" * 70_000, "too large for a recipe")],
 )
 def test_a_file_that_is_not_a_recipe_raises_a_file_error(tmp_path, text, says):
     path = tmp_path / "a.toml"
@@ -164,9 +164,14 @@ def test_a_recipe_file_is_read_by_its_path(tmp_path):
     assert tomllib.loads(path.read_text())["epochs"] == 3
 
 
-def test_every_number_of_a_recipe_has_limits():
-    numbers = {each.name for each in fields(Recipe) if each.type in (int, float)}
-    assert {name for name, _, _ in LIMITS} == numbers
+@pytest.mark.parametrize("name", [key.name for key in fields(Recipe) if key.type in (int, float)])
+def test_no_number_of_a_recipe_may_be_negative(name):
+    with pytest.raises(ArgumentError, match=f"recipe: {name} is -1 and must be (at least|from)"):
+        Recipe(**{name: -1})
+
+
+def test_the_names_with_other_limits_are_numbers_of_a_recipe():
+    assert {*LEAST, *MOST} <= {key.name for key in fields(Recipe) if key.type in (int, float)}
 
 
 def test_a_mechanism_with_options_reaches_the_model():

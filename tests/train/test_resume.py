@@ -203,7 +203,7 @@ def test_best_weights_match_the_result_after_a_run_goes_back(tmp_path, monkeypat
             torch.nn.Sequential(
                 torch.nn.Flatten(), torch.nn.Linear(48, 8), torch.nn.GELU(), torch.nn.Dropout(), torch.nn.Linear(8, 3)
             ),
-            r"mis-shaped 1.weight \(saved \[16, 48\], model \[8, 48\]\)",
+            r"mis-shaped 1.weight \(file \[16, 48\], model \[8, 48\]\)",
         ),
     ],
 )

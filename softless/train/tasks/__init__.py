@@ -1,12 +1,12 @@
-"""The seam between the trainer and what is trained.
+"""The interface between the trainer and a task, such as image classification.
 
-The trainer (loop, engine, state, devices, run) makes updates, saves them and goes on from them, on one rank or many. A
-`Task` knows the rest:
+The trainer (loop, engine, snapshot, devices, run) makes updates, saves them and resumes, on one rank or many. A `Task`
+provides the rest:
 
     model      the network, built from a recipe and the data
     batches    `train` and `test`: loaders whose batches are finished tensors on the device
     loss       the loss of a batch, and how a batch is split and mixed before
-    metrics    what an evaluation measures, and which of its numbers says that these weights are the best so far
+    metrics    what an evaluation measures, and which number decides whether the weights are the best so far
 
 A new task is a new file in this folder, and the trainer stays as it is.
 """
@@ -25,13 +25,13 @@ Tensors = tuple[Tensor, ...]
 
 
 class Batches(Protocol):
-    """A loader: each time it is iterated, an epoch or what is left of it.
+    """A loader. Iterating it gives an epoch, or what is left of the epoch.
 
     A batch is a named tuple of tensors on the device. Its field `ids`, int64 [B], says which examples it holds.
 
-    sampler     the order, and how far the epoch is
+    sampler     the order, and the position in the epoch
     batch       examples per batch on this rank
-    per_epoch   batches of a whole epoch on the rank that has most
+    per_epoch   batches of a complete epoch, on the rank with the most
     skipped     name -> reason of the examples that could not be read so far
     """
 
@@ -50,7 +50,7 @@ class Loss(Protocol):
     """The loss of a batch."""
 
     def parts(self, batch: Any, count: int) -> list[Tensors]:
-        """Split a batch into parts for as many passes, and mix or mask each part as the task wants."""
+        """Split a batch into `count` parts, one per pass, and mix or mask each part as the task wants."""
 
     def __call__(self, model: nn.Module, part: Tensors) -> Tensor:
         """Return the mean loss of a part, a scalar."""
@@ -85,11 +85,11 @@ class Metrics(Protocol):
 
 
 class Task(Protocol):
-    """Everything that the trainer must be given about what it trains.
+    """Everything that the trainer needs to know about what it trains.
 
-    unit               what an example is called, in the plural: "images"
+    unit               the word for examples, in the plural: "images"
     metric             the number of `Evaluation.numbers` that decides which weights are the best
-    higher_is_better   whether the best weights have the highest such number, or the lowest
+    higher_is_better   whether the best weights have the highest number; False means the lowest
     """
 
     unit: str
@@ -113,8 +113,8 @@ M = TypeVar("M", bound=Metrics)
 def evaluate(model: nn.Module, batches: Batches, metrics: Callable[[], M], devices: Devices) -> M:
     """Run a model on every example once, and return the metrics over all ranks.
 
-    A compiled model runs uncompiled here, because the last batch is smaller and each size would be compiled anew. All
-    ranks of a sharded model must make every pass, so a rank with fewer batches makes the others on a blank one.
+    A compiled model runs uncompiled here, because the last batch is smaller, and torch would compile for each size. All
+    ranks of a sharded model must make equally many passes, so a rank with fewer batches adds passes on a blank batch.
     """
     model.eval()
     counted, passes = metrics(), 0

@@ -2,11 +2,11 @@
 
     loss = (1 - w) CE(student, target) + w T^2 KL(softmax(teacher / T) || softmax(student / T))
 
-w is 0 without a teacher (Hinton et al. 2015). Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) are timm's: they
-draw once per batch, and mix the batch with itself in reverse order.
+w is 0 without a teacher (Hinton et al. 2015). Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) are timm's: each
+draws once per batch, and mixes the batch with itself in reverse order.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from softless.data.reading import Batch, Damage, OnBadImage
 from softless.data.sampler import ResumableSampler
 from softless.errors import ArgumentError, FileError
 from softless.io import checkpoint
-from softless.io.weights import load_weights
+from softless.io.weights import load_weights, mismatches
 from softless.mechanisms import mechanism
 from softless.models import create_model
 from softless.train.devices import Devices
@@ -93,9 +93,9 @@ class ClassificationLoss:
         if self.teacher is None:
             return loss
         with torch.no_grad():
-            wanted = F.log_softmax(_at_least_single(self.teacher(pixels)) / self.temperature, 1)
-        answered = F.log_softmax(logits / self.temperature, 1)
-        distance = F.kl_div(answered, wanted, reduction="batchmean", log_target=True)
+            teacher = F.log_softmax(_at_least_single(self.teacher(pixels)) / self.temperature, 1)
+        student = F.log_softmax(logits / self.temperature, 1)
+        distance = F.kl_div(student, teacher, reduction="batchmean", log_target=True)
         return (1 - self.weight) * loss + self.weight * (self.temperature**2 * distance)
 
 
@@ -115,20 +115,17 @@ def image_loader(
     decoded: Batch | None = None,
     tick: Callable[[int], None] = lambda _images: None,
 ) -> Loader:
-    """Return the batches of one part of a set, as the recipe wants them, on the device.
+    """Return a loader of one part of a set, as the recipe wants it.
 
-    decoded   the part as `cached` returns it, if a recipe that caches has decoded it before
-    tick      called with how many more images are decoded, if the recipe caches
+    decoded   the part as `cached` returns it, if it was decoded before; only for a recipe that caches
+    tick      called with how many more images are decoded, if the recipe caches them
     """
     size, batch = recipe.image_size, recipe.batch // devices.ranks
     if not batch:
         raise ArgumentError(
             f"a batch of {recipe.batch} is too small: it needs at least one image for each of {devices.ranks} processes"
         )
-
-    def sampler(length: int) -> ResumableSampler:
-        return ResumableSampler(length, seed=seed, shuffle=train, rank=devices.rank, ranks=devices.ranks)
-
+    sampler = partial(ResumableSampler, seed=seed, shuffle=train, rank=devices.rank, ranks=devices.ranks)
     if not recipe.cache:
         return loader(
             images, size=size, batch=batch, sampler=sampler(len(images)), train_transform=train, workers=workers,
@@ -171,28 +168,18 @@ def start_from(model: nn.Module, place: Path) -> None:
     own, weights = model.state_dict(), fit_tables(trained(place)[0].state_dict(), model)
     if weights["head.bias"].shape != own["head.bias"].shape:
         weights |= {name: own[name] for name in own if name.startswith("head.")}
-    names = [name for name in {**own, **weights} if name not in own or name not in weights]
-    names += [name for name in own if name in weights and own[name].shape != weights[name].shape]
-    if names:
-        raise FileError(f"the model of {place} does not fit this one: {', '.join(names)}")
+    if problems := mismatches(weights, own):
+        raise FileError(f"the model of {place} does not fit this one: {'; '.join(problems)}")
     model.load_state_dict(weights)
 
 
-def trained(folder: Path, classes: tuple[str, ...] | None = None) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the best model of a run, and the run's document with the update of these weights.
-
-    classes   the classes that the model must know, if not None
-    """
+def trained(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the best model of a run, and the run's document with the update of these weights."""
     saved = checkpoint.newest(Run(folder).best)
     if saved is None:
         raise FileError(f"{folder} holds no trained model: there is no checkpoint in {Run(folder).best}")
     about = {**saved.state["about"], "step": saved.step}
     recipe = from_document(about["recipe"])
-    if classes is not None and tuple(about["classes"]) != classes:
-        raise ArgumentError(
-            f"{folder} was trained on {len(about['classes'])} classes ({', '.join(about['classes'][:3])}, ...), and "
-            f"the images have {len(classes)} ({', '.join(classes[:3])}, ...)"
-        )
     model = build(recipe.model, recipe.image_size, len(about["classes"]))
     try:
         model.load_state_dict(saved.parts["model"])
@@ -201,9 +188,17 @@ def trained(folder: Path, classes: tuple[str, ...] | None = None) -> tuple[nn.Mo
     return model, about
 
 
+def check_classes(folder: Path, about: Mapping[str, Any], classes: tuple[str, ...]) -> None:
+    """Raise an error if the run in this folder was trained on other classes than these."""
+    if (known := tuple(about["classes"])) != classes:
+        theirs, ours = (f"{len(names)} ({', '.join(names[:3])}, ...)" for names in (known, classes))
+        raise ArgumentError(f"{folder} was trained on classes {theirs}, and the images have classes {ours}")
+
+
 def teacher_of(folder: Path, recipe: Recipe, classes: tuple[str, ...]) -> nn.Module:
-    """Return the best model of a run as a teacher. It sees the student's pixels, so both must prepare them alike."""
-    model, about = trained(folder, classes)
+    """Return the best model of a run as a teacher; it sees the student's pixels, so both must prepare images alike."""
+    model, about = trained(folder)
+    check_classes(folder, about, classes)
     before = from_document(about["recipe"])
     for key, theirs, ours in (
         ("image_size", before.image_size, recipe.image_size),
