@@ -77,7 +77,9 @@ def attention(
         )
     group = _group(group)
     q, k, v = backends.autocast(q, k, v)
-    mechanism, call = validation.prepare(q, k, v, mechanism, is_causal, key_mask, scale=scale, inputs=inputs)
+    mechanism, call = validation.prepare(
+        q, k, v, mechanism, is_causal=is_causal, key_mask=key_mask, scale=scale, inputs=inputs
+    )
     if not isinstance(mechanism, Kernelized):
         raise UnsupportedError(
             f"mechanism '{mechanism.name}' keeps no state that ranks could merge: its queries need every key of every "

@@ -53,6 +53,7 @@ class Mechanism:
     form: ClassVar[str] = "explicit weights"  # how plain torch computes a scored mechanism
     takes_bias: ClassVar[bool] = False
     carries_state: ClassVar[bool] = False
+    rows_sum_to_one: ClassVar[bool] = True  # adding a constant to v adds it to the output
     reads_grid: ClassVar[bool] = False  # tokens may be a picture, after class tokens
     needs_grid: ClassVar[bool] = False  # tokens are a picture
     fused_on_gpu: ClassVar[bool] = False  # a fused kernel takes half precision as it is
@@ -91,11 +92,6 @@ class Mechanism:
     def lacks(self, is_causal: bool) -> str | None:
         """Return why the mechanism lacks this form, causal or not; None if it has it."""
         return None
-
-    @property
-    def rows_sum_to_one(self) -> bool:
-        """Whether adding a constant to v adds it to the output."""
-        return True
 
     def default_scale(self, head_dim: int) -> float | None:
         """The factor on phi(q).phi(k); None where a factor would cancel."""
@@ -155,8 +151,8 @@ def readable(x: Tensor) -> bool:
     return type(x) is Tensor and x.is_cpu and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
-def sign(out: Tensor, state: State, mechanism: Mechanism) -> tuple[Tensor, State]:
-    """Mark a state with the mechanism that made it, and return the output and the state.
+def mark(state: State, mechanism: Mechanism) -> State:
+    """Mark a state with the mechanism that made it, and return it.
 
     The states of two mechanisms may have the same shapes and mean different things. The mark is a string on the
     co-moment tensor. It is lost in a file, in a copy to another device and in a compiled call; a state without a mark
@@ -164,10 +160,10 @@ def sign(out: Tensor, state: State, mechanism: Mechanism) -> tuple[Tensor, State
     """
     if not torch.compiler.is_compiling():
         state.comoment.softless_mechanism = _signature(mechanism)  # type: ignore[attr-defined]
-    return out, state
+    return state
 
 
-def check_signed(state: State | None, mechanism: Mechanism) -> None:
+def check_mark(state: State | None, mechanism: Mechanism) -> None:
     """Raise if a state was made by another mechanism, or with other options."""
     if state is None or torch.compiler.is_compiling():
         return

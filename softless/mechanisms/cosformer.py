@@ -32,7 +32,6 @@ from softless.mechanisms.kernelized import Kernelized
 class Cosformer(Kernelized):
     name: ClassVar[str] = "cosformer"
     formula: ClassVar[str] = "linear of relu(q).relu(k_j) cos(pi (i - j) / 2M), M = length"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Qin et al. 2022, arXiv 2202.08791"
     reader: ClassVar[str] = "divide"
     places: ClassVar[bool] = True

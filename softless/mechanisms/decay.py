@@ -28,7 +28,6 @@ MOST_FACTOR = 1_000_000  # at this factor a token remembers only itself; far bey
 class Decay(Recurrent):
     name: ClassVar[str] = "decay"
     formula: ClassVar[str] = "sum_{j<=i} e^{-slope (i - j)} q.k_j v_j, a slope a head"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Qin et al. 2023, arXiv 2307.14995"
 
     slopes: str = "lightning"  # lightning | retention

@@ -34,7 +34,6 @@ from softless.mechanisms.recurrent import Recurrent
 class Delta(Recurrent):
     name: ClassVar[str] = "delta"
     formula: ClassVar[str] = "S^T q,  S <- S - beta k^ (k^^T S - v^T), k^ = k/|k|"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Schlag et al. 2021, arXiv 2102.11174"
     token_inputs: ClassVar[tuple[str, ...]] = ("beta",)
 
@@ -74,7 +73,6 @@ class Delta(Recurrent):
 class Efla(Delta):
     name: ClassVar[str] = "efla"
     formula: ClassVar[str] = "S^T q,  S <- S - alpha k (k^T S - v^T), alpha = (1 - e^{-beta |k|^2})/|k|^2"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Lei et al. 2025, arXiv 2512.12602"
 
     def strengths(self, length: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:

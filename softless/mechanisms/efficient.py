@@ -26,7 +26,6 @@ from softless.mechanisms.kernelized import Kernelized
 class Efficient(Kernelized):
     name: ClassVar[str] = "efficient"
     formula: ClassVar[str] = "softmax_channels(q) . (softmax_tokens(k)^T v)"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Shen et al. 2018, arXiv 1812.01243"
     reader: ClassVar[str] = "channel"
 
@@ -44,7 +43,6 @@ class Efficient(Kernelized):
 class A2(Efficient):
     name: ClassVar[str] = "a2"
     formula: ClassVar[str] = "gather v by softmax_tokens(k), distribute it by softmax_channels(q)"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Chen et al. 2018, arXiv 1810.11579"
     carries_state: ClassVar[bool] = False
 

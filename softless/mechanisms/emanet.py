@@ -30,10 +30,10 @@ MOMENTUM = 0.9
 class EMANet(LowRank):
     name: ClassVar[str] = "emanet"
     formula: ClassVar[str] = "softmax_b(q mu^T) r v / |r k|,  mu bases of k by expectation maximization"
-    cost: ClassVar[str] = "O(N m d)"
     paper: ClassVar[str] = "Li et al. 2019, arXiv 1907.13426"
 
     moves_inputs: ClassVar[bool] = True
+    rows_sum_to_one: ClassVar[bool] = False
 
     bases: int = 64
     rounds: int = 3
@@ -50,10 +50,6 @@ class EMANet(LowRank):
         """Return random bases of length 1, all directions equally likely."""
         shape = self.input_shapes(heads, head_dim)["bases"]
         return {"bases": unit(torch.randn(shape, generator=generator))}
-
-    @property
-    def rows_sum_to_one(self) -> bool:
-        return False
 
     def default_scale(self, head_dim: int) -> float | None:
         return 1.0

@@ -20,6 +20,7 @@ class Kernelized(Mechanism):
     """A subclass defines `features_q`, `features_k` and `reader`. Features depend on one token only."""
 
     family: ClassVar[str] = "kernelized"
+    cost: ClassVar[str] = "O(N d^2)"
     carries_state: ClassVar[bool] = True
     reader: ClassVar[str]  # divide | subtract | channel | none
     chunk: ClassVar[int] = algebra.CHUNK
@@ -38,7 +39,7 @@ class Kernelized(Mechanism):
         return 1.0 if self.reader == "none" else None
 
     @property
-    def rows_sum_to_one(self) -> bool:
+    def rows_sum_to_one(self) -> bool:  # type: ignore[override]
         return self.reader != "none"
 
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:

@@ -69,7 +69,6 @@ class FeatureMapped(Kernelized):
 class Linear(FeatureMapped):
     name: ClassVar[str] = "linear"
     formula: ClassVar[str] = "sum_j phi(q).phi(k_j) v_j / sum_j phi(q).phi(k_j)"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Katharopoulos et al. 2020, arXiv 2006.16236"
 
     phi: str | FeatureMap = "elu"
@@ -93,7 +92,6 @@ class Linear(FeatureMapped):
 class InLine(FeatureMapped):
     name: ClassVar[str] = "inline"
     formula: ClassVar[str] = "sum_j [(s/n) phi(q).(phi(k_j) - mean phi(k)) + 1/n] v_j"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Han et al. 2024, arXiv 2412.06590"
 
     gain: str = "mean"  # mean: s/n, as the authors' code | sum: s, eq. 4 as printed

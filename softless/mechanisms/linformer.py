@@ -30,8 +30,8 @@ SHARED = ("none", "heads", "kv")
 class Linformer(LowRank):
     name: ClassVar[str] = "linformer"
     formula: ClassVar[str] = "softmax(q (E k)^T / sqrt(d)) (F v),  E and F of rank rows"
-    cost: ClassVar[str] = "O(N m d)"
     paper: ClassVar[str] = "Wang et al. 2020, arXiv 2006.04768"
+    rows_sum_to_one: ClassVar[bool] = False
 
     rank: int = 256
     length: int = 4096
@@ -49,10 +49,6 @@ class Linformer(LowRank):
 
     def initialize(self, name: str, tensor: Tensor) -> None:
         torch.nn.init.uniform_(tensor, -(self.rank**-0.5), self.rank**-0.5)
-
-    @property
-    def rows_sum_to_one(self) -> bool:
-        return False
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
         if k.shape[2] > self.length:

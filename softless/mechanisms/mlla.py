@@ -33,10 +33,7 @@ class Mlla(Mechanism):
     paper: ClassVar[str] = "Han et al. 2024, arXiv 2405.16605"
     reads_grid: ClassVar[bool] = True
     needs_grid: ClassVar[bool] = True
-
-    @property
-    def rows_sum_to_one(self) -> bool:
-        return False
+    rows_sum_to_one: ClassVar[bool] = False
 
     def lacks(self, is_causal: bool) -> str | None:
         return "reads tokens as a picture, which has no order" if is_causal else None

@@ -37,7 +37,6 @@ PAIRINGS = ("softmax", "dot", "concatenation")
 class NonLocal(Scored):
     name: ClassVar[str] = "nonlocal"
     formula: ClassVar[str] = "softmax as in softmax, or theta.phi / n, or ReLU(w.[theta, phi]) / n"
-    cost: ClassVar[str] = "O(N^2 d)"
     paper: ClassVar[str] = "Wang et al. 2017, arXiv 1711.07971"
 
     pairing: str = "softmax"
@@ -53,7 +52,7 @@ class NonLocal(Scored):
         return head_dim**-0.5 if self.pairing == "softmax" else 1.0
 
     @property
-    def rows_sum_to_one(self) -> bool:
+    def rows_sum_to_one(self) -> bool:  # type: ignore[override]
         return self.pairing == "softmax"
 
     def scores(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
@@ -72,7 +71,6 @@ class NonLocal(Scored):
 class AsymmetricNonLocal(LowRank):
     name: ClassVar[str] = "asymmetric_nonlocal"
     formula: ClassVar[str] = "softmax(q k~^T / sqrt(d)) v~,  k~ and v~ a pyramid of means"
-    cost: ClassVar[str] = "O(N m d)"
     paper: ClassVar[str] = "Zhu et al. 2019, arXiv 1908.07678"
 
     reads_grid: ClassVar[bool] = True

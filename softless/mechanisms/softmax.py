@@ -28,7 +28,6 @@ from softless.mechanisms.scored import Scored, softmax
 class Softmax(Scored):
     name: ClassVar[str] = "softmax"
     formula: ClassVar[str] = "sum_j e^{q.k_j/sqrt(d)} v_j / sum_j e^{q.k_j/sqrt(d)}"
-    cost: ClassVar[str] = "O(N^2 d)"
     paper: ClassVar[str] = "Vaswani et al. 2017, arXiv 1706.03762"
     form: ClassVar[str] = "SDPA"
     fused_on_gpu: ClassVar[bool] = True

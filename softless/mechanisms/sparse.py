@@ -134,7 +134,6 @@ class Sparse(Restricted):
 class TopK(Scored):
     name: ClassVar[str] = "topk"
     formula: ClassVar[str] = "softmax over the k keys that score highest"
-    cost: ClassVar[str] = "O(N^2 d)"
     paper: ClassVar[str] = "Zhao et al. 2019, arXiv 1912.11637"
 
     k: int = 32

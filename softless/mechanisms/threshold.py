@@ -33,7 +33,6 @@ TAILS = ("drop", "mean")
 class Threshold(Scored):
     name: ClassVar[str] = "threshold"
     formula: ClassVar[str] = "sum_I (1 + s_j - max s) v_j / sum_I (1 + s_j - max s),  I: s > max s - tau"
-    cost: ClassVar[str] = "O(N^2 d)"
     paper: ClassVar[str] = "Analyzing Linear Attention as a First-Order Approximation of Softmax, 2024"
 
     tau: float = 1.0

@@ -46,7 +46,6 @@ def check_variant(variant: str) -> None:
 class TransNormer(Kernelized):
     name: ClassVar[str] = "transnormer"
     formula: ClassVar[str] = "norm(sum_j phi(q).phi(k_j) v_j), phi(x) = elu(x) or elu(x) + 1"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Qin et al. 2022, arXiv 2210.10340"
     reader: ClassVar[str] = "none"
 
@@ -95,7 +94,7 @@ class Diagonal(Scored):
         check_count("block", self.block)
 
     @property
-    def rows_sum_to_one(self) -> bool:
+    def rows_sum_to_one(self) -> bool:  # type: ignore[override]
         return self.variant == "t2"
 
     def default_scale(self, head_dim: int) -> float | None:

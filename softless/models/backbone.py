@@ -162,6 +162,26 @@ class Backbone(nn.Module):
             if isinstance(module, Stage):
                 module.grad_checkpointing = enable
 
+    def outputs(self) -> int:
+        """Return the number of outputs that `forward_intermediates` can take: stages, or blocks in DeiT."""
+        raise NotImplementedError
+
+    def keep_first(self, count: int) -> None:
+        """Drop all stages (blocks in DeiT) after the first `count`."""
+        raise NotImplementedError
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what comes after the last of `indices`; `prune_norm` has nothing to drop in PVT."""
+        take, last = feature_take_indices(self.outputs(), indices)
+        self.keep_first(last + 1)
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return take
+
     def own_names(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the weights of a file under the names they have here."""
         return weights
@@ -179,6 +199,9 @@ class Pyramid(Backbone):
     def stages(self) -> list[tuple[Callable[[Tensor], Tensor], Stage]]:
         """Return two parts per stage: the embedding of what comes before it, and its blocks."""
         raise NotImplementedError
+
+    def outputs(self) -> int:
+        return len(self.stages())
 
     def forward_features(self, x: Tensor) -> Tensor:
         x = self.checked(x)
@@ -214,21 +237,6 @@ class Pyramid(Backbone):
                 picture = self.norm(x) if norm and index == len(self.config.dims) - 1 else x
                 pictures.append(picture.permute(0, 3, 1, 2).contiguous() if output_fmt == "NCHW" else picture)
         return pictures if intermediates_only else (self.norm(x), pictures)
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drop the stages after the last of `indices`; `prune_norm` has nothing to drop in PVT."""
-        take, last = feature_take_indices(len(self.stages()), indices)
-        self.keep_stages(last + 1)
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return take
-
-    def keep_stages(self, count: int) -> None:
-        raise NotImplementedError
 
 
 def check_format(output_fmt: str, formats: tuple[str, ...]) -> None:
