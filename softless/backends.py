@@ -172,11 +172,11 @@ def _run_with_state(
         from softless.kernels.delta.ops import delta
 
         return delta(q, k, v, call.inputs["beta"], call.key_mask, state, spec.reader, spec.scale)
-    from softless.kernels.causal.ops import causal, decode
+    from softless.kernels.causal.ops import causal
 
     recording = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *(state or ())))
-    step = decode if q.shape[2] == k.shape[2] == 1 and state is not None and not recording else causal
-    return step(q, k, v, call.key_mask, state, spec)
+    step = q.shape[2] == k.shape[2] == 1 and state is not None and not recording
+    return causal(q, k, v, call.key_mask, state, spec, step)
 
 
 def _state_like(q: Tensor, k: Tensor, v: Tensor, spec: KernelSpec) -> State:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from softless.algebra.state import State
-from softless.errors import ArgumentError, UnsupportedError, did_you_mean, shown
+from softless.errors import ArgumentError, UnsupportedError, check_choice, did_you_mean, shown
 from softless.mechanisms import MECHANISMS, Call, Mechanism, resolve
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -71,7 +71,7 @@ def prepare(
     check_bias(bias, mechanism, q, k)
     check_inputs(inputs, mechanism, q, k)
     check_grid(grid, mechanism, q, k)
-    check_backend(backend)
+    check_choice("backend", backend, BACKENDS)
     call = Call(is_causal, key_mask, bias, resolve_scale(scale, mechanism, q.shape[3]), inputs or {}, grid)
     mechanism.check(q, k, v, call)
     return mechanism, call
@@ -214,11 +214,6 @@ def check_grid(grid: Any, mechanism: Mechanism, q: Tensor, k: Tensor) -> None:
             f"grid {shown(grid)} must be (height, width) of a picture, all of the tokens or the last of them, and "
             f"there are {q.shape[2]} queries and {k.shape[2]} keys"
         )
-
-
-def check_backend(backend: str) -> None:
-    if not isinstance(backend, str) or backend not in BACKENDS:
-        raise ArgumentError(f"backend {shown(backend)} is not one of {', '.join(BACKENDS)}")
 
 
 def check_packed(qkv: Any) -> None:

@@ -31,7 +31,7 @@ class Call(NamedTuple):
     grid: tuple[int, int] | None = None  # height and width, for mechanisms that read tokens as a picture
 
     def visible(self, q: Tensor, k: Tensor) -> Tensor:
-        """Which key each query may see, broadcastable to [B, H, N, M]."""
+        """Return which key each query may see, broadcastable to [B, H, N, M]."""
         return visible(q.shape[2], k.shape[2], is_causal=self.is_causal, key_mask=self.key_mask, device=q.device)
 
 
@@ -94,7 +94,7 @@ class Mechanism:
         return None
 
     def default_scale(self, head_dim: int) -> float | None:
-        """The factor on phi(q).phi(k); None where a factor would cancel."""
+        """Return the factor on phi(q).phi(k), None where a factor would cancel."""
         return None
 
     def matrices(self, heads: int, head_dim: int) -> int:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from softless.algebra import fading
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, check_choice
 from softless.mechanisms.base import Call, repeat_heads
 from softless.mechanisms.recurrent import Recurrent
 
@@ -34,8 +34,7 @@ class Decay(Recurrent):
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.slopes not in ("lightning", "retention"):
-            raise ArgumentError(f"slopes {self.slopes!r} is not 'lightning' or 'retention'")
+        check_choice("slopes", self.slopes, ("lightning", "retention"))
         if not 0 <= self.factor <= MOST_FACTOR:
             raise ArgumentError(f"factor {self.factor} is not a number from 0 to {MOST_FACTOR:,}")
 

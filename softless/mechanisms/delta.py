@@ -41,7 +41,7 @@ class Delta(Recurrent):
         return KernelSpec("identity", "identity", self.name, scale=scale)
 
     def strengths(self, length: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-        """(a, gain) for keys of this length: [B, G, N, 1]."""
+        """Return (a, gain) for keys of this length: [B, G, N, 1]."""
         return beta, beta
 
     def weights_in_order(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
@@ -61,7 +61,7 @@ class Delta(Recurrent):
         return (out if out.ndim == 4 else out.flatten(1, 2)), memory
 
     def _keys(self, k: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-        """(k^, a, gain)."""
+        """Return (k^, a, gain)."""
         beta = call.inputs["beta"].to(k.dtype)
         if call.key_mask is not None:
             beta = torch.where(call.key_mask[:, None], beta, 0.0)

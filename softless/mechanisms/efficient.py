@@ -47,8 +47,4 @@ class A2(Efficient):
     carries_state: ClassVar[bool] = False
 
     def lacks(self, is_causal: bool) -> str | None:
-        return (
-            "gathers from all tokens before any reads: causal, with running sums, it is 'efficient'"
-            if is_causal
-            else None
-        )
+        return "gathers from all tokens before any reads: the causal form is 'efficient'" if is_causal else None

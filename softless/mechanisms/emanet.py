@@ -31,7 +31,6 @@ class EMANet(LowRank):
     name: ClassVar[str] = "emanet"
     formula: ClassVar[str] = "softmax_b(q mu^T) r v / |r k|,  mu bases of k by expectation maximization"
     paper: ClassVar[str] = "Li et al. 2019, arXiv 1907.13426"
-
     moves_inputs: ClassVar[bool] = True
     rows_sum_to_one: ClassVar[bool] = False
 
@@ -64,9 +63,9 @@ class EMANet(LowRank):
     def moved(self, k: Tensor, call: Call) -> dict[str, Tensor]:
         """Return the bases moved toward the mean over the samples that have a token."""
         mu, old = unit(self._rounds(k, call)[2]), call.inputs["bases"].to(k.dtype)
-        some = call.visible(k, k).any(-1, keepdim=True).expand(len(k), -1, -1, -1)  # [B, 1, 1, 1]
-        mean = torch.where(some, mu, 0.0).sum(0) / some.sum(0).clamp(min=1)
-        return {"bases": torch.where(some.any(0), MOMENTUM * old + (1 - MOMENTUM) * mean, old)}
+        has_tokens = call.visible(k, k).any(-1, keepdim=True).expand(len(k), -1, -1, -1)  # [B, 1, 1, 1]
+        mean = torch.where(has_tokens, mu, 0.0).sum(0) / has_tokens.sum(0).clamp(min=1)
+        return {"bases": torch.where(has_tokens.any(0), MOMENTUM * old + (1 - MOMENTUM) * mean, old)}
 
     def _rounds(self, k: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         """Return the bases before the last round, the share of each base in the tokens, and the new means."""

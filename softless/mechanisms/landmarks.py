@@ -74,7 +74,7 @@ class Nystrom(LowRank):
 
 
 def pseudo_inverse(a: Tensor, steps: int) -> Tensor:
-    """Of row-stochastic matrices [..., m, m], or with rows of zeros."""
+    """Return the pseudo-inverse of matrices [..., m, m] whose rows sum to one or are zero."""
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     norm = a.sum(-2).amax(-1)[..., None, None]
     z = a.mT / torch.where(norm > 0, norm, 1.0)
@@ -120,7 +120,7 @@ class Soft(LowRank):
 
 
 def gaussian(a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """[..., N, d], [..., M, d] -> [..., N, M]"""
+    """Return g(a, b): [..., N, d], [..., M, d] -> [..., N, M]."""
     squares = a.square().sum(-1, keepdim=True) + b.square().sum(-1, keepdim=True).mT
     return (-0.5 * scale * (squares - 2 * a @ b.mT).clamp(min=0)).exp()
 

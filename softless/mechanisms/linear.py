@@ -20,7 +20,7 @@ from softless.algebra import feature_maps
 from softless.algebra.feature_maps import FeatureMap
 from softless.algebra.kernel_spec import KernelSpec
 from softless.algebra.state import Log
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, check_choice
 from softless.mechanisms.base import Call, repeat_heads
 from softless.mechanisms.kernelized import Kernelized
 
@@ -76,8 +76,7 @@ class Linear(FeatureMapped):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.normalize not in ("divide", "none"):
-            raise ArgumentError(f"normalize {self.normalize!r} is not 'divide' or 'none'")
+        check_choice("normalize", self.normalize, ("divide", "none"))
 
     @property
     def reader(self) -> str:  # type: ignore[override]
@@ -98,8 +97,7 @@ class InLine(FeatureMapped):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.gain not in ("mean", "sum"):
-            raise ArgumentError(f"gain {self.gain!r} is not 'mean' or 'sum'")
+        check_choice("gain", self.gain, ("mean", "sum"))
 
     @property
     def reader(self) -> str:  # type: ignore[override]

@@ -18,12 +18,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, check_choice
 from softless.mechanisms.base import Call
 from softless.mechanisms.low_rank import LowRank
 from softless.mechanisms.scored import MOST_STAND_INS, check_count
-
-SHARED = ("none", "heads", "kv")
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,7 @@ class Linformer(LowRank):
     def __post_init__(self) -> None:
         check_count("rank", self.rank, most=MOST_STAND_INS)
         check_count("length", self.length, most=2**24)
-        if self.share not in SHARED:
-            raise ArgumentError(f"share {self.share!r} is not one of {', '.join(SHARED)}")
+        check_choice("share", self.share, ("none", "heads", "kv"))
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
         shape = (heads, self.rank, self.length) if self.share == "none" else (self.rank, self.length)

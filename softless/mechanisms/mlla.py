@@ -65,7 +65,7 @@ class Mlla(Mechanism):
 
 
 def _angles(grid: tuple[int, int], q: Tensor) -> Tensor:
-    """[N, C/2]: by row, then by column."""
+    """Return the angle of each pair of channels at each token [N, C/2]: first by row, then by column."""
     height, width = grid
     quarter = q.shape[1] * q.shape[3] // 4
     theta = 10000 ** (-torch.arange(quarter, device=q.device, dtype=torch.float64) / quarter)
@@ -76,7 +76,7 @@ def _angles(grid: tuple[int, int], q: Tensor) -> Tensor:
 
 
 def _turned(x: Tensor, angles: Tensor) -> Tensor:
-    """R(x), x [B, H, N, d]."""
+    """Return R(x) for x [B, H, N, d]."""
     first, second = x.transpose(1, 2).flatten(2).unflatten(-1, (-1, 2)).unbind(-1)  # [B, N, C/2] each
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     turned = torch.stack([first * cos - second * sin, first * sin + second * cos], -1)

@@ -25,12 +25,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, check_choice
 from softless.mechanisms.base import Call
 from softless.mechanisms.low_rank import LowRank, check_cells, pooled
 from softless.mechanisms.scored import MOST_STAND_INS, Scored, check_count, softmax
-
-PAIRINGS = ("softmax", "dot", "concatenation")
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,7 @@ class NonLocal(Scored):
     pairing: str = "softmax"
 
     def __post_init__(self) -> None:
-        if self.pairing not in PAIRINGS:
-            raise ArgumentError(f"pairing {self.pairing!r} is not one of {', '.join(PAIRINGS)}")
+        check_choice("pairing", self.pairing, ("softmax", "dot", "concatenation"))
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
         return {"weight": (heads, 2 * head_dim)} if self.pairing == "concatenation" else {}
@@ -97,6 +94,6 @@ class AsymmetricNonLocal(LowRank):
 
 
 def outside(k: Tensor, mask: Tensor | None, grid: tuple[int, int]) -> Tensor:
-    """The real tokens before the picture, each its own mean [B, 1, outside, M]."""
+    """Return the matrix [B, 1, outside, M] that takes each real token before the picture as it is."""
     eye = torch.eye(k.shape[2] - grid[0] * grid[1], k.shape[2], dtype=k.dtype, device=k.device)[None, None]
     return eye if mask is None else torch.where(mask[:, None, None], eye, 0.0)

@@ -13,7 +13,7 @@ from timm.layers import calculate_drop_path_rates, trunc_normal_
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from softless.errors import ArgumentError, UnsupportedError, shown
+from softless.errors import ArgumentError, UnsupportedError, check_choice, shown
 from softless.mechanisms import resolve
 from softless.mechanisms.scored import check_count
 from softless.models.blocks import BlockConfig, Checked, Stage
@@ -228,7 +228,7 @@ class Pyramid(Backbone):
 
         `norm` applies to the last stage only: the stages before it have no norm, and PVT has none at all.
         """
-        check_format(output_fmt, FORMATS)
+        check_choice("output_fmt", output_fmt, FORMATS)
         x, stages, pictures = self.checked(x), self.stages(), []
         take, last = feature_take_indices(len(stages), indices)
         for index, (embed, blocks) in enumerate(stages[: last + 1] if stop_early else stages):
@@ -237,11 +237,6 @@ class Pyramid(Backbone):
                 picture = self.norm(x) if norm and index == len(self.config.dims) - 1 else x
                 pictures.append(picture.permute(0, 3, 1, 2).contiguous() if output_fmt == "NCHW" else picture)
         return pictures if intermediates_only else (self.norm(x), pictures)
-
-
-def check_format(output_fmt: str, formats: tuple[str, ...]) -> None:
-    if output_fmt not in formats:
-        raise ArgumentError(f"output_fmt {output_fmt!r} is not one of {', '.join(formats)}")
 
 
 def deviation(name: str, value: float | None) -> float:

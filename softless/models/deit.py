@@ -14,7 +14,8 @@ import torch
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from softless.models.backbone import FORMATS, Backbone, check_format, table
+from softless.errors import check_choice
+from softless.models.backbone import FORMATS, Backbone, table
 from softless.models.blocks import Block, Positions, Stage, attention
 from softless.nn.patches import PatchEmbed
 
@@ -69,7 +70,7 @@ class DeiT(Backbone):
         intermediates_only: bool = False,
     ) -> Any:
         """Return the patches after each block of `indices`, and the features too unless `intermediates_only`."""
-        check_format(output_fmt, (*FORMATS, "NLC"))
+        check_choice("output_fmt", output_fmt, (*FORMATS, "NLC"))
         take, last = feature_take_indices(len(self.blocks), indices)
         (x, (height, width)), outputs = self.embed(x), []
         for index, block in enumerate(self.blocks):

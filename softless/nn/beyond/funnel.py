@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from softless.algebra.state import keep
-from softless.errors import ArgumentError, UnsupportedError, shown
+from softless.errors import ArgumentError, UnsupportedError, check_choice, shown
 from softless.mechanisms import Mechanism, resolve
 from softless.mechanisms.cosformer import Cosformer
 from softless.mechanisms.scored import check_count
@@ -78,8 +78,7 @@ class FunnelEncoder(nn.Module):
         if not isinstance(blocks, tuple | list) or not blocks or any(type(n) is not int or n < 1 for n in blocks):
             raise ArgumentError(f"blocks {shown(blocks)} must say how many layers each block has, at least 1")
         check_count("prefix", prefix, least=0)
-        if pool not in MODES:
-            raise ArgumentError(f"pool {shown(pool)} is not one of {', '.join(MODES)}")
+        check_choice("pool", pool, MODES)
         mechanism = resolve(mechanism)
         if mechanism.mixes_queries and len(blocks) > 1:
             raise UnsupportedError(
