@@ -69,7 +69,7 @@ def attend_with_state(
 
 
 def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Set hidden tokens to zero before anything reads them: a NaN there reaches no output and no gradient."""
+    """Set hidden tokens to zero, so that a NaN in them reaches no output and no gradient."""
     return keep(x, None if key_mask is None else key_mask[:, None])
 
 
@@ -94,7 +94,7 @@ def autocast(*tensors: Any) -> tuple[Any, ...]:
 
 
 def autocasting(x: Tensor) -> bool:
-    """Whether autocast is on for the device of x. Meta tensors have no autocast state."""
+    """Return whether autocast is on for the device of x. Meta tensors have no autocast state."""
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
@@ -113,7 +113,7 @@ def fused(
 
 
 def on_gpu(q: Tensor) -> bool:
-    """Whether `auto` considers the kernels at all."""
+    """Return whether `auto` may use the kernels."""
     return q.is_cuda
 
 

@@ -262,7 +262,7 @@ def are_sides(grid: Any, prefix: Any) -> bool:
 
 
 def _is_side(side: Any, least: int) -> bool:
-    """A bool is not a number. In an exported graph the sides of a picture of any size are SymInts."""
+    """Return whether a side is an integer, not a bool. In an exported graph it may be a SymInt."""
     return isinstance(side, int | torch.SymInt) and not isinstance(side, bool) and bool(side >= least)
 
 

@@ -139,9 +139,13 @@ def in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
-def transformed() -> bool:
-    """Return whether forward mode or a transform of torch.func is active."""
-    return in_forward_mode() or torch._C._are_functorch_transforms_active()
+def refuse_transforms(name: str) -> None:
+    """Raise if forward mode or a transform of torch.func is active."""
+    if in_forward_mode() or torch._C._are_functorch_transforms_active():
+        raise UnsupportedError(
+            f"{name} has gradients in reverse mode only: it cannot run under forward_ad or the transforms of "
+            "torch.func; call backward() or torch.autograd.grad"
+        )
 
 
 def readable(x: Tensor) -> bool:

@@ -27,7 +27,7 @@ MOST_FACTOR = 1_000_000  # at this factor a token remembers only itself; far bey
 @dataclass(frozen=True)
 class Decay(Recurrent):
     name: ClassVar[str] = "decay"
-    formula: ClassVar[str] = "sum_{j<=i} e^{-slope (i - j)} q.k_j v_j, a slope a head"
+    formula: ClassVar[str] = "sum_{j<=i} e^{-slope (i - j)} q.k_j v_j, one slope per head"
     paper: ClassVar[str] = "Qin et al. 2023, arXiv 2307.14995"
 
     slopes: str = "lightning"  # lightning | retention
