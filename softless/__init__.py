@@ -22,21 +22,15 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_HOMES = {
-    "attention": "softless.functional",
-    "attention_weights": "softless.functional",
-    "attention_with_state": "softless.functional",
-    "mechanism": "softless.mechanisms",
-    "list_mechanisms": "softless.mechanisms",
-    "create_model": "softless.models",
-    "list_models": "softless.models",
-    "Mechanism": "softless.mechanisms",
-    "State": "softless.algebra.state",
-    "threshold_report": "softless.threshold",
-    "ThresholdReport": "softless.threshold",
-    "load_weights": "softless.io.weights",
-    "WeightsReport": "softless.io.weights",
+_NAMES = {
+    "softless.algebra.state": ("State",),
+    "softless.functional": ("attention", "attention_weights", "attention_with_state"),
+    "softless.io.weights": ("WeightsReport", "load_weights"),
+    "softless.mechanisms": ("Mechanism", "list_mechanisms", "mechanism"),
+    "softless.models": ("create_model", "list_models"),
+    "softless.threshold": ("ThresholdReport", "threshold_report"),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Mechanism",

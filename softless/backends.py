@@ -6,6 +6,7 @@ cannot run raises and says why. Nothing here imports triton before CUDA tensors,
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,45 +21,38 @@ from softless.mechanisms.base import in_forward_mode, repeat_heads
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, call: Call, backend: str, *, qkv: Tensor | None = None
-) -> Tensor:
-    """Compute attention. `qkv` is the packed tensor that q, k and v are views of, which the kernels read in place."""
-    spec = fused(mechanism, call, q, k, v, backend)
-    if spec is not None:
-        return _run(q, k, v, spec, call, qkv)
-    k, v = hide(k, call.key_mask), hide(v, call.key_mask)
-    if q.shape[2] == 0 or k.shape[2] == 0:
-        return (q @ repeat_heads(k, q.shape[1]).mT) @ repeat_heads(v, q.shape[1])
-    with full_precision(q):
-        if backend == "reference":
-            return mechanism.combine(mechanism.weights(widen(q), widen(k), call), widen(v), call).to(q.dtype)
-        if mechanism.fused_on_gpu and not q.is_cpu:
-            return mechanism.attend(q, k, v, call)
-        return mechanism.attend(widen(q), widen(k), widen(v), call).to(q.dtype)
-
-
-def attend_with_residual(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    taps: Tensor,
-    picture: tuple[int, int, int],
     mechanism: Mechanism,
     call: Call,
     backend: str,
     *,
     qkv: Tensor | None = None,
+    taps: Tensor | None = None,
+    picture: tuple[int, int, int] = (0, 0, 0),
 ) -> Tensor:
-    """Compute attention plus the local residual of `taps`. `picture` is (prefix, height, width)."""
+    """Compute attention, plus the local residual if there are taps. `picture` is (prefix, height, width).
+
+    `qkv` is the packed tensor that q, k and v are views of, if any: the kernels read it in place.
+    """
     spec = fused(mechanism, call, q, k, v, backend, taps)
     if spec is not None:
         return _run(q, k, v, spec, call, qkv, taps, picture)
-    prefix, height, width = picture
-    wide = (q, k, v) if mechanism.fused_on_gpu and not q.is_cpu else (widen(q), widen(k), widen(v))
-    with full_precision(q):  # one rounding, of the sum
-        out = attend(*wide, mechanism, call, backend)
-        out = out + local_residual(hide(widen(wide[2]), call.key_mask), widen(taps), (height, width), prefix)
-    return out.to(q.dtype)
+    dtype = q.dtype
+    if backend == "reference" or q.is_cpu or not mechanism.fused_on_gpu:
+        q, k, v = widen(q), widen(k), widen(v)
+    keys, values = hide(k, call.key_mask), hide(v, call.key_mask)
+    with full_precision(q):
+        if q.shape[2] == 0 or k.shape[2] == 0:
+            out = (q @ repeat_heads(keys, q.shape[1]).mT) @ repeat_heads(values, q.shape[1])
+        elif backend == "reference":
+            out = mechanism.combine(mechanism.weights(q, keys, call), values, call)
+        else:
+            out = mechanism.attend(q, keys, values, call)
+        if taps is not None:
+            out = out + local_residual(hide(widen(v), call.key_mask), widen(taps), picture[1:], picture[0])
+    return out.to(dtype)
 
 
 def attend_with_state(
@@ -75,7 +69,7 @@ def attend_with_state(
 
 
 def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Set hidden tokens to zero before anything reads them: a NaN there reaches no output and no gradient."""
+    """Set hidden tokens to zero, so that a NaN in them reaches no output and no gradient."""
     return keep(x, None if key_mask is None else key_mask[:, None])
 
 
@@ -89,7 +83,7 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
     return torch.autocast(x.device.type, enabled=False) if autocasting(x) else nullcontext()
 
 
-def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+def autocast(*tensors: Any) -> tuple[Any, ...]:
     """Cast as SDPA does where autocast is on: everything but float64."""
     return tuple(
         x.to(torch.get_autocast_dtype(x.device.type))
@@ -100,7 +94,7 @@ def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def autocasting(x: Tensor) -> bool:
-    """Whether autocast is on for the device of x. Meta tensors have no autocast state."""
+    """Return whether autocast is on for the device of x. Meta tensors have no autocast state."""
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
@@ -119,7 +113,7 @@ def fused(
 
 
 def on_gpu(q: Tensor) -> bool:
-    """Whether `auto` considers the kernels at all."""
+    """Return whether `auto` may use the kernels."""
     return q.is_cuda
 
 
@@ -152,9 +146,9 @@ def _run(
     v: Tensor,
     spec: KernelSpec,
     call: Call,
-    qkv: Tensor | None = None,
-    taps: Tensor | None = None,
-    picture: tuple[int, int, int] = (0, 0, 0),
+    qkv: Tensor | None,
+    taps: Tensor | None,
+    picture: tuple[int, int, int],
 ) -> Tensor:
     """Run the kernels on q, k and v, or on the packed tensor they are views of."""
     if call.is_causal:
@@ -178,11 +172,11 @@ def _run_with_state(
         from softless.kernels.delta.ops import delta
 
         return delta(q, k, v, call.inputs["beta"], call.key_mask, state, spec.reader, spec.scale)
-    from softless.kernels.causal.ops import causal, decode
+    from softless.kernels.causal.ops import causal
 
     recording = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *(state or ())))
-    step = decode if q.shape[2] == k.shape[2] == 1 and state is not None and not recording else causal
-    return step(q, k, v, call.key_mask, state, spec)
+    step = q.shape[2] == k.shape[2] == 1 and state is not None and not recording
+    return causal(q, k, v, call.key_mask, state, spec, step)
 
 
 def _state_like(q: Tensor, k: Tensor, v: Tensor, spec: KernelSpec) -> State:

@@ -74,6 +74,12 @@ def no_such(kind: str, name: object, known: Iterable[str]) -> str:
     return f"{kind} {shown(name)} is not one of {', '.join(names)}"
 
 
+def check_choice(option: str, value: object, choices: tuple[str | None, ...]) -> None:
+    """Raise if a value is not one of the choices."""
+    if not (value is None or isinstance(value, str)) or value not in choices:
+        raise ArgumentError(f"{option} {shown(value)} is not one of {', '.join(map(str, choices))}")
+
+
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return "did you mean ...?" with the nearest known name, or an empty string if none is near."""
     close = get_close_matches(name, list(known), n=1) if isinstance(name, str) else []

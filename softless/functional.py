@@ -19,8 +19,8 @@ from torch import Tensor
 from softless import backends, packed, validation
 from softless.algebra.state import State
 from softless.errors import ArgumentError, BackendError
-from softless.mechanisms import Mechanism, resolve
-from softless.mechanisms.base import check_signed, sign
+from softless.mechanisms import Mechanism
+from softless.mechanisms.base import check_mark, mark
 
 
 @validation.explain_unknown_arguments
@@ -64,11 +64,11 @@ def attention(
     Returns:
         The output [B, H, N, e]. A query that sees no key gives zeros.
     """
-    if packed.among(q, k, v):
-        options: dict[str, Any] = {"is_causal": is_causal, "key_mask": key_mask, "bias": bias, "scale": scale}
-        return packed.attend(attention, q, k, v, mechanism, **options, inputs=inputs, grid=grid, backend=backend)
+    options: dict[str, Any] = {"key_mask": key_mask, "scale": scale, "inputs": inputs, "grid": grid, "backend": backend}
+    if packed.among(q, k, v):  # pads the sequences, and calls this function with a key mask
+        return packed.attend(attention, q, k, v, mechanism, is_causal=is_causal, bias=bias, **options)
     q, k, v = backends.autocast(q, k, v)
-    mechanism, call = validation.prepare(q, k, v, mechanism, is_causal, key_mask, bias, scale, inputs, grid, backend)
+    mechanism, call = validation.prepare(q, k, v, mechanism, is_causal=is_causal, bias=bias, **options)
     return backends.attend(q, k, v, mechanism, call, backend)
 
 
@@ -111,7 +111,8 @@ def attention_weights(
         without a normalizer). Hydra has one matrix per channel: [B, H d, N, M].
     """
     q, k = backends.autocast(q, k)
-    mechanism, call = validation.prepare(q, k, k, mechanism, is_causal, key_mask, bias, scale, inputs, grid, backend)
+    options: dict[str, Any] = {"key_mask": key_mask, "scale": scale, "inputs": inputs, "grid": grid, "backend": backend}
+    mechanism, call = validation.prepare(q, k, k, mechanism, is_causal=is_causal, bias=bias, **options)
     if backend in ("torch", "triton"):
         raise BackendError(f"backend '{backend}' never forms the weights: use 'auto' or 'reference'")
     k = backends.hide(k, key_mask)
@@ -163,18 +164,19 @@ def attention_with_state(
         The output [B, H, N, e] and the new state. The state has a fixed size, is float32 (float64 for float64
         tensors), and carries gradients. `state._asdict()` can be saved in any tensor file.
     """
-    if packed.among(q, k, v):
-        options: dict[str, Any] = {"key_mask": key_mask, "scale": scale, "inputs": inputs, "grid": grid}
-        return packed.attend_with_state(attention_with_state, q, k, v, mechanism, state, **options, backend=backend)
+    options: dict[str, Any] = {"key_mask": key_mask, "scale": scale, "inputs": inputs, "grid": grid, "backend": backend}
+    if packed.among(q, k, v):  # pads the sequences, and calls this function with a key mask
+        return packed.attend_with_state(attention_with_state, q, k, v, mechanism, state, **options)
     q, k, v = backends.autocast(q, k, v)
-    mechanism, call = validation.prepare(q, k, v, mechanism, True, key_mask, None, scale, inputs, grid, backend)
+    mechanism, call = validation.prepare(q, k, v, mechanism, is_causal=True, **options)
     validation.check_state(state, k)
-    check_signed(state, mechanism)
+    check_mark(state, mechanism)
     if backend == "reference":
         raise BackendError("backend 'reference' forms all weights at once and has no state: use 'auto' or 'torch'")
     if q.shape[2] > k.shape[2]:
         raise ArgumentError(f"{q.shape[2]} queries and {k.shape[2]} keys: every query needs its own token's key")
-    return sign(*backends.attend_with_state(q, k, v, state, mechanism, call, backend), mechanism)
+    out, state = backends.attend_with_state(q, k, v, state, mechanism, call, backend)
+    return out, mark(state, mechanism)
 
 
 @validation.explain_unknown_arguments
@@ -217,11 +219,10 @@ def attention_with_residual(
         The output [B, H, N, e].
     """
     q, k, v, taps = backends.autocast(q, k, v, taps)
-    mechanism = resolve(mechanism)
-    own_grid = grid if mechanism.reads_grid else None
-    _, call = validation.prepare(q, k, v, mechanism, False, key_mask, None, scale, inputs, own_grid, backend)
-    validation.check_taps(taps, grid, prefix, q, k, v)
-    return backends.attend_with_residual(q, k, v, taps, (prefix, *grid), mechanism, call, backend)
+    options: dict[str, Any] = {"key_mask": key_mask, "scale": scale, "inputs": inputs, "grid": grid, "backend": backend}
+    mechanism, call = validation.prepare(q, k, v, mechanism, has_taps=True, **options)
+    picture = validation.check_taps(taps, grid, prefix, q, k, v)
+    return backends.attend(q, k, v, mechanism, call, backend, taps=taps, picture=picture)
 
 
 @validation.explain_unknown_arguments
@@ -259,17 +260,14 @@ def attention_qkv(
     Returns:
         The output [B, H, N, d].
     """
-    qkv = backends.autocast(qkv)[0]
+    qkv, taps = backends.autocast(qkv, taps)
     validation.check_packed(qkv)
-    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))  # split first: their gradients meet in one dense tensor
-    mechanism = resolve(mechanism)
-    own_grid = grid if taps is None or mechanism.reads_grid else None
-    _, call = validation.prepare(q, k, v, mechanism, False, key_mask, None, None, inputs, own_grid, backend)
+    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))  # in this order, the gradient of qkv is contiguous
+    options: dict[str, Any] = {"key_mask": key_mask, "inputs": inputs, "grid": grid, "backend": backend}
+    mechanism, call = validation.prepare(q, k, v, mechanism, has_taps=taps is not None, **options)
     if taps is None and prefix != 0:
         raise ArgumentError(f"prefix {prefix!r} is only read with taps, and no taps were passed")
     if taps is None:
         return backends.attend(q, k, v, mechanism, call, backend, qkv=qkv)
-    validation.check_taps(taps, grid, prefix, q, k, v)
-    assert grid is not None
-    taps = backends.autocast(taps)[0]
-    return backends.attend_with_residual(q, k, v, taps, (prefix, *grid), mechanism, call, backend, qkv=qkv)
+    picture = validation.check_taps(taps, grid, prefix, q, k, v)
+    return backends.attend(q, k, v, mechanism, call, backend, qkv=qkv, taps=taps, picture=picture)

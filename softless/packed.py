@@ -37,7 +37,7 @@ class PackedTensor(NamedTuple):
         return [sequence[None].transpose(1, 2) for sequence in self.values.split(self.lengths)]
 
     def real(self, *, last: bool = False) -> Tensor:
-        """Return bool [B, N], N the longest length: True in the first places of a row, or in the last ones."""
+        """Return bool [B, N], True for tokens and False for padding, which follows them, or precedes them if `last`."""
         longest, device = max(self.lengths, default=0), self.values.device
         place, count = torch.arange(longest, device=device), torch.tensor(self.lengths, device=device)[:, None]
         return place >= longest - count if last else place < count
@@ -92,7 +92,7 @@ def attend(
 ) -> Tensor:
     """Run `attention`, which takes a dense batch, on packed sequences."""
     if call.pop("bias") is not None:
-        raise ArgumentError("bias was given with packed sequences, which have no N x M scores in common: leave it out")
+        raise ArgumentError("bias was passed with packed sequences, which have no common N x M scores: leave it out")
     mechanism = resolve(mechanism)
     sequences = read(q, k, v, mechanism, call.pop("inputs"), call.pop("key_mask"))
     if call["grid"] is None and (sequences.square or not (mechanism.mixes_queries or mechanism.pairs_tokens)):
@@ -116,8 +116,8 @@ def attend_with_state(
     sequences = read(q, k, v, mechanism, call.pop("inputs"), call.pop("key_mask"))
     if not sequences.square:
         raise ArgumentError(
-            f"q and k have sequences of {sequences.q.lengths} and {sequences.k.lengths} tokens: packed, every token "
-            f"that a state takes in needs its query"
+            f"q and k have sequences of {sequences.q.lengths} and {sequences.k.lengths} tokens: in packed sequences, "
+            f"every token needs its query"
         )
     out, state = attention_with_state(**sequences.batch(), mechanism=mechanism, state=state, **call)
     return sequences.unpadded(out), state
@@ -133,7 +133,7 @@ def read(
 ) -> Sequences:
     """Check that the packed tensors of a call fit together."""
     if key_mask is not None:
-        raise ArgumentError("key_mask was given with packed sequences, which have no padding to hide: leave it out")
+        raise ArgumentError("key_mask was passed with packed sequences, which have no padding to hide: leave it out")
     tensors = inputs or {}
     per_token = [name for name in mechanism.token_inputs if name in tensors]
     packs = {name: pack(name, x) for name, x in (("q", q), ("k", k), ("v", v))}

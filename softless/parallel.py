@@ -4,8 +4,7 @@
                  k_mean = sum_r (n_r/n) k_r        comoment = sum_r comoment_r + n_r (k_r - k_mean)(v_r - v_mean)^T
     causal       a rank reads the state of the ranks before it, then its own tokens in order
 
-Ranks exchange states, d x e numbers per head, and never tokens: one sum over ranks without a causal order, and one
-state from each rank with it. Ranks may hold different numbers of tokens, or none.
+Ranks exchange states, d x e numbers per head, and never tokens. Ranks may hold different numbers of tokens, or none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from softless import backends, validation
 from softless.algebra.state import State, merge, rescale
 from softless.errors import ArgumentError, UnsupportedError
 from softless.mechanisms import Mechanism
-from softless.mechanisms.base import transformed
+from softless.mechanisms.base import refuse_transforms
 from softless.mechanisms.kernelized import Kernelized
 
 if TYPE_CHECKING:
@@ -70,14 +69,12 @@ def attention(
     Returns:
         The output [B, H, N, e] of this rank's queries: what one device would compute from the full sequence.
     """
-    if transformed():
-        raise UnsupportedError(
-            "attention over ranks exchanges its gradients in reverse mode: it cannot run under forward_ad or the "
-            "transforms of torch.func; call backward() or torch.autograd.grad"
-        )
+    refuse_transforms("attention over ranks")
     group = _group(group)
     q, k, v = backends.autocast(q, k, v)
-    mechanism, call = validation.prepare(q, k, v, mechanism, is_causal, key_mask, scale=scale, inputs=inputs)
+    mechanism, call = validation.prepare(
+        q, k, v, mechanism, is_causal=is_causal, key_mask=key_mask, scale=scale, inputs=inputs
+    )
     if not isinstance(mechanism, Kernelized):
         raise UnsupportedError(
             f"mechanism '{mechanism.name}' keeps no state that ranks could merge: its queries need every key of every "
@@ -85,8 +82,7 @@ def attention(
         )
     if mechanism.places:
         raise UnsupportedError(
-            f"mechanism '{mechanism.name}' weighs a token by its place in the sequence, and a rank knows only its own "
-            "tokens"
+            f"mechanism '{mechanism.name}' weighs a token by its position in the sequence, which a rank does not know"
         )
     if (is_causal or mechanism.pairs_tokens) and q.shape[2] != k.shape[2]:
         raise ArgumentError(
@@ -109,7 +105,7 @@ def attention(
 
 
 def merged(state: State, group: "ProcessGroup") -> State:
-    """Return the state of all ranks' tokens, on every rank."""
+    """Return the state of the tokens of all ranks."""
     n, shift = state.n.clone(), state.shift.clone()
     dist.all_reduce(n, group=group)
     dist.all_reduce(shift, dist.ReduceOp.MAX, group=group)

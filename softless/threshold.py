@@ -1,4 +1,4 @@
-"""Measure what the threshold filter keeps, what it discards and how far it is from softmax, for every query."""
+"""Measure, for every query, how much the threshold filter keeps and how far it is from softmax."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from softless.algebra.state import State
-from softless.errors import ArgumentError, UnsupportedError, did_you_mean, shown
+from softless.errors import ArgumentError, UnsupportedError, check_choice, did_you_mean, shown
 from softless.mechanisms import MECHANISMS, Call, Mechanism, resolve
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -49,6 +49,7 @@ def prepare(
     k: Tensor,
     v: Tensor,
     mechanism: str | Mechanism,
+    *,
     is_causal: bool = False,
     key_mask: Tensor | None = None,
     bias: Tensor | None = None,
@@ -56,16 +57,21 @@ def prepare(
     inputs: Mapping[str, Tensor] | None = None,
     grid: tuple[int, int] | None = None,
     backend: str = "auto",
+    has_taps: bool = False,
 ) -> tuple[Mechanism, Call]:
-    """Check every argument of an attention call, and return the mechanism and the call that it runs."""
+    """Check every argument of an attention call, and return the mechanism and the call that it runs.
+
+    With `has_taps`, the local residual reads the grid, and the mechanism need not.
+    """
     mechanism = resolve(mechanism)
+    grid = None if has_taps and not mechanism.reads_grid else grid
     check_tensors(q, k, v)
     check_is_causal(is_causal, mechanism)
     check_key_mask(key_mask, k)
     check_bias(bias, mechanism, q, k)
     check_inputs(inputs, mechanism, q, k)
     check_grid(grid, mechanism, q, k)
-    check_backend(backend)
+    check_choice("backend", backend, BACKENDS)
     call = Call(is_causal, key_mask, bias, resolve_scale(scale, mechanism, q.shape[3]), inputs or {}, grid)
     mechanism.check(q, k, v, call)
     return mechanism, call
@@ -74,8 +80,7 @@ def prepare(
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Check q [B, H, N, d], k [B, G, M, d], v [B, G, M, e]: one dtype, one device, H a multiple of G."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor) or x.is_nested or x.layout is not torch.strided:
-            raise _not_dense(name, x)
+        check_dense(name, x)
         if x.ndim != 4:
             raise ArgumentError(f"{name} has shape {list(x.shape)} and must be [batch, heads, tokens, dim]")
         if x.dtype not in DTYPES:
@@ -148,9 +153,7 @@ def check_inputs(inputs: Mapping[str, Tensor] | None, mechanism: Mechanism, q: T
         raise ArgumentError(f"mechanism '{mechanism.name}' takes inputs {takes} and got {', '.join(extra)}")
     for name, shape in needed.items():
         x = tensors[name]
-        if not isinstance(x, Tensor):
-            raise ArgumentError(f"input '{name}' is {type(x).__name__} and must be a tensor of shape {list(shape)}")
-        check_dense(f"input '{name}'", x)
+        check_dense(f"input '{name}'", x, f" of shape {list(shape)}")
         if x.shape != shape:
             raise ArgumentError(f"input '{name}' is {list(x.shape)} and must be a tensor of shape {list(shape)}")
         if not x.is_floating_point():
@@ -158,21 +161,17 @@ def check_inputs(inputs: Mapping[str, Tensor] | None, mechanism: Mechanism, q: T
         check_device(f"input '{name}'", x, q)
 
 
-def check_dense(name: str, x: Tensor) -> None:
-    """Refuse sparse, MKL-DNN and nested tensors before their shape is read."""
-    if x.layout is not torch.strided or x.is_nested:
-        raise _not_dense(name, x)
-
-
-def _not_dense(name: str, x: object) -> ArgumentError:
+def check_dense(name: str, x: object, needed: str = "") -> None:
+    """Refuse whatever is not a dense tensor (sparse, MKL-DNN, nested) before its shape is read."""
     if not isinstance(x, Tensor):
-        return ArgumentError(f"{name} is a {type(x).__name__} and must be a tensor")
-    if not x.is_nested:
-        return ArgumentError(f"{name} is a tensor of layout {x.layout} and must be a dense one: {name}.to_dense()")
-    return ArgumentError(
-        f"{name} is a nested tensor, and only attention and attention_with_state take packed sequences, as q, k and v: "
-        f"pad them, or give one at a time, of {name}.unbind()"
-    )
+        raise ArgumentError(f"{name} is a {type(x).__name__} and must be a tensor{needed}")
+    if x.is_nested:
+        raise ArgumentError(
+            f"{name} is a nested tensor, and only attention and attention_with_state take packed sequences, as q, k "
+            f"and v: pad them, or pass one at a time, of {name}.unbind()"
+        )
+    if x.layout is not torch.strided:
+        raise ArgumentError(f"{name} is a tensor of layout {x.layout} and must be a dense one: {name}.to_dense()")
 
 
 def check_device(name: str, x: Tensor, like: Tensor) -> None:
@@ -201,7 +200,7 @@ def resolve_scale(scale: Any, mechanism: Mechanism, head_dim: int) -> float:
 
 def check_grid(grid: Any, mechanism: Mechanism, q: Tensor, k: Tensor) -> None:
     if not mechanism.reads_grid and grid is not None:
-        raise UnsupportedError(f"grid {shown(grid)} was given and mechanism '{mechanism.name}' does not read one")
+        raise UnsupportedError(f"grid {shown(grid)} was passed, and mechanism '{mechanism.name}' does not read one")
     if not (mechanism.needs_grid or grid is not None) or 0 in (q.shape[2], k.shape[2]):
         return
     inside = grid[0] * grid[1] if are_sides(grid, 0) else 0
@@ -217,22 +216,15 @@ def check_grid(grid: Any, mechanism: Mechanism, q: Tensor, k: Tensor) -> None:
         )
 
 
-def check_backend(backend: str) -> None:
-    if not isinstance(backend, str) or backend not in BACKENDS:
-        raise ArgumentError(f"backend {shown(backend)} is not one of {', '.join(BACKENDS)}")
-
-
 def check_packed(qkv: Any) -> None:
     """Check q, k and v of self-attention in one tensor [B, N, 3, H, d]."""
-    if not isinstance(qkv, Tensor):
-        raise ArgumentError(f"qkv is {type(qkv).__name__} and must be a tensor [batch, tokens, 3, heads, dim]")
-    check_dense("qkv", qkv)
+    check_dense("qkv", qkv, " [batch, tokens, 3, heads, dim]")
     if qkv.ndim != 5 or qkv.shape[2] != 3:
         raise ArgumentError(f"qkv is {list(qkv.shape)} and must be a tensor [batch, tokens, 3, heads, dim]")
 
 
-def check_taps(taps: object, grid: Any, prefix: Any, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Check taps [B, H, 9, e] and the picture of height x width tokens that q, k and v end with."""
+def check_taps(taps: object, grid: Any, prefix: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int]:
+    """Check taps [B, H, 9, e] and the picture that q, k and v end with, and return its (prefix, height, width)."""
     check_picture(grid, prefix)
     if not prefix + grid[0] * grid[1] == q.shape[2] == k.shape[2]:
         raise ArgumentError(
@@ -240,16 +232,17 @@ def check_taps(taps: object, grid: Any, prefix: Any, q: Tensor, k: Tensor, v: Te
             f"keys, got {q.shape[2]} and {k.shape[2]}"
         )
     needed = (q.shape[0], q.shape[1], 9, v.shape[3])
-    if isinstance(taps, Tensor):
-        check_dense("taps", taps)
-    if not isinstance(taps, Tensor) or taps.shape != needed or k.shape[1] != q.shape[1]:
-        shape = list(taps.shape) if isinstance(taps, Tensor) else type(taps).__name__
+    check_dense("taps", taps, f" [B, H, 9, e] = {list(needed)}")
+    assert isinstance(taps, Tensor)
+    if taps.shape != needed or k.shape[1] != q.shape[1]:
         raise ArgumentError(
-            f"taps are {shape} and must be [B, H, 9, e] = {list(needed)}, with a value head for each query head"
+            f"taps are {list(taps.shape)} and must be [B, H, 9, e] = {list(needed)}, with a value head for each query "
+            f"head"
         )
     if not taps.is_floating_point():
         raise ArgumentError(f"taps are {taps.dtype} and must be floating-point numbers")
     check_device("taps", taps, q)
+    return prefix, grid[0], grid[1]
 
 
 def check_picture(grid: Any, prefix: Any) -> None:
@@ -269,7 +262,7 @@ def are_sides(grid: Any, prefix: Any) -> bool:
 
 
 def _is_side(side: Any, least: int) -> bool:
-    """A bool is not a number. In an exported graph the sides of a picture of any size are SymInts."""
+    """Return whether a side is an integer, not a bool. In an exported graph it may be a SymInt."""
     return isinstance(side, int | torch.SymInt) and not isinstance(side, bool) and bool(side >= least)
 
 
@@ -279,7 +272,5 @@ def check_state(state: object, k: Tensor) -> None:
     if not isinstance(state, State):
         raise ArgumentError(f"state is a {type(state).__name__} and must be None or the State of an earlier call")
     for name, part in state._asdict().items():
-        if not isinstance(part, Tensor):
-            raise ArgumentError(f"the state's {name} is {shown(part)} and must be a tensor")
         check_dense(f"the state's {name}", part)
         check_device(f"the state's {name}", part, k)

@@ -1,7 +1,7 @@
 """Exact exponential features: phi = exp(logs) is only formed relative to a running maximum.
 
-In the causal form a maximum over later tokens would leak the future (and erase the past when a
-large key arrives), so query i works in units of what it has seen:
+In the causal form a maximum over later tokens would leak the future, and a large later key would
+erase the past. So query i works in units of what it has seen:
 
     u_i = max_{j <= i} log phi(k_j)       channel by channel, as far as query i may know
     q_i -> phi(q_i) e^{u_i} / e^{top_i}   no product with a visible key exceeds 1
@@ -34,7 +34,7 @@ def chunked(
     state: State | None,
     chunk: int,
 ) -> Float[Tensor, "*b n e"]:
-    """`forms.chunked` for keys given by their logarithm; `chunk` is a power of two."""
+    """Compute `forms.chunked` for keys given by their logarithm; `chunk` is a power of two."""
     floor = torch.finfo(v.dtype).min / 4  # below every logarithm, and finite: floor - floor is 0
     logs = keep(phi_k.value, mask, floor)
     v_ref, v = relative(v, mask, state)
@@ -58,8 +58,9 @@ def chunked(
 
 
 def _origin(logs: Tensor, mask: Tensor | None, state: State | None) -> Float[Tensor, "*b 1 d"]:
-    """A feature every query may know, to center keys on: subtraction multiplies what is left by e^top, so keys that
-    are equal must leave exactly nothing. The incoming mean, or where nothing came in the first token kept.
+    """Return the point that keys are centered on: the mean of the incoming state, or the first token kept.
+
+    Every query may know this point. A subtraction multiplies what is left by e^top, so equal keys must cancel exactly.
     """
     first = first_kept(logs, mask)
     if state is None:
@@ -77,7 +78,7 @@ def _features(logs: Tensor, origin: Tensor, units: Tensor) -> Tensor:
 def _query(
     phi_q: Tensor | Log, logs: Tensor, origin: Tensor, reader: str, state: State | None, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(value, exponent, log_gain): phi(q) e^-log_gain = value e^exponent, bounded on what is visible and the origin."""
+    """Return (value, exponent, log_gain) with phi(q) e^-log_gain = value e^exponent. No visible product exceeds 1."""
     if reader == "channel":
         units, total = running_total(logs, state, chunk)
         return shares(phi_q) / total, -units, None
@@ -95,7 +96,7 @@ def _query(
 def running_total(
     logs: Float[Tensor, "*b n d"], state: State | None, chunk: int
 ) -> tuple[Float[Tensor, "*b n d"], Float[Tensor, "*b n d"]]:
-    """(units, total): sum_{j <= i} e^{logs_j} = total e^units, channel by channel, by doubling inside chunks."""
+    """Return (units, total) with sum_{j <= i} e^{logs_j} = total e^units, channel by channel."""
     floor = torch.finfo(logs.dtype).min / 4
     folded = fold(logs, chunk, floor)
     units = folded.detach()
@@ -150,9 +151,10 @@ def running_sum(
 
 
 def _decayed_sum(units: Float[Tensor, "*b k d"], blocks: Float[Tensor, "*b k d e"]) -> tuple[Tensor, Tensor]:
-    """sum_{j <= i} e^{u_j - m_i} block_j with m the running maximum of u, by one triangular product a channel.
+    """Return m and sum_{j <= i} e^{u_j - m_i} block_j, where m is the running maximum of u.
 
-    The product has zeros for later blocks, and 0 nan is nan: what is not finite is added for itself, from there on.
+    This is one triangular product per channel. Its zeros do not hide a NaN in a later block, because 0 NaN is NaN. So
+    numbers that are not finite are added apart, from their own block on.
     """
     running = units.cummax(-2).values
     decay = (units.mT[..., None, :] - running.mT[..., :, None]).exp().tril()  # [*b, d, k, k]
@@ -161,7 +163,7 @@ def _decayed_sum(units: Float[Tensor, "*b k d"], blocks: Float[Tensor, "*b k d e
 
 
 def _right_reads_left(value: Tensor, exponent: Tensor, logs: Tensor, origin: Tensor, v: Tensor, half: int) -> Tensor:
-    """In every span of 2 `half` tokens, what the right half sees of the left."""
+    """Return what the right half of every span of 2 `half` tokens reads from the left half."""
     right = [x.unflatten(-2, (-1, 2, half))[..., 1, :, :] for x in (value, exponent)]
     left, v_left = (x.unflatten(-2, (-1, 2, half))[..., 0, :, :] for x in (logs, v))
     units = torch.maximum(left.detach().amax(-2, keepdim=True), origin)
@@ -173,7 +175,10 @@ def _right_reads_left(value: Tensor, exponent: Tensor, logs: Tensor, origin: Ten
 def scores(
     phi_q: Tensor | Log, phi_k: Tensor | Log, visible: Bool[Tensor, "*#b #n m"]
 ) -> tuple[Float[Tensor, "*b n m"], Float[Tensor, "*#b #n 1"]]:
-    """phi(q).phi(k) = score e^log_gain where either is exponential; the largest visible score is near 1."""
+    """Return (score, log_gain) with phi(q).phi(k) = score e^log_gain, if either is exponential.
+
+    The largest visible score of a row is near 1.
+    """
     if isinstance(phi_q, Log) and isinstance(phi_k, Log):
         logs = (phi_q.value[..., :, None, :] + phi_k.value[..., None, :, :]).logsumexp(-1)
         sign = torch.ones_like(logs)
@@ -186,7 +191,7 @@ def scores(
 
 
 def _signed(phi_q: Tensor | Log, phi_k: Tensor | Log) -> tuple[Float[Tensor, "*b n m"], Float[Tensor, "*b n m"]]:
-    """(rest, logs): phi(q).phi(k) = rest e^logs where one of them is exponential; a channel that is 0 has no say."""
+    """Return (rest, logs) with phi(q).phi(k) = rest e^logs, if one of them is exponential. Zeros are left out."""
     if isinstance(phi_q, Log):
         assert isinstance(phi_k, Tensor)
         logs, plain = phi_q.value[..., :, None, :], phi_k[..., None, :, :]
@@ -199,7 +204,7 @@ def _signed(phi_q: Tensor | Log, phi_k: Tensor | Log) -> tuple[Float[Tensor, "*b
 
 
 def token_softmax(phi_k: Tensor | Log, visible: Bool[Tensor, "*#b #n m"]) -> Float[Tensor, "*b n m d"]:
-    """phi(k_j) / sum_j phi(k_j) over the visible keys, channel by channel; an unused channel is even."""
+    """Return phi(k_j) / sum_j phi(k_j) over the visible keys, per channel; equal weights if all features are 0."""
     seen = visible[..., None]
     if isinstance(phi_k, Log):
         logs = torch.where(seen, phi_k.value[..., None, :, :], torch.finfo(phi_k.value.dtype).min / 4)

@@ -32,14 +32,6 @@ def elu(x: Tensor) -> Tensor:
     return (x - positive).exp() + positive
 
 
-def softmax(x: Tensor) -> Tensor:
-    return x.softmax(-1)
-
-
-def identity(x: Tensor) -> Tensor:
-    return x
-
-
 def affine_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return ReLU(A x + b) with one A and b per head."""
     return (x @ weight.mT + bias[:, None, :]).relu()  # [B, H, N, d] @ [H, d, d]
@@ -56,11 +48,11 @@ def unit(x: Tensor, dims: tuple[int, ...] = (-1,)) -> Tensor:
 
 
 ELEMENTWISE: dict[str, FeatureMap] = {
-    "identity": identity,
+    "identity": lambda x: x,
     "relu": F.relu,
     "leaky_relu": F.leaky_relu,
     "elu": elu,
-    "softmax": softmax,
+    "softmax": lambda x: x.softmax(-1),
 }
 SIGNED = ("identity", "leaky_relu")  # features that may be negative
 NAMES = (*ELEMENTWISE, "exp", "affine_relu")

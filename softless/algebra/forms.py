@@ -61,7 +61,7 @@ def weights(
 
 
 def _lost(phi_q: Tensor, total: Float[Tensor, "*#b #n d"], n: Tensor) -> Float[Tensor, "*b n 1"]:
-    """A mass no larger is 0: `total` is the sum of phi(k) that each query sees."""
+    """Return the bound below which a mass counts as 0. `total` is the sum of phi(k) that each query sees."""
     terms = (level(phi_q).detach() * total.detach()).abs().sum(-1, keepdim=True)
     return rounding(terms, n, phi_q.shape[-1])
 
@@ -69,7 +69,7 @@ def _lost(phi_q: Tensor, total: Float[Tensor, "*#b #n d"], n: Tensor) -> Float[T
 def _scores(
     phi_q: Tensor | Log, phi_k: Tensor | Log, reader: str, visible: Tensor
 ) -> tuple[Float[Tensor, "*b n m"], Float[Tensor, "*#b #n 1"]]:
-    """phi(q).phi(k) e^-log_gain on the visible keys."""
+    """Return (phi(q).phi(k) e^-log_gain, 0 for hidden keys; log_gain)."""
     if isinstance(phi_q, Log) or isinstance(phi_k, Log):
         return exponential.scores(phi_q, phi_k, visible)
     phi_q = level(phi_q) if reader == "divide" else phi_q

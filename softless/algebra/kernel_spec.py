@@ -1,4 +1,4 @@
-"""What a fused kernel needs to know about a mechanism: names and numbers, no code and no tensors."""
+"""The description of a mechanism that the fused kernels take: names and numbers, no code and no tensors."""
 
 from typing import NamedTuple
 

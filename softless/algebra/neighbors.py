@@ -17,7 +17,7 @@ from torch import Tensor
 def local_residual(
     v: Float[Tensor, "b heads n d"], taps: Float[Tensor, "b heads 9 d"], grid: tuple[int, int], prefix: int = 0
 ) -> Float[Tensor, "b heads n d"]:
-    """Every channel of every sample with its own 3x3 kernel, row by row: nine shifted products."""
+    """Apply one 3x3 kernel per sample and channel, as nine shifted products. Taps are in row order."""
     (height, width), kind = grid, torch.promote_types(v.dtype, taps.dtype)
     sums = torch.promote_types(kind, torch.float32)
     taps, picture = taps.to(sums), v[:, :, prefix:].to(sums).unflatten(2, (height, width))  # [B, heads, h, w, d]

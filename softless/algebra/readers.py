@@ -35,7 +35,7 @@ READERS = ("divide", "subtract", "contrast", "channel", "none")
 
 
 class View(NamedTuple):
-    """What each query sees, up to the common factor e^log_gain that keeps it in range."""
+    """The sums and means that a reader needs, per query. Their common factor e^log_gain is taken out."""
 
     n: Int[Tensor, "*#b #n 1"] | Float[Tensor, "*#b #n 1"]  # tokens
     mass: Float[Tensor, "*b n 1"]  # n phi(q).k_mean

@@ -7,9 +7,8 @@
     shift     the features are stored divided by e^shift, channel by channel
 
 The state holds means and a co-moment, not raw sums: subtracting two large raw sums loses up to 31 bf16 ulps when
-keys and values have a mean; this form loses less than one. `merge` (Chan, Golub, LeVeque 1979) is
-associative, so one law gives every form: chunked and recurrent merge as they go, sequence
-parallelism merges across ranks, padding observes the valid tokens only.
+keys and values have a mean; this form loses less than one. `merge` (Chan, Golub, LeVeque 1979) is associative, so
+one law gives every form: chunked and recurrent merge as they go, and sequence parallelism merges across ranks.
 
 Float32 throughout, float64 where the input is float64.
 """
@@ -158,12 +157,12 @@ def check_continues(state: State | None, seen: State) -> None:
 
 
 def rescale(old: Float[Tensor, "*b d"], new: Float[Tensor, "*#b #d"]) -> Float[Tensor, "*b d"]:
-    """e^(old - new): the factor that takes features from units of e^old to units of e^new >= e^old."""
+    """Return e^(old - new), the factor that takes features from units of e^old to units of e^new >= e^old."""
     return torch.where(old == new, 0.0, old - new).exp()
 
 
 def _unlog(phi: Log, mask: Bool[Tensor, "*#b n"] | None) -> tuple[Tensor, Tensor]:
-    """(features / e^shift, shift), shift the largest logarithm of each channel: no feature exceeds 1.
+    """Return (features / e^shift, shift), with shift the largest logarithm of each channel, so no feature exceeds 1.
 
     The shift cancels wherever it is used, so it needs no gradient.
     """

@@ -27,7 +27,6 @@ from softless.mechanisms.kernelized import Kernelized
 class Angular(Kernelized):
     name: ClassVar[str] = "angular"
     formula: ClassVar[str] = "h / |h|,  h = 1/2 v_i + (1/pi) sum_j q^.k^_j v_j"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "You et al. 2022, arXiv 2211.10526"
     reader: ClassVar[str] = "none"
 

@@ -31,7 +31,7 @@ class Call(NamedTuple):
     grid: tuple[int, int] | None = None  # height and width, for mechanisms that read tokens as a picture
 
     def visible(self, q: Tensor, k: Tensor) -> Tensor:
-        """Which key each query may see, broadcastable to [B, H, N, M]."""
+        """Return which key each query may see, broadcastable to [B, H, N, M]."""
         return visible(q.shape[2], k.shape[2], is_causal=self.is_causal, key_mask=self.key_mask, device=q.device)
 
 
@@ -53,6 +53,7 @@ class Mechanism:
     form: ClassVar[str] = "explicit weights"  # how plain torch computes a scored mechanism
     takes_bias: ClassVar[bool] = False
     carries_state: ClassVar[bool] = False
+    rows_sum_to_one: ClassVar[bool] = True  # adding a constant to v adds it to the output
     reads_grid: ClassVar[bool] = False  # tokens may be a picture, after class tokens
     needs_grid: ClassVar[bool] = False  # tokens are a picture
     fused_on_gpu: ClassVar[bool] = False  # a fused kernel takes half precision as it is
@@ -92,13 +93,8 @@ class Mechanism:
         """Return why the mechanism lacks this form, causal or not; None if it has it."""
         return None
 
-    @property
-    def rows_sum_to_one(self) -> bool:
-        """Whether adding a constant to v adds it to the output."""
-        return True
-
     def default_scale(self, head_dim: int) -> float | None:
-        """The factor on phi(q).phi(k); None where a factor would cancel."""
+        """Return the factor on phi(q).phi(k), None where a factor would cancel."""
         return None
 
     def matrices(self, heads: int, head_dim: int) -> int:
@@ -143,9 +139,13 @@ def in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
-def transformed() -> bool:
-    """Return whether forward mode or a transform of torch.func is active."""
-    return in_forward_mode() or torch._C._are_functorch_transforms_active()
+def refuse_transforms(name: str) -> None:
+    """Raise if forward mode or a transform of torch.func is active."""
+    if in_forward_mode() or torch._C._are_functorch_transforms_active():
+        raise UnsupportedError(
+            f"{name} has gradients in reverse mode only: it cannot run under forward_ad or the transforms of "
+            "torch.func; call backward() or torch.autograd.grad"
+        )
 
 
 def readable(x: Tensor) -> bool:
@@ -155,8 +155,8 @@ def readable(x: Tensor) -> bool:
     return type(x) is Tensor and x.is_cpu and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
-def sign(out: Tensor, state: State, mechanism: Mechanism) -> tuple[Tensor, State]:
-    """Mark a state with the mechanism that made it, and return the output and the state.
+def mark(state: State, mechanism: Mechanism) -> State:
+    """Mark a state with the mechanism that made it, and return it.
 
     The states of two mechanisms may have the same shapes and mean different things. The mark is a string on the
     co-moment tensor. It is lost in a file, in a copy to another device and in a compiled call; a state without a mark
@@ -164,10 +164,10 @@ def sign(out: Tensor, state: State, mechanism: Mechanism) -> tuple[Tensor, State
     """
     if not torch.compiler.is_compiling():
         state.comoment.softless_mechanism = _signature(mechanism)  # type: ignore[attr-defined]
-    return out, state
+    return state
 
 
-def check_signed(state: State | None, mechanism: Mechanism) -> None:
+def check_mark(state: State | None, mechanism: Mechanism) -> None:
     """Raise if a state was made by another mechanism, or with other options."""
     if state is None or torch.compiler.is_compiling():
         return

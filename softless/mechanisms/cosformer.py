@@ -32,7 +32,6 @@ from softless.mechanisms.kernelized import Kernelized
 class Cosformer(Kernelized):
     name: ClassVar[str] = "cosformer"
     formula: ClassVar[str] = "linear of relu(q).relu(k_j) cos(pi (i - j) / 2M), M = length"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Qin et al. 2022, arXiv 2202.08791"
     reader: ClassVar[str] = "divide"
     places: ClassVar[bool] = True
@@ -51,7 +50,9 @@ class Cosformer(Kernelized):
     def lacks(self, is_causal: bool) -> str | None:
         if not is_causal or self.length is not None:
             return None
-        return "weighs by a sequence's whole length, which the future decides: fix it, mechanism('cosformer', length=M)"
+        return (
+            "weighs by the length of the sequence, which the future decides: fix it, mechanism('cosformer', length=M)"
+        )
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
         self._check_fits(max(q.shape[2], k.shape[2]))
@@ -75,7 +76,7 @@ class Cosformer(Kernelized):
         return super().attend_with_state(*self._placed(q, k, call, state), v, state, call)
 
     def _placed(self, q: Tensor, k: Tensor, call: Call, state: State | None) -> tuple[Tensor, Tensor]:
-        """phi(q) and phi(k)."""
+        """Return phi(q) and phi(k)."""
         at_q, at_k, length = self._places(q, k, call)
         if state is not None:
             before = state.n.flatten(1)[:, :1]  # [B, 1]

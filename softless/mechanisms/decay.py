@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from softless.algebra import fading
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, check_choice
 from softless.mechanisms.base import Call, repeat_heads
 from softless.mechanisms.recurrent import Recurrent
 
@@ -27,16 +27,14 @@ MOST_FACTOR = 1_000_000  # at this factor a token remembers only itself; far bey
 @dataclass(frozen=True)
 class Decay(Recurrent):
     name: ClassVar[str] = "decay"
-    formula: ClassVar[str] = "sum_{j<=i} e^{-slope (i - j)} q.k_j v_j, a slope a head"
-    cost: ClassVar[str] = "O(N d^2)"
+    formula: ClassVar[str] = "sum_{j<=i} e^{-slope (i - j)} q.k_j v_j, one slope per head"
     paper: ClassVar[str] = "Qin et al. 2023, arXiv 2307.14995"
 
     slopes: str = "lightning"  # lightning | retention
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.slopes not in ("lightning", "retention"):
-            raise ArgumentError(f"slopes {self.slopes!r} is not 'lightning' or 'retention'")
+        check_choice("slopes", self.slopes, ("lightning", "retention"))
         if not 0 <= self.factor <= MOST_FACTOR:
             raise ArgumentError(f"factor {self.factor} is not a number from 0 to {MOST_FACTOR:,}")
 

@@ -34,7 +34,6 @@ from softless.mechanisms.recurrent import Recurrent
 class Delta(Recurrent):
     name: ClassVar[str] = "delta"
     formula: ClassVar[str] = "S^T q,  S <- S - beta k^ (k^^T S - v^T), k^ = k/|k|"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Schlag et al. 2021, arXiv 2102.11174"
     token_inputs: ClassVar[tuple[str, ...]] = ("beta",)
 
@@ -42,7 +41,7 @@ class Delta(Recurrent):
         return KernelSpec("identity", "identity", self.name, scale=scale)
 
     def strengths(self, length: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-        """(a, gain) for keys of this length: [B, G, N, 1]."""
+        """Return (a, gain) for keys of this length: [B, G, N, 1]."""
         return beta, beta
 
     def weights_in_order(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
@@ -62,7 +61,7 @@ class Delta(Recurrent):
         return (out if out.ndim == 4 else out.flatten(1, 2)), memory
 
     def _keys(self, k: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-        """(k^, a, gain)."""
+        """Return (k^, a, gain)."""
         beta = call.inputs["beta"].to(k.dtype)
         if call.key_mask is not None:
             beta = torch.where(call.key_mask[:, None], beta, 0.0)
@@ -74,7 +73,6 @@ class Delta(Recurrent):
 class Efla(Delta):
     name: ClassVar[str] = "efla"
     formula: ClassVar[str] = "S^T q,  S <- S - alpha k (k^T S - v^T), alpha = (1 - e^{-beta |k|^2})/|k|^2"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Lei et al. 2025, arXiv 2512.12602"
 
     def strengths(self, length: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,6 @@ from softless.mechanisms.kernelized import Kernelized
 class Efficient(Kernelized):
     name: ClassVar[str] = "efficient"
     formula: ClassVar[str] = "softmax_channels(q) . (softmax_tokens(k)^T v)"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Shen et al. 2018, arXiv 1812.01243"
     reader: ClassVar[str] = "channel"
 
@@ -44,13 +43,8 @@ class Efficient(Kernelized):
 class A2(Efficient):
     name: ClassVar[str] = "a2"
     formula: ClassVar[str] = "gather v by softmax_tokens(k), distribute it by softmax_channels(q)"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Chen et al. 2018, arXiv 1810.11579"
     carries_state: ClassVar[bool] = False
 
     def lacks(self, is_causal: bool) -> str | None:
-        return (
-            "gathers from all tokens before any reads: causal, with running sums, it is 'efficient'"
-            if is_causal
-            else None
-        )
+        return "gathers from all tokens before any reads: the causal form is 'efficient'" if is_causal else None

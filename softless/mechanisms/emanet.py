@@ -30,10 +30,9 @@ MOMENTUM = 0.9
 class EMANet(LowRank):
     name: ClassVar[str] = "emanet"
     formula: ClassVar[str] = "softmax_b(q mu^T) r v / |r k|,  mu bases of k by expectation maximization"
-    cost: ClassVar[str] = "O(N m d)"
     paper: ClassVar[str] = "Li et al. 2019, arXiv 1907.13426"
-
     moves_inputs: ClassVar[bool] = True
+    rows_sum_to_one: ClassVar[bool] = False
 
     bases: int = 64
     rounds: int = 3
@@ -51,10 +50,6 @@ class EMANet(LowRank):
         shape = self.input_shapes(heads, head_dim)["bases"]
         return {"bases": unit(torch.randn(shape, generator=generator))}
 
-    @property
-    def rows_sum_to_one(self) -> bool:
-        return False
-
     def default_scale(self, head_dim: int) -> float | None:
         return 1.0
 
@@ -68,9 +63,9 @@ class EMANet(LowRank):
     def moved(self, k: Tensor, call: Call) -> dict[str, Tensor]:
         """Return the bases moved toward the mean over the samples that have a token."""
         mu, old = unit(self._rounds(k, call)[2]), call.inputs["bases"].to(k.dtype)
-        some = call.visible(k, k).any(-1, keepdim=True).expand(len(k), -1, -1, -1)  # [B, 1, 1, 1]
-        mean = torch.where(some, mu, 0.0).sum(0) / some.sum(0).clamp(min=1)
-        return {"bases": torch.where(some.any(0), MOMENTUM * old + (1 - MOMENTUM) * mean, old)}
+        has_tokens = call.visible(k, k).any(-1, keepdim=True).expand(len(k), -1, -1, -1)  # [B, 1, 1, 1]
+        mean = torch.where(has_tokens, mu, 0.0).sum(0) / has_tokens.sum(0).clamp(min=1)
+        return {"bases": torch.where(has_tokens.any(0), MOMENTUM * old + (1 - MOMENTUM) * mean, old)}
 
     def _rounds(self, k: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         """Return the bases before the last round, the share of each base in the tokens, and the new means."""

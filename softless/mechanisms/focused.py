@@ -23,7 +23,6 @@ from softless.mechanisms.kernelized import Kernelized
 class Focused(Kernelized):
     name: ClassVar[str] = "focused"
     formula: ClassVar[str] = "linear with phi(x) = x^p |x| / |x^p| of relu(x)"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Han et al. 2023, arXiv 2308.00442"
     reader: ClassVar[str] = "divide"
 

@@ -66,13 +66,13 @@ class Hydra(Kernelized):
 
 
 def _unit(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Unit q and k, and v, with as many heads as q."""
+    """Return unit q and k, and v, all with as many heads as q."""
     k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     return unit(q, (1, 3)), unit(k, (1, 3)), v
 
 
 def _spread(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Unit q and k, and v, each as H d heads of width one."""
+    """Return unit q and k, and v, each as H d heads of width one."""
     q, k, v = _unit(q, k, v)
     return _channels(q), _channels(k), _channels(v)
 

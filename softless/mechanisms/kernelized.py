@@ -20,6 +20,7 @@ class Kernelized(Mechanism):
     """A subclass defines `features_q`, `features_k` and `reader`. Features depend on one token only."""
 
     family: ClassVar[str] = "kernelized"
+    cost: ClassVar[str] = "O(N d^2)"
     carries_state: ClassVar[bool] = True
     reader: ClassVar[str]  # divide | subtract | channel | none
     chunk: ClassVar[int] = algebra.CHUNK
@@ -27,18 +28,18 @@ class Kernelized(Mechanism):
     signed: ClassVar[bool] = False  # whether features may be negative, so that the mass of a division may cancel
 
     def features_q(self, q: Tensor, call: Call) -> Tensor | Log:
-        """phi(q), [B, H, N, D]."""
+        """Return phi(q) [B, H, N, D]."""
         raise NotImplementedError
 
     def features_k(self, k: Tensor, call: Call) -> Tensor | Log:
-        """phi(k), [B, G, M, D], or [B, H, M, D] where it differs by query head."""
+        """Return phi(k) [B, G, M, D], or [B, H, M, D] where it differs by query head."""
         return self.features_q(k, call)
 
     def default_scale(self, head_dim: int) -> float | None:
         return 1.0 if self.reader == "none" else None
 
     @property
-    def rows_sum_to_one(self) -> bool:
+    def rows_sum_to_one(self) -> bool:  # type: ignore[override]
         return self.reader != "none"
 
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
@@ -72,7 +73,7 @@ class Kernelized(Mechanism):
         return _ungroup(algebra.read(self._queries(q, v, call), state, self.reader, call.scale, signed=self.signed))
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call) -> Tensor:
-        """The last query is aligned with the last key: earlier keys are past, missing ones are masked."""
+        """Compute causal attention. The last query is aligned with the last key; missing keys are masked padding."""
         past = k.shape[2] - q.shape[2]
         if past > 0:
             mask = None if call.key_mask is None else call.key_mask[:, :past]
@@ -95,7 +96,7 @@ class Kernelized(Mechanism):
         return _group(self.features_q(q, call), v.shape[1], q.shape[1])
 
     def _keys(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor | Log, Tensor, Tensor | None]:
-        """(phi(k), v, mask), with a dimension for the queries that share a key head."""
+        """Return (phi(k), v, mask), with a dimension for the queries that share a key head."""
         groups, heads = v.shape[1], q.shape[1]
         mask = None if call.key_mask is None else call.key_mask[:, None]  # [B, 1, M]
         if groups == heads:

@@ -43,9 +43,9 @@ from softless.mechanisms.scored import MOST_STAND_INS, MOST_STEPS, check_count, 
 class Nystrom(LowRank):
     name: ClassVar[str] = "nystrom"
     formula: ClassVar[str] = "softmax(q k~^T) softmax(q~ k~^T)^+ softmax(q~ k^T) v,  q~ and k~ landmarks"
-    cost: ClassVar[str] = "O(N m d)"
     paper: ClassVar[str] = "Xiong et al. 2021, arXiv 2102.03902"
     mixes_queries: ClassVar[bool] = True
+    rows_sum_to_one: ClassVar[bool] = False
 
     landmarks: int = 64
     steps: int = 6
@@ -53,10 +53,6 @@ class Nystrom(LowRank):
     def __post_init__(self) -> None:
         check_count("landmarks", self.landmarks, most=MOST_STAND_INS)
         check_count("steps", self.steps, most=MOST_STEPS)
-
-    @property
-    def rows_sum_to_one(self) -> bool:
-        return False
 
     def factors(self, q: Tensor, k: Tensor, call: Call) -> Sequence[Tensor]:
         real_q, mask = real_queries(q, k, call)
@@ -78,7 +74,7 @@ class Nystrom(LowRank):
 
 
 def pseudo_inverse(a: Tensor, steps: int) -> Tensor:
-    """Of row-stochastic matrices [..., m, m], or with rows of zeros."""
+    """Return the pseudo-inverse of matrices [..., m, m] whose rows sum to one or are zero."""
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     norm = a.sum(-2).amax(-1)[..., None, None]
     z = a.mT / torch.where(norm > 0, norm, 1.0)
@@ -95,19 +91,15 @@ RIDGE = 0.01
 class Soft(LowRank):
     name: ClassVar[str] = "soft"
     formula: ClassVar[str] = "g(q, L) (g(L, L) + 0.01 I)^-1 g(L, k) v,  g Gaussian, L landmarks"
-    cost: ClassVar[str] = "O(N m d)"
     paper: ClassVar[str] = "Lu et al. 2021, arXiv 2110.11945"
     shares_keys: ClassVar[bool] = True
+    rows_sum_to_one: ClassVar[bool] = False
     reads_grid: ClassVar[bool] = True
 
     landmarks: int = 49
 
     def __post_init__(self) -> None:
         check_count("landmarks", self.landmarks, most=MOST_STAND_INS)
-
-    @property
-    def rows_sum_to_one(self) -> bool:
-        return False
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
         if call.scale <= 0:
@@ -128,7 +120,7 @@ class Soft(LowRank):
 
 
 def gaussian(a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """[..., N, d], [..., M, d] -> [..., N, M]"""
+    """Return g(a, b): [..., N, d], [..., M, d] -> [..., N, M]."""
     squares = a.square().sum(-1, keepdim=True) + b.square().sum(-1, keepdim=True).mT
     return (-0.5 * scale * (squares - 2 * a @ b.mT).clamp(min=0)).exp()
 
@@ -137,7 +129,6 @@ def gaussian(a: Tensor, b: Tensor, scale: float) -> Tensor:
 class Agent(LowRank):
     name: ClassVar[str] = "agent"
     formula: ClassVar[str] = "softmax(q a^T / sqrt(d)) softmax(a k^T / sqrt(d)) v,  a means of queries"
-    cost: ClassVar[str] = "O(N m d)"
     paper: ClassVar[str] = "Han et al. 2023, arXiv 2312.08874"
     mixes_queries: ClassVar[bool] = True
     reads_grid: ClassVar[bool] = True

@@ -20,7 +20,7 @@ from softless.algebra import feature_maps
 from softless.algebra.feature_maps import FeatureMap
 from softless.algebra.kernel_spec import KernelSpec
 from softless.algebra.state import Log
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, check_choice
 from softless.mechanisms.base import Call, repeat_heads
 from softless.mechanisms.kernelized import Kernelized
 
@@ -69,7 +69,6 @@ class FeatureMapped(Kernelized):
 class Linear(FeatureMapped):
     name: ClassVar[str] = "linear"
     formula: ClassVar[str] = "sum_j phi(q).phi(k_j) v_j / sum_j phi(q).phi(k_j)"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Katharopoulos et al. 2020, arXiv 2006.16236"
 
     phi: str | FeatureMap = "elu"
@@ -77,8 +76,7 @@ class Linear(FeatureMapped):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.normalize not in ("divide", "none"):
-            raise ArgumentError(f"normalize {self.normalize!r} is not 'divide' or 'none'")
+        check_choice("normalize", self.normalize, ("divide", "none"))
 
     @property
     def reader(self) -> str:  # type: ignore[override]
@@ -93,15 +91,13 @@ class Linear(FeatureMapped):
 class InLine(FeatureMapped):
     name: ClassVar[str] = "inline"
     formula: ClassVar[str] = "sum_j [(s/n) phi(q).(phi(k_j) - mean phi(k)) + 1/n] v_j"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Han et al. 2024, arXiv 2412.06590"
 
     gain: str = "mean"  # mean: s/n, as the authors' code | sum: s, eq. 4 as printed
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.gain not in ("mean", "sum"):
-            raise ArgumentError(f"gain {self.gain!r} is not 'mean' or 'sum'")
+        check_choice("gain", self.gain, ("mean", "sum"))
 
     @property
     def reader(self) -> str:  # type: ignore[override]

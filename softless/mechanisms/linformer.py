@@ -18,20 +18,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, check_choice
 from softless.mechanisms.base import Call
 from softless.mechanisms.low_rank import LowRank
 from softless.mechanisms.scored import MOST_STAND_INS, check_count
-
-SHARED = ("none", "heads", "kv")
 
 
 @dataclass(frozen=True)
 class Linformer(LowRank):
     name: ClassVar[str] = "linformer"
     formula: ClassVar[str] = "softmax(q (E k)^T / sqrt(d)) (F v),  E and F of rank rows"
-    cost: ClassVar[str] = "O(N m d)"
     paper: ClassVar[str] = "Wang et al. 2020, arXiv 2006.04768"
+    rows_sum_to_one: ClassVar[bool] = False
 
     rank: int = 256
     length: int = 4096
@@ -40,8 +38,7 @@ class Linformer(LowRank):
     def __post_init__(self) -> None:
         check_count("rank", self.rank, most=MOST_STAND_INS)
         check_count("length", self.length, most=2**24)
-        if self.share not in SHARED:
-            raise ArgumentError(f"share {self.share!r} is not one of {', '.join(SHARED)}")
+        check_choice("share", self.share, ("none", "heads", "kv"))
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
         shape = (heads, self.rank, self.length) if self.share == "none" else (self.rank, self.length)
@@ -49,10 +46,6 @@ class Linformer(LowRank):
 
     def initialize(self, name: str, tensor: Tensor) -> None:
         torch.nn.init.uniform_(tensor, -(self.rank**-0.5), self.rank**-0.5)
-
-    @property
-    def rows_sum_to_one(self) -> bool:
-        return False
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
         if k.shape[2] > self.length:

@@ -40,8 +40,8 @@ class Longformer(Restricted):
         return ((i - j).abs() <= self.window) | (j < self.global_tokens) | (i < self.global_tokens)
 
     def lots(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, is_causal: bool) -> Sequence[Piece]:
-        """The window, the global keys outside of it, and for global queries all the rest."""
-        queries, keys, some = q.shape[2], k.shape[2], min(self.global_tokens, k.shape[2])
+        """Return three lots: the window, the global keys outside of it, and the other keys of global queries."""
+        queries, keys, first = q.shape[2], k.shape[2], min(self.global_tokens, k.shape[2])
         j = torch.arange(keys, device=q.device)
         i = j[keys - queries :, None]
 
@@ -54,8 +54,8 @@ class Longformer(Restricted):
             return Piece(F.pad(out, others), F.pad(log_mass, others, value=-torch.inf))
 
         lots = [band(q, k, v, seen, self.window, 0 if is_causal else self.window)]
-        if some:
-            lots.append(lot(queries, some, (i - j[:some]).abs() > self.window))
-        if ours := max(some - (keys - queries), 0):  # global tokens among the queries
-            lots.append(lot(ours, keys, ((i[:ours] - j).abs() > self.window) & (j >= some)))
+        if first:
+            lots.append(lot(queries, first, (i - j[:first]).abs() > self.window))
+        if global_queries := max(first - (keys - queries), 0):  # global tokens among the queries
+            lots.append(lot(global_queries, keys, ((i[:global_queries] - j).abs() > self.window) & (j >= first)))
         return lots

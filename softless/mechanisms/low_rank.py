@@ -28,6 +28,7 @@ class LowRank(Mechanism):
 
     family: ClassVar[str] = "scored"
     form: ClassVar[str] = "low rank"
+    cost: ClassVar[str] = "O(N m d)"
 
     def lacks(self, is_causal: bool) -> str | None:
         return "mixes all tokens before it weighs them" if is_causal else None

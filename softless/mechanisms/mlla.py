@@ -33,10 +33,7 @@ class Mlla(Mechanism):
     paper: ClassVar[str] = "Han et al. 2024, arXiv 2405.16605"
     reads_grid: ClassVar[bool] = True
     needs_grid: ClassVar[bool] = True
-
-    @property
-    def rows_sum_to_one(self) -> bool:
-        return False
+    rows_sum_to_one: ClassVar[bool] = False
 
     def lacks(self, is_causal: bool) -> str | None:
         return "reads tokens as a picture, which has no order" if is_causal else None
@@ -68,7 +65,7 @@ class Mlla(Mechanism):
 
 
 def _angles(grid: tuple[int, int], q: Tensor) -> Tensor:
-    """[N, C/2]: by row, then by column."""
+    """Return the angle of each pair of channels at each token [N, C/2]: first by row, then by column."""
     height, width = grid
     quarter = q.shape[1] * q.shape[3] // 4
     theta = 10000 ** (-torch.arange(quarter, device=q.device, dtype=torch.float64) / quarter)
@@ -79,7 +76,7 @@ def _angles(grid: tuple[int, int], q: Tensor) -> Tensor:
 
 
 def _turned(x: Tensor, angles: Tensor) -> Tensor:
-    """R(x), x [B, H, N, d]."""
+    """Return R(x) for x [B, H, N, d]."""
     first, second = x.transpose(1, 2).flatten(2).unflatten(-1, (-1, 2)).unbind(-1)  # [B, N, C/2] each
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     turned = torch.stack([first * cos - second * sin, first * sin + second * cos], -1)

@@ -25,26 +25,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, check_choice
 from softless.mechanisms.base import Call
 from softless.mechanisms.low_rank import LowRank, check_cells, pooled
 from softless.mechanisms.scored import MOST_STAND_INS, Scored, check_count, softmax
-
-PAIRINGS = ("softmax", "dot", "concatenation")
 
 
 @dataclass(frozen=True)
 class NonLocal(Scored):
     name: ClassVar[str] = "nonlocal"
     formula: ClassVar[str] = "softmax as in softmax, or theta.phi / n, or ReLU(w.[theta, phi]) / n"
-    cost: ClassVar[str] = "O(N^2 d)"
     paper: ClassVar[str] = "Wang et al. 2017, arXiv 1711.07971"
 
     pairing: str = "softmax"
 
     def __post_init__(self) -> None:
-        if self.pairing not in PAIRINGS:
-            raise ArgumentError(f"pairing {self.pairing!r} is not one of {', '.join(PAIRINGS)}")
+        check_choice("pairing", self.pairing, ("softmax", "dot", "concatenation"))
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
         return {"weight": (heads, 2 * head_dim)} if self.pairing == "concatenation" else {}
@@ -53,7 +49,7 @@ class NonLocal(Scored):
         return head_dim**-0.5 if self.pairing == "softmax" else 1.0
 
     @property
-    def rows_sum_to_one(self) -> bool:
+    def rows_sum_to_one(self) -> bool:  # type: ignore[override]
         return self.pairing == "softmax"
 
     def scores(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
@@ -72,7 +68,6 @@ class NonLocal(Scored):
 class AsymmetricNonLocal(LowRank):
     name: ClassVar[str] = "asymmetric_nonlocal"
     formula: ClassVar[str] = "softmax(q k~^T / sqrt(d)) v~,  k~ and v~ a pyramid of means"
-    cost: ClassVar[str] = "O(N m d)"
     paper: ClassVar[str] = "Zhu et al. 2019, arXiv 1908.07678"
 
     reads_grid: ClassVar[bool] = True
@@ -99,6 +94,6 @@ class AsymmetricNonLocal(LowRank):
 
 
 def outside(k: Tensor, mask: Tensor | None, grid: tuple[int, int]) -> Tensor:
-    """The real tokens before the picture, each its own mean [B, 1, outside, M]."""
+    """Return the matrix [B, 1, outside, M] that takes each real token before the picture as it is."""
     eye = torch.eye(k.shape[2] - grid[0] * grid[1], k.shape[2], dtype=k.dtype, device=k.device)[None, None]
     return eye if mask is None else torch.where(mask[:, None, None], eye, 0.0)

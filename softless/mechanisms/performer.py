@@ -20,7 +20,7 @@ import torch
 from torch import Generator, Tensor
 
 from softless.algebra.state import Log
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, check_choice
 from softless.mechanisms.base import Call
 from softless.mechanisms.kernelized import Kernelized
 from softless.mechanisms.scored import MOST_STAND_INS, check_count
@@ -38,8 +38,7 @@ class Performer(Kernelized):
     features: int | None = None  # rows of W; None: d ln d, at least d
 
     def __post_init__(self) -> None:
-        if self.kind not in ("positive", "hyperbolic"):
-            raise ArgumentError(f"kind {self.kind!r} is not 'positive' or 'hyperbolic'")
+        check_choice("kind", self.kind, ("positive", "hyperbolic"))
         if self.features is not None and (type(self.features) is not int or self.features < 1):
             raise ArgumentError(f"features {self.features!r} is not a number of random features, at least 1, or None")
         check_count("features", self.features or 1, most=MOST_STAND_INS)

@@ -52,7 +52,7 @@ class Blocks(NamedTuple):
 
     @property
     def size(self) -> int:
-        """As many queries as a query has neighbors, so that at least half of the computed scores are used."""
+        """As many queries as a query has neighbors: then at least half of the computed scores are used."""
         return min(self.before + self.after + 1, self.tokens)
 
     @property

@@ -21,12 +21,10 @@ class Recurrent(Mechanism):
     """A subclass defines `weights_in_order` and `go_through`, for as many queries as keys."""
 
     family: ClassVar[str] = "recurrent"
+    cost: ClassVar[str] = "O(N d^2)"
     carries_state: ClassVar[bool] = True
+    rows_sum_to_one: ClassVar[bool] = False
     chunk: ClassVar[int] = algebra.CHUNK
-
-    @property
-    def rows_sum_to_one(self) -> bool:
-        return False
 
     def default_scale(self, head_dim: int) -> float:
         return 1.0

@@ -66,7 +66,7 @@ class Reformer(Scored):
 
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         k = repeat_heads(k, q.shape[1])
-        met = torch.stack([each.met(self.window) for each in self.sort(k, call)]).any(0)  # [B, H, M, M]
+        met = torch.stack([hashed.met(self.window) for hashed in self.sort(k, call)]).any(0)  # [B, H, M, M]
         queries, keys = q.shape[2], k.shape[2]
         own = torch.eye(keys, dtype=torch.bool, device=q.device)
         met, own = (F.pad(x, (0, 0, max(queries - keys, 0), 0))[..., -queries:, :] for x in (met & ~own, own))
@@ -93,7 +93,7 @@ class Reformer(Scored):
         if call.key_mask is not None:
             bucket = torch.where(call.key_mask[:, None], bucket, 0)
         order = (bucket * k.shape[2] + torch.arange(k.shape[2], device=k.device)).argsort(-1)
-        return [Round(*each) for each in zip(bucket, order, order.argsort(-1), strict=True)]
+        return [Round(*parts) for parts in zip(bucket, order, order.argsort(-1), strict=True)]
 
     def _lot(self, q: Tensor, k: Tensor, v: Tensor, r: int, rounds: Sequence["Round"], is_causal: bool) -> Piece:
         """Attend to the pairs that round r is the first to find, as a window along its order."""
@@ -105,8 +105,8 @@ class Reformer(Scored):
             x = x.gather(-1, here.order)[..., None]
             return cut.queries(x), cut.keys(x).mT
 
-        def same(each: Round) -> Tensor:
-            mine, theirs = pairs(each.bucket)
+        def same(hashed: Round) -> Tensor:
+            mine, theirs = pairs(hashed.bucket)
             return (mine == theirs) & (theirs > 0)
 
         mine, theirs = pairs(here.rank)
@@ -133,5 +133,5 @@ class Round(NamedTuple):
 
 
 def _take(x: Tensor, places: Tensor) -> Tensor:
-    """[B, H, M, d] in the order of places [B, H, M]."""
+    """Return x [B, H, M, d] in the order of places [B, H, M]."""
     return x.gather(2, places[..., None].expand_as(x))

@@ -35,6 +35,7 @@ class Scored(Mechanism):
     """A mechanism with a score for every pair. A subclass defines `rule`."""
 
     family: ClassVar[str] = "scored"
+    cost: ClassVar[str] = "O(N^2 d)"
     takes_bias: ClassVar[bool] = True
 
     def default_scale(self, head_dim: int) -> float | None:

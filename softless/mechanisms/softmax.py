@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from softless.algebra.feature_maps import apply, unit
-from softless.errors import ArgumentError
+from softless.errors import check_choice
 from softless.mechanisms.base import Call, in_forward_mode
 from softless.mechanisms.scored import Scored, softmax
 
@@ -28,7 +28,6 @@ from softless.mechanisms.scored import Scored, softmax
 class Softmax(Scored):
     name: ClassVar[str] = "softmax"
     formula: ClassVar[str] = "sum_j e^{q.k_j/sqrt(d)} v_j / sum_j e^{q.k_j/sqrt(d)}"
-    cost: ClassVar[str] = "O(N^2 d)"
     paper: ClassVar[str] = "Vaswani et al. 2017, arXiv 1706.03762"
     form: ClassVar[str] = "SDPA"
     fused_on_gpu: ClassVar[bool] = True
@@ -36,8 +35,7 @@ class Softmax(Scored):
     confusion: str | None = None  # relu | affine_relu
 
     def __post_init__(self) -> None:
-        if self.confusion not in (None, "relu", "affine_relu"):
-            raise ArgumentError(f"confusion {self.confusion!r} is not None, 'relu' or 'affine_relu'")
+        check_choice("confusion", self.confusion, (None, "relu", "affine_relu"))
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
         if self.confusion != "affine_relu":

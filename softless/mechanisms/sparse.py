@@ -32,12 +32,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, check_choice
 from softless.mechanisms.pieces import Piece
 from softless.mechanisms.restricted import Restricted, band, read_in_runs
 from softless.mechanisms.scored import Scored, check_count, softmax
-
-PATTERNS = ("local", "strided", "local+strided", "fixed")
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,7 @@ class Sparse(Restricted):
     summary: int = 4
 
     def __post_init__(self) -> None:
-        if self.pattern not in PATTERNS:
-            raise ArgumentError(f"pattern {self.pattern!r} is not one of {', '.join(PATTERNS)}")
+        check_choice("pattern", self.pattern, ("local", "strided", "local+strided", "fixed"))
         check_count("stride", self.stride)
         check_count("summary", self.summary)
         if self.pattern == "fixed" and self.summary > self.stride:
@@ -82,7 +79,7 @@ class Sparse(Restricted):
         return lots
 
     def _columns(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, is_causal: bool, itself: bool) -> Piece:
-        """Tokens in rows of l that end with the last token; a query sees its column, with or without `itself`."""
+        """Read tokens as a table with rows of l; a query sees its column, with or without `itself`."""
         stride = min(self.stride, k.shape[2])
 
         def table(x: Tensor) -> Tensor:
@@ -101,7 +98,7 @@ class Sparse(Restricted):
         return Piece(*(x.transpose(-3, -2).flatten(-3, -2)[..., -q.shape[2] :, :] for x in piece))
 
     def _fixed(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, is_causal: bool) -> Sequence[Piece]:
-        """Each group with its own keys, and with the last c keys of the other groups."""
+        """Attend from each group to its own keys, and to the last c keys of the other groups."""
         stride = min(self.stride, k.shape[2])
         summary = min(self.summary, stride)
         past = k.shape[2] - q.shape[2]
@@ -134,7 +131,6 @@ class Sparse(Restricted):
 class TopK(Scored):
     name: ClassVar[str] = "topk"
     formula: ClassVar[str] = "softmax over the k keys that score highest"
-    cost: ClassVar[str] = "O(N^2 d)"
     paper: ClassVar[str] = "Zhao et al. 2019, arXiv 1912.11637"
 
     k: int = 32

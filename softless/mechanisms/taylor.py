@@ -28,7 +28,6 @@ from softless.mechanisms.kernelized import Kernelized
 class Taylor(Kernelized):
     name: ClassVar[str] = "taylor"
     formula: ClassVar[str] = "sim = 1 + q^.k^ (order 1), 1 + a + a^2/2 (order 2)"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Su 2020, spaces.ac.cn/archives/7546"
     reader: ClassVar[str] = "divide"
     signed: ClassVar[bool] = True

@@ -22,18 +22,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, check_choice
 from softless.mechanisms.scored import Scored
-
-EXPANSIONS = ("max", "mean", "minimax")
-TAILS = ("drop", "mean")
 
 
 @dataclass(frozen=True)
 class Threshold(Scored):
     name: ClassVar[str] = "threshold"
     formula: ClassVar[str] = "sum_I (1 + s_j - max s) v_j / sum_I (1 + s_j - max s),  I: s > max s - tau"
-    cost: ClassVar[str] = "O(N^2 d)"
     paper: ClassVar[str] = "Analyzing Linear Attention as a First-Order Approximation of Softmax, 2024"
 
     tau: float = 1.0
@@ -43,10 +39,8 @@ class Threshold(Scored):
     def __post_init__(self) -> None:
         if not self.tau > 0:
             raise ArgumentError(f"tau {self.tau} is not positive")
-        if self.expansion not in EXPANSIONS:
-            raise ArgumentError(f"expansion {self.expansion!r} is not one of {', '.join(EXPANSIONS)}")
-        if self.tail not in TAILS:
-            raise ArgumentError(f"tail {self.tail!r} is not one of {', '.join(TAILS)}")
+        check_choice("expansion", self.expansion, ("max", "mean", "minimax"))
+        check_choice("tail", self.tail, ("drop", "mean"))
 
     def rule(self, scores: Tensor, visible: Tensor) -> Tensor:
         x, kept, spread = self.keep(scores, visible)

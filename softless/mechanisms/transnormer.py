@@ -25,35 +25,28 @@ from torch import Tensor
 from softless.algebra.chunks import fold, unfold
 from softless.algebra.feature_maps import elu, unit
 from softless.algebra.state import State
-from softless.errors import ArgumentError
+from softless.errors import check_choice
 from softless.mechanisms.base import Call, repeat_heads
 from softless.mechanisms.kernelized import Kernelized
 from softless.mechanisms.scored import Scored, check_count, check_square, softmax
 
 
 def norm(x: Tensor) -> Tensor:
-    """Mean square 1 over the heads and channels of each token."""
+    """Scale each token to mean square 1 over its heads and channels."""
     return unit(x, (1, 3)) * (x.shape[1] * x.shape[3]) ** 0.5
-
-
-def check_variant(variant: str) -> None:
-    """t1 and t2 are the two networks of the paper."""
-    if variant not in ("t1", "t2"):
-        raise ArgumentError(f"variant {variant!r} is not 't1' or 't2'")
 
 
 @dataclass(frozen=True)
 class TransNormer(Kernelized):
     name: ClassVar[str] = "transnormer"
     formula: ClassVar[str] = "norm(sum_j phi(q).phi(k_j) v_j), phi(x) = elu(x) or elu(x) + 1"
-    cost: ClassVar[str] = "O(N d^2)"
     paper: ClassVar[str] = "Qin et al. 2022, arXiv 2210.10340"
     reader: ClassVar[str] = "none"
 
     variant: str = "t2"  # t1 | t2
 
     def __post_init__(self) -> None:
-        check_variant(self.variant)
+        check_choice("variant", self.variant, ("t1", "t2"))
 
     def default_scale(self, head_dim: int) -> None:
         return None
@@ -91,11 +84,11 @@ class Diagonal(Scored):
     block: int = 64
 
     def __post_init__(self) -> None:
-        check_variant(self.variant)
+        check_choice("variant", self.variant, ("t1", "t2"))
         check_count("block", self.block)
 
     @property
-    def rows_sum_to_one(self) -> bool:
+    def rows_sum_to_one(self) -> bool:  # type: ignore[override]
         return self.variant == "t2"
 
     def default_scale(self, head_dim: int) -> float | None:
@@ -108,7 +101,7 @@ class Diagonal(Scored):
         return softmax(scores, visible) if self.variant == "t2" else torch.where(visible, scores.relu(), 0.0)
 
     def _scores(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
-        """A norm cancels the scale of t1, which therefore has only its own."""
+        """Return the scores. For t1 a norm cancels any scale, so call.scale is not used."""
         return (call.scale if self.variant == "t2" else q.shape[-1] ** -0.5) * (q @ k.mT)
 
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
@@ -124,7 +117,7 @@ class Diagonal(Scored):
         return out if self.variant == "t2" else norm(out)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        """Real tokens moved together, then block by block: no N x N matrix."""
+        """Move the real tokens together, then attend block by block: no N x N matrix is formed."""
         queries, keys = q.shape[2], k.shape[2]
         missing, real = keys - queries, call.key_mask
         if missing > 0:
@@ -143,7 +136,7 @@ class Diagonal(Scored):
         return out if self.variant == "t2" else norm(out)
 
     def _blocks(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor, call: Call) -> Tensor:
-        """Attention within blocks of consecutive tokens; real [b, N] says which keys there are."""
+        """Attend within blocks of consecutive tokens; real [b, N] is True for real keys."""
         k, v, tokens = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1]), k.shape[2]
         block = min(self.block, tokens)
         q, k, v = (fold(x, block) for x in (q, k, v))  # [B, H, blocks, l, .]
@@ -154,5 +147,5 @@ class Diagonal(Scored):
 
 
 def _taken(x: Tensor, order: Tensor) -> Tensor:
-    """Tokens in another order: x [B, H, N, d], order [B, N]."""
+    """Return the tokens of x [B, H, N, d] in another order [B, N]."""
     return x.gather(2, order[:, None, :, None].expand_as(x))

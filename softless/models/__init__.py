@@ -12,12 +12,7 @@ from softless.models.table import CONFIGS, settings
 if TYPE_CHECKING:
     from softless.models.backbone import Backbone
 
-CLASSES = {
-    "deit": ("softless.models.deit", "DeiT"),
-    "pvt": ("softless.models.pvt", "PVT"),
-    "swin": ("softless.models.swin", "Swin"),
-    "cswin": ("softless.models.cswin", "CSwin"),
-}
+CLASSES = {"deit": "DeiT", "pvt": "PVT", "swin": "Swin", "cswin": "CSwin"}  # in the module of the same name
 
 OPTIONS = (
     *("in_chans", "global_pool", "drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"),
@@ -91,9 +86,8 @@ def create_model(
     )
     import torch
 
-    module, cls = CLASSES[config.family]
     try:
-        make = getattr(import_module(module), cls)
+        make = getattr(import_module(f"softless.models.{config.family}"), CLASSES[config.family])
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if package not in ("timm", "torchvision"):

@@ -13,7 +13,7 @@ from timm.layers import calculate_drop_path_rates, trunc_normal_
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from softless.errors import ArgumentError, UnsupportedError, shown
+from softless.errors import ArgumentError, UnsupportedError, check_choice, shown
 from softless.mechanisms import resolve
 from softless.mechanisms.scored import check_count
 from softless.models.blocks import BlockConfig, Checked, Stage
@@ -162,6 +162,26 @@ class Backbone(nn.Module):
             if isinstance(module, Stage):
                 module.grad_checkpointing = enable
 
+    def outputs(self) -> int:
+        """Return the number of outputs that `forward_intermediates` can take: stages, or blocks in DeiT."""
+        raise NotImplementedError
+
+    def keep_first(self, count: int) -> None:
+        """Drop all stages (blocks in DeiT) after the first `count`."""
+        raise NotImplementedError
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what comes after the last of `indices`; `prune_norm` has nothing to drop in PVT."""
+        take, last = feature_take_indices(self.outputs(), indices)
+        self.keep_first(last + 1)
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return take
+
     def own_names(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the weights of a file under the names they have here."""
         return weights
@@ -179,6 +199,9 @@ class Pyramid(Backbone):
     def stages(self) -> list[tuple[Callable[[Tensor], Tensor], Stage]]:
         """Return two parts per stage: the embedding of what comes before it, and its blocks."""
         raise NotImplementedError
+
+    def outputs(self) -> int:
+        return len(self.stages())
 
     def forward_features(self, x: Tensor) -> Tensor:
         x = self.checked(x)
@@ -205,7 +228,7 @@ class Pyramid(Backbone):
 
         `norm` applies to the last stage only: the stages before it have no norm, and PVT has none at all.
         """
-        check_format(output_fmt, FORMATS)
+        check_choice("output_fmt", output_fmt, FORMATS)
         x, stages, pictures = self.checked(x), self.stages(), []
         take, last = feature_take_indices(len(stages), indices)
         for index, (embed, blocks) in enumerate(stages[: last + 1] if stop_early else stages):
@@ -214,26 +237,6 @@ class Pyramid(Backbone):
                 picture = self.norm(x) if norm and index == len(self.config.dims) - 1 else x
                 pictures.append(picture.permute(0, 3, 1, 2).contiguous() if output_fmt == "NCHW" else picture)
         return pictures if intermediates_only else (self.norm(x), pictures)
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drop the stages after the last of `indices`; `prune_norm` has nothing to drop in PVT."""
-        take, last = feature_take_indices(len(self.stages()), indices)
-        self.keep_stages(last + 1)
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return take
-
-    def keep_stages(self, count: int) -> None:
-        raise NotImplementedError
-
-
-def check_format(output_fmt: str, formats: tuple[str, ...]) -> None:
-    if output_fmt not in formats:
-        raise ArgumentError(f"output_fmt {output_fmt!r} is not one of {', '.join(formats)}")
 
 
 def deviation(name: str, value: float | None) -> float:

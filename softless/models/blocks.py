@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from softless.errors import ArgumentError
 from softless.mechanisms import Mechanism
+from softless.nn import Attention
 from softless.nn.inputs import BufferSnapshot, moving
 
 
@@ -42,6 +43,20 @@ class BlockConfig:
     def shifted(self) -> bool:
         """Whether a mixed block's windows start half a window earlier. Windows of one token cannot."""
         return self.odd and self.window is not None and self.window > 1
+
+
+def attention(plan: BlockConfig) -> Attention:
+    """Return the attention of a block: its mechanism, or softmax."""
+    return Attention(
+        plan.dim,
+        plan.heads,
+        "softmax" if plan.mechanism is None else plan.mechanism,
+        plan.local,
+        window=plan.window,
+        shifted=plan.shifted,
+        attn_drop=plan.attn_drop,
+        proj_drop=plan.proj_drop,
+    )
 
 
 class Block(nn.Module):
@@ -69,9 +84,9 @@ class Stage(nn.ModuleList):
         self.grad_checkpointing = False
 
     def step(self, block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        if self.grad_checkpointing:
-            return (rewound if moving(block) else checkpointed)(block, x, grid)
-        return block(x, grid)
+        if not self.grad_checkpointing:
+            return block(x, grid)
+        return rewound(block, x, grid) if moving(block) else checkpoint(block, x, grid, use_reentrant=False)
 
     def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
         height, width = x.shape[1:3] if grid is None else grid
@@ -81,14 +96,9 @@ class Stage(nn.ModuleList):
         return tokens.unflatten(1, (height, width)) if grid is None else tokens
 
 
-def checkpointed(block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Run a block without keeping its activations: the backward pass runs it a second time."""
-    return checkpoint(block, x, grid, use_reentrant=False)
-
-
 @torch.compiler.disable
 def rewound(block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Run `checkpointed` on a block with buffers that training updates: the second run starts from the first's values.
+    """Checkpoint a block whose buffers training updates: the second run starts from the same buffers as the first.
 
     This is not compiled, because a compiled graph takes no context and would read the updated buffers.
     """

@@ -12,6 +12,7 @@ from typing import Any
 
 from softless.errors import ArgumentError, UnsupportedError, no_such, shown
 from softless.mechanisms import resolve
+from softless.mechanisms.scored import check_count
 from softless.models.table import CONFIGS, Config
 
 MOST = {"dims": 2**20, "depths": 10_000, "heads": 2**20}
@@ -43,17 +44,9 @@ def reshaped(
         new if count == old else min(count, new)
         for count, old, new in zip(config.mixed, config.depths, stages["depths"], strict=False)
     ]
-    return replace(config, patch=_patch(patch_size, config), mixed=tuple(mixed), **stages)  # type: ignore[arg-type]
-
-
-def _patch(patch_size: object, config: Config) -> int:
-    if patch_size is None:
-        return config.patch
-    if type(patch_size) is not int or not 1 <= patch_size <= MOST_PIXELS:
-        raise ArgumentError(
-            f"patch_size {shown(patch_size)} must be a whole number, at least 1 and at most {MOST_PIXELS:,}"
-        )
-    return patch_size
+    patch = config.patch if patch_size is None else patch_size
+    check_count("patch_size", patch, most=MOST_PIXELS)
+    return replace(config, patch=patch, mixed=tuple(mixed), **stages)  # type: ignore[arg-type]
 
 
 def _stages(name: str, value: object, config: Config) -> tuple[int, ...]:

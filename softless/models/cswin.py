@@ -118,7 +118,7 @@ class CSwin(Pyramid):
         embeds = [self.stage1_conv_embed, *(getattr(self, f"merge{stage}") for stage in range(1, self.depth))]
         return [(embed, getattr(self, f"stage{stage}")) for stage, embed in enumerate(embeds, 1)]
 
-    def keep_stages(self, count: int) -> None:
+    def keep_first(self, count: int) -> None:
         for stage in range(count, self.depth):
             delattr(self, f"merge{stage}")
             delattr(self, f"stage{stage + 1}")

@@ -14,9 +14,9 @@ import torch
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from softless.models.backbone import FORMATS, Backbone, check_format, table
-from softless.models.blocks import Block, BlockConfig, Positions, Stage
-from softless.nn import Attention
+from softless.errors import check_choice
+from softless.models.backbone import FORMATS, Backbone, table
+from softless.models.blocks import Block, Positions, Stage, attention
 from softless.nn.patches import PatchEmbed
 
 
@@ -31,9 +31,7 @@ class DeiT(Backbone):
         dim = self.config.dims[0]
         native = [-(-side // self.patch) for side in self.config.img_size]
         self.positions = Positions(native, "bicubic", prefix=1)
-        self.patch_embed = PatchEmbed(
-            None, self.patch, self.in_chans, dim, output_fmt="NLC", strict_img_size=False, dynamic_img_pad=True
-        )
+        self.patch_embed = PatchEmbed(self.patch, self.in_chans, dim, output_fmt="NLC")
         self.cls_token = table(1, 1, dim)
         self.pos_embed = table(1, 1 + native[0] * native[1], dim, std=self.position_std)
         self.blocks = Stage(Block(plan, attention(plan), 1e-6) for plan in self.plans(0))
@@ -72,7 +70,7 @@ class DeiT(Backbone):
         intermediates_only: bool = False,
     ) -> Any:
         """Return the patches after each block of `indices`, and the features too unless `intermediates_only`."""
-        check_format(output_fmt, (*FORMATS, "NLC"))
+        check_choice("output_fmt", output_fmt, (*FORMATS, "NLC"))
         take, last = feature_take_indices(len(self.blocks), indices)
         (x, (height, width)), outputs = self.embed(x), []
         for index, block in enumerate(self.blocks):
@@ -86,17 +84,11 @@ class DeiT(Backbone):
                 break
         return outputs if intermediates_only else (self.norm(x), outputs)
 
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drop the blocks after the last of `indices`."""
-        take, last = feature_take_indices(len(self.blocks), indices)
-        del self.blocks[last + 1 :]
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return take
+    def outputs(self) -> int:
+        return len(self.blocks)
+
+    def keep_first(self, count: int) -> None:
+        del self.blocks[count:]
 
     def no_weight_decay(self) -> set[str]:
         return {"pos_embed", "cls_token"}
@@ -107,14 +99,3 @@ class DeiT(Backbone):
             "stem": r"^cls_token|pos_embed|patch_embed",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
         }
-
-
-def attention(plan: BlockConfig) -> Attention:
-    return Attention(
-        plan.dim,
-        plan.heads,
-        "softmax" if plan.mechanism is None else plan.mechanism,
-        plan.local,
-        attn_drop=plan.attn_drop,
-        proj_drop=plan.proj_drop,
-    )

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from softless.models.backbone import Pyramid, table
 from softless.models.blocks import Block, BlockConfig, Positions, Stage
 from softless.nn.checks import is_plain
-from softless.nn.mixing import Mixing
+from softless.nn.mixing import Mixing, split_heads
 from softless.nn.patches import PatchEmbed
 
 
@@ -29,7 +29,6 @@ class ReducedAttention(Mixing):
     """Attention with separate projections for queries and for keys and values, which a convolution may reduce first."""
 
     def __init__(self, plan: BlockConfig):
-        own = plan.mechanism is None
         super().__init__(
             plan.dim,
             plan.heads,
@@ -43,15 +42,17 @@ class ReducedAttention(Mixing):
         self.kv = nn.Linear(plan.dim, 2 * plan.dim)
         self.proj = nn.Linear(plan.dim, plan.dim)
         self.proj_drop = nn.Dropout(plan.proj_drop)
-        self.reduction = plan.reach if own and plan.reach is not None else 1
+        self.reduction = plan.reach if plan.mechanism is None and plan.reach is not None else 1
         if self.reduction > 1:
             self.sr = nn.Conv2d(plan.dim, plan.dim, self.reduction, self.reduction)
             self.norm = nn.LayerNorm(plan.dim)
 
     def forward(self, x: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
         if self.reduction > 1:
-            q, (k, v) = self.q(x), self.kv(self.reduce(x, grid)).chunk(2, -1)
-            out = self.mix((self._heads(q), self._heads(k), self._heads(v)))
+            q, k, v = (
+                split_heads(part, self.head_dim) for part in (self.q(x), *self.kv(self.reduce(x, grid)).chunk(2, -1))
+            )
+            out = self.mix((q, k, v))
         else:
             out = self.mix(self.packed(x).unflatten(-1, (3, self.heads, self.head_dim)), grid, source=x)
         return self.proj_drop(self.proj(out))
@@ -67,9 +68,6 @@ class ReducedAttention(Mixing):
         below, beside = (-side % self.reduction for side in grid)
         picture = F.pad(x.mT.unflatten(2, grid), (0, beside, 0, below)) if below or beside else x.mT.unflatten(2, grid)
         return self.norm(self.sr(picture).flatten(2).mT)
-
-    def _heads(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b heads n d"]:
-        return x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, mechanism={self.mechanism}"
@@ -88,9 +86,7 @@ class PVT(Pyramid):
             patch, before = (self.patch, self.in_chans) if stage == 0 else (2, dims[stage - 1])
             native = [-(-side // (self.patch * 2**stage)) for side in self.config.img_size]
             self.positions.append(Positions(native, "bilinear"))
-            embed = PatchEmbed(
-                None, patch, before, dim, nn.LayerNorm, output_fmt="NHWC", strict_img_size=False, dynamic_img_pad=True
-            )
+            embed = PatchEmbed(patch, before, dim, nn.LayerNorm, output_fmt="NHWC")
             setattr(self, f"patch_embed{stage + 1}", embed)
             setattr(self, f"pos_embed{stage + 1}", table(1, native[0] * native[1], dim, std=self.position_std))
             blocks = Stage(Block(plan, ReducedAttention(plan), 1e-6) for plan in self.plans(stage))
@@ -106,7 +102,7 @@ class PVT(Pyramid):
         grid = [x.shape[1], x.shape[2]]
         return x + self.positions[stage](getattr(self, f"pos_embed{stage + 1}"), grid).unflatten(1, grid)
 
-    def keep_stages(self, count: int) -> None:
+    def keep_first(self, count: int) -> None:
         for stage in range(count, self.depth):
             for name in (f"patch_embed{stage + 1}", f"pos_embed{stage + 1}", f"block{stage + 1}"):
                 delattr(self, name)

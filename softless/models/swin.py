@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from softless.io.weights import DERIVED
 from softless.models.backbone import Pyramid, table
-from softless.models.blocks import Block, BlockConfig, Stage
+from softless.models.blocks import Block, BlockConfig, Stage, attention
 from softless.nn import Attention
 from softless.nn.patches import PatchEmbed
 
@@ -102,19 +102,13 @@ class Swin(Pyramid):
 
     def build(self) -> None:
         dims = self.config.dims
-        self.patch_embed = PatchEmbed(
-            None,
-            self.patch,
-            self.in_chans,
-            dims[0],
-            nn.LayerNorm,
-            output_fmt="NHWC",
-            strict_img_size=False,
-            dynamic_img_pad=True,
-        )
+        self.patch_embed = PatchEmbed(self.patch, self.in_chans, dims[0], nn.LayerNorm, output_fmt="NHWC")
         self.layers = nn.ModuleList(
             SwinStage(
-                Stage(Block(plan, attention(plan), 1e-5) for plan in self.plans(stage)),
+                Stage(
+                    Block(plan, WindowAttention(plan) if plan.mechanism is None else attention(plan), 1e-5)
+                    for plan in self.plans(stage)
+                ),
                 Merging(dim) if stage < len(dims) - 1 else nn.Identity(),
             )
             for stage, dim in enumerate(dims)
@@ -128,7 +122,7 @@ class Swin(Pyramid):
         embeds = [self.patch_embed, *(layer.downsample for layer in layers)]
         return [(embed, layer.blocks) for embed, layer in zip(embeds, layers, strict=False)]
 
-    def keep_stages(self, count: int) -> None:
+    def keep_first(self, count: int) -> None:
         del self.layers[count:]
         self.layers[-1].downsample = nn.Identity()
 
@@ -150,22 +144,6 @@ class Swin(Pyramid):
         last = (99999,)
         fine = [(r"^layers\.(\d+)\.downsample", last), (r"^layers\.(\d+)\.\w+\.(\d+)", None), (r"^norm", last)]
         return {"stem": r"^patch_embed", "blocks": r"^layers\.(\d+)" if coarse else fine}
-
-
-def attention(plan: BlockConfig) -> Attention:
-    """Return the attention of a mixed block, or Swin's own."""
-    if plan.mechanism is None:
-        return WindowAttention(plan)
-    return Attention(
-        plan.dim,
-        plan.heads,
-        plan.mechanism,
-        plan.local,
-        window=plan.window,
-        shifted=plan.shifted,
-        attn_drop=plan.attn_drop,
-        proj_drop=plan.proj_drop,
-    )
 
 
 def _accept_names(module: Swin, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:

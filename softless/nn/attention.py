@@ -22,7 +22,7 @@ from softless.functional import attention_with_state
 from softless.mechanisms import Mechanism
 from softless.mechanisms.scored import check_count
 from softless.nn.checks import check_fits, check_rate, check_switch, check_token_mask, check_tokens, is_plain
-from softless.nn.mixing import Heads, Mixing
+from softless.nn.mixing import Heads, Mixing, split_heads
 from softless.nn.rotary import check_rotary, rotate, token_positions
 from softless.packed import nested
 
@@ -71,7 +71,7 @@ class Attention(Mixing):
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
     ):
-        heads = one_of(heads, num_heads)
+        heads = number_of_heads(heads, num_heads)
         if window is not None:
             check_count("window", window)
         sides = None if window is None else (window, window)
@@ -91,11 +91,12 @@ class Attention(Mixing):
         self.qkv = nn.Linear(dim, dim + (1 if self.shares_keys else 2) * self.kv_heads * self.head_dim, bias=qkv_bias)
         self.q_norm: nn.Module = norm(self.head_dim)
         if not isinstance(self.q_norm, nn.Module):
-            raise ArgumentError(f"qk_norm is {shown(qk_norm)} and must make a module, and made {shown(self.q_norm)}")
+            raise ArgumentError(f"qk_norm is {shown(qk_norm)} and must build a module, but built {shown(self.q_norm)}")
         self.k_norm = nn.Identity() if self.shares_keys else norm(self.head_dim)
         self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
-        self.dim, self.num_heads, self.adjusts = dim, heads, bool(qk_norm) or self.rotary is not None
+        self.dim, self.num_heads = dim, heads
+        self.norms_or_rotates = bool(qk_norm) or self.rotary is not None
 
     def forward(
         self,
@@ -125,8 +126,8 @@ class Attention(Mixing):
         """
         self._check(x, grid, context, key_mask, is_causal, attn_mask)
         qkv = self.project(x, context, key_mask)
-        source = x if context is None else context
-        out = self.mix(qkv, grid, source=source, key_mask=key_mask, is_causal=is_causal, bias=bias)
+        source = x if context is None else context  # the tokens that k and v come from
+        out = self.mix(qkv, grid, source=source, key_mask=key_mask, is_causal=is_causal, bias=bias)  # [B, N, C]
         return self.proj_drop(self.proj(out))
 
     def with_state(
@@ -168,51 +169,47 @@ class Attention(Mixing):
         self._check(x, key_mask=key_mask)
         call, _ = self.as_call(self.project(x, None, key_mask), source=x, key_mask=key_mask)
         weights = self.weights(call)
-        out = self.combined(weights, call)
+        out = self.combine(weights, call)
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2))), weights
 
     def project(
         self, x: Tensor, context: Tensor | None = None, key_mask: Tensor | None = None
     ) -> Float[Tensor, "b n 3 heads d"] | Heads:
-        """Project tokens to q, k and v: in one tensor if their shapes are the same, apart otherwise."""
+        """Project tokens to q, k and v: one packed tensor if all three have the same shape, three tensors otherwise."""
         if context is not None:
             return self._cross_heads(x, context)
-        alike = self.kv_heads == self.heads and not x.is_nested
-        if alike and not (self.shares_keys or self.adjusts):
+        packable = self.kv_heads == self.heads and not x.is_nested
+        if packable and not (self.shares_keys or self.norms_or_rotates):
             return self.qkv(x).unflatten(-1, (3, self.heads, self.head_dim))
         q, k, v = self._heads(self.qkv(x), self._positions(x, key_mask))
-        return torch.stack([part.transpose(1, 2) for part in (q, k, v)], 2) if alike else (q, k, v)
+        return torch.stack([part.transpose(1, 2) for part in (q, k, v)], 2) if packable else (q, k, v)
 
     def _cross_heads(self, x: Tensor, context: Tensor) -> Heads:
-        """Project x to q, and the context to k and v, by the two parts of `qkv`."""
+        """Project x to q with the first part of `qkv`, and the context to k and v with the rest."""
         if is_plain(self.qkv, nn.Linear):
             weights = self.qkv.weight.tensor_split([self.dim])
             biases = (None, None) if self.qkv.bias is None else self.qkv.bias.tensor_split([self.dim])
             q, kv = (F.linear(*part) for part in zip((x, context), weights, biases, strict=True))
         else:
             q, kv = self.qkv(x)[..., : self.dim], self.qkv(context)[..., self.dim :]
-        q, k, v = (
-            part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, heads, N, d]
-            for part in (q, *kv.chunk(2, -1))
-        )
+        q, k, v = (split_heads(part, self.head_dim) for part in (q, *kv.chunk(2, -1)))
         return self.q_norm(q), self.k_norm(k), v
 
     def _heads(self, qkv: Tensor, positions: Tensor | None = None) -> Heads:
         """Split a projection [B, N, ...] into heads, normalize and rotate them."""
-        if qkv.is_nested:  # by its values: a backward pass through the split of a nested tensor ends the process
+        if qkv.is_nested:  # splitting a nested tensor crashes the process in the backward pass: split its values
             packed: Any = qkv.contiguous()
             heads = self._heads(packed.values()[None], positions)  # [1, heads, tokens of all sequences, d]
             return cast(Heads, tuple(nested(part[0].transpose(0, 1), packed.offsets()) for part in heads))
-        kv = self.kv_heads * self.head_dim
-        q, *k, v = (
-            part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, heads, N, d]
-            for part in qkv.split((self.dim, kv) if self.shares_keys else (self.dim, kv, kv), -1)
-        )
-        q, k = self.q_norm(q), [self.k_norm(part) for part in k]
-        if self.rotary is not None:
-            assert positions is not None
-            q, k = rotate(q, positions, self.rotary), [rotate(part, positions, self.rotary) for part in k]
-        return q, *(k or [q]), v
+        q, kv = qkv.split((self.dim, qkv.shape[-1] - self.dim), -1)
+        q = self._placed(self.q_norm(split_heads(q, self.head_dim)), positions)
+        if self.shares_keys:
+            return q, q, split_heads(kv, self.head_dim)
+        k, v = (split_heads(part, self.head_dim) for part in kv.chunk(2, -1))
+        return q, self._placed(self.k_norm(k), positions), v
+
+    def _placed(self, x: Tensor, positions: Tensor | None) -> Tensor:
+        return x if self.rotary is None or positions is None else rotate(x, positions, self.rotary)
 
     def _positions(self, x: Tensor, key_mask: Tensor | None, state: State | None = None) -> Int[Tensor, "*b n"] | None:
         return None if self.rotary is None else token_positions(x, key_mask, None if state is None else state.n)
@@ -246,11 +243,13 @@ class Attention(Mixing):
                 check_fits(grid, x.shape[1])
 
     def _check_context(self, x: Tensor, grid: Any, context: Any, key_mask: Any) -> None:
-        """Refuse what needs queries and keys of the same tokens."""
-        options = {"grid": grid is not None, "local": self.residual is not None, "window": self.window is not None}
-        options |= {"rotary": self.rotary is not None, f"mechanism '{self.mechanism.name}'": self.shares_keys}
-        if same := [name for name, used in options.items() if used]:
-            raise UnsupportedError(f"{same[0]} needs queries and keys of the same tokens: it cannot go with context")
+        """Raise if an option in use needs queries and keys of the same tokens."""
+        options = {"grid": grid, "local": self.residual, "window": self.window, "rotary": self.rotary}
+        used = [name for name, value in options.items() if value is not None]
+        if self.shares_keys:
+            used.append(f"mechanism '{self.mechanism.name}'")
+        if used:
+            raise UnsupportedError(f"{used[0]} needs queries and keys of the same tokens: it cannot go with context")
         if x.is_nested:
             raise UnsupportedError("x is packed sequences, and context needs dense tokens: pad them, and pass key_mask")
         check_tokens(context, self.dim, name="context")
@@ -260,11 +259,11 @@ class Attention(Mixing):
         return f"heads={self.heads}, kv_heads={self.kv_heads}, mechanism={self.mechanism}"
 
 
-def one_of(heads: int | None, num_heads: int | None) -> int:
-    """Return the number of heads, by either of its names."""
+def number_of_heads(heads: int | None, num_heads: int | None) -> int:
+    """Return the number of heads, which users may pass under either name."""
     if heads is None and num_heads is None:
         raise ArgumentError("heads is None and must be the number of heads")
     equal = type(heads) is type(num_heads) is int and heads == num_heads
     if heads is not None and num_heads is not None and not equal:
-        raise ArgumentError(f"heads {shown(heads)} and num_heads {shown(num_heads)} are two names of one number")
+        raise ArgumentError(f"heads {shown(heads)} and num_heads {shown(num_heads)} are two names for the same number")
     return cast(int, num_heads if heads is None else heads)

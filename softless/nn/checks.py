@@ -10,7 +10,7 @@ from softless.errors import ArgumentError, shown
 from softless.mechanisms.scored import check_count
 from softless.validation import DTYPES, are_sides, check_dense, check_key_mask
 
-MOST_CHANNELS = 2**20  # the square of which is a matrix of 4 TB
+MOST_CHANNELS = 2**20  # a square matrix of this size takes 4 TB
 MOST_LAYERS = 10_000
 
 
@@ -43,14 +43,12 @@ def check_fits(grid: Any, tokens: int, *, all_of_them: bool = False) -> None:
 
 
 def check_rate(name: str, rate: Any) -> None:
-    """Check a number from 0 to less than 1."""
     number = isinstance(rate, numbers.Real) and not isinstance(rate, bool)
     if not number or not 0 <= rate < 1:
         raise ArgumentError(f"{name} {shown(rate)} is not a rate between 0 and 1")
 
 
 def check_switch(name: str, value: object) -> None:
-    """Check that a value is True or False."""
     if not isinstance(value, bool):
         raise ArgumentError(f"{name} is {shown(value)} and must be True or False")
 

@@ -1,9 +1,9 @@
 """Attention in a window with global tokens, which have projections of their own: Longformer (Beltagy et al. 2020).
 
-    a token i        softmax over its window and the global keys, by qkv                    mechanism `longformer`
-    a global token   softmax over all tokens, by qkv_global                                 the first `global_tokens`
+    a token i        softmax over its window and the global keys, with qkv                  mechanism `longformer`
+    a global token   softmax over all tokens, with qkv_global                               the first `global_tokens`
 
-The second replaces the first for global tokens. With is_causal, a global token sees the tokens up to itself.
+With is_causal, a global token sees the tokens up to itself.
 
 Shapes: B batch, N tokens, C channels, d = C / heads.
 """
@@ -70,16 +70,16 @@ class LongformerAttention(Attention):
         return torch.cat([rows.transpose(1, 2).flatten(2), super()._mix(call)[:, rows.shape[2] :]], 1)
 
     def weights(self, call: AttentionCall) -> Float[Tensor, "b heads n n"]:
-        """Return the weights of the global tokens over all keys, and of the others over those of their window."""
+        """Return the weights: all keys for global tokens, the window and the global keys for the others."""
         (q, k, _), options = self._far(call)
         rows, near = attention_weights(q, k, "softmax", **options), super().weights(call)
         return torch.cat([F.pad(rows, (0, near.shape[3] - rows.shape[3])), near[:, :, rows.shape[2] :]], 2)
 
-    def combined(self, weights: Float[Tensor, "b heads n n"], call: AttentionCall) -> Float[Tensor, "b heads n d"]:
+    def combine(self, weights: Float[Tensor, "b heads n n"], call: AttentionCall) -> Float[Tensor, "b heads n d"]:
         (q, _, v), options = self._far(call)
         v = repeat_heads(hide(v, options["key_mask"]), self.heads)
         rows = weights[:, :, : q.shape[2], : v.shape[2]] @ v
-        return torch.cat([rows, super().combined(weights, call)[:, :, q.shape[2] :]], 2)
+        return torch.cat([rows, super().combine(weights, call)[:, :, q.shape[2] :]], 2)
 
     def _far(self, call: AttentionCall) -> tuple[Heads, dict[str, Any]]:
         """Return q, k and v of the global tokens, and the options of their attention."""

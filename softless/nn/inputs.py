@@ -1,8 +1,7 @@
 """The tensors that a mechanism needs beyond q, k and v, held by a module.
 
 learned     a parameter, shared by all tokens        affine_relu's weight and bias, focused's scale, linformer's e
-drawn       a buffer, saved with the weights         performer's projection, reformer's rotations, and emanet's bases,
-                                                     which training updates
+drawn       a random buffer, saved with the weights  performer's projection, reformer's rotations, emanet's bases
 predicted   sigmoid(W x + b), one number per token   the step size of delta and efla
 """
 
@@ -71,7 +70,7 @@ def moving(module: nn.Module) -> list[Tensor]:
 
 
 class BufferSnapshot:
-    """The buffers that training updates, copied before a call, so that a second run of the call can start from them."""
+    """A copy of the buffers that training updates, so that a second run of a call starts from the same values."""
 
     def __init__(self, module: nn.Module):
         self.buffers = moving(module)
@@ -80,12 +79,12 @@ class BufferSnapshot:
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Restore the copies inside this context, and the current values after it."""
-        now = [buffer.clone() for buffer in self.buffers]
+        current = [buffer.clone() for buffer in self.buffers]
         try:
             self._put(self.values)
             yield
         finally:
-            self._put(now)
+            self._put(current)
 
     def _put(self, values: list[Tensor]) -> None:
         for buffer, value in zip(self.buffers, values, strict=True):

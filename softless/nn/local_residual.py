@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from softless.algebra.neighbors import local_residual
 from softless.errors import ArgumentError
-from softless.nn.checks import is_plain
+from softless.nn.checks import check_heads, is_plain
 from softless.validation import check_picture
 
 
@@ -39,8 +39,7 @@ class LocalResidual(nn.Sequential):
     """
 
     def __init__(self, dim: int, heads: int):
-        if heads < 1 or dim % heads:
-            raise ArgumentError(f"dim {dim} is not a multiple of heads {heads}")
+        check_heads(dim, heads)
         super().__init__(nn.Conv1d(dim, dim, 1, groups=heads), nn.GELU(), nn.Conv1d(dim, 9 * dim, 1, groups=heads))
         self.heads, self.dim = heads, dim
 

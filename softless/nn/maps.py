@@ -20,24 +20,19 @@ from softless.algebra.neighbors import local_residual
 from softless.nn.mixing import Heads, Mixing
 from softless.nn.windows import Windows
 
+RecordedCall = tuple[str, Mixing, Tensor | Heads, dict[str, Any]]  # name of the layer, layer, arguments of its `mix`
+
 
 class AttentionMap(NamedTuple):
     """The weights of one layer: one matrix per head, or per channel for hydra.
 
-    `mechanism.combine` computes the output from them, weights v. Angular, transnormer and diagonal's t1 then divide the
-    output by its length, which no matrix expresses.
+    `mechanism.combine` computes the output from the weights and v. Angular, transnormer and diagonal's t1 also divide
+    the output by its length, which no matrix can express.
     """
 
     layer: str
     weights: Float[Tensor, "b matrices n m"]
     local: Float[Tensor, "b heads n m"] | None  # the local residual's, in the same units
-
-
-class _Call(NamedTuple):
-    layer: str
-    module: Mixing
-    qkv: Tensor | Heads
-    options: dict[str, Any]
 
 
 def attention_maps(model: nn.Module, *inputs: Tensor) -> Iterator[AttentionMap]:
@@ -49,24 +44,24 @@ def attention_maps(model: nn.Module, *inputs: Tensor) -> Iterator[AttentionMap]:
     >>> [(one.layer, one.weights.shape) for one in attention_maps(layer, torch.randn(1, 6, 8))]
     [('', torch.Size([1, 2, 6, 6]))]
 
-    Only the inputs of the layers are kept; a map is computed when the iterator reaches it.
+    Only the inputs of the layers are stored; a map is computed when the iterator reaches it.
     """
-    calls: list[_Call] = []
+    calls: list[RecordedCall] = []
     with torch.no_grad(), _recorded(model, calls):
         model(*inputs)
     while calls:
-        yield _map(calls.pop(0))
+        yield _map(*calls.pop(0))
 
 
 @contextmanager
-def _recorded(model: nn.Module, calls: list[_Call]) -> Iterator[None]:
+def _recorded(model: nn.Module, calls: list[RecordedCall]) -> Iterator[None]:
     """Record the calls of every attention layer inside this context."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Mixing)}
 
     def record(
         layer: str, module: Mixing, qkv: Tensor | Heads, grid: tuple[int, int] | None = None, **options: Any
     ) -> Tensor:
-        calls.append(_Call(layer, module, qkv, {"grid": grid, **options}))
+        calls.append((layer, module, qkv, {"grid": grid, **options}))
         return Mixing.mix(module, qkv, grid, **options)
 
     for name, module in layers.items():
@@ -79,16 +74,15 @@ def _recorded(model: nn.Module, calls: list[_Call]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _map(recorded: _Call) -> AttentionMap:
-    module = recorded.module
-    call, cut = module.as_call(recorded.qkv, **recorded.options)
+def _map(layer: str, module: Mixing, qkv: Tensor | Heads, options: dict[str, Any]) -> AttentionMap:
+    call, cut = module.as_call(qkv, **options)
     weights, local = module.weights(call), None
     taps, prefix = module.taps(call.source, call.grid, call.key_mask)
     if taps is not None and call.grid is not None:
         local = _neighbors(taps.mean(-1, keepdim=True), call.grid, prefix, call.key_mask)
     if cut is not None:
         weights, local = _placed(weights, cut), None if local is None else _placed(local, cut)
-    return AttentionMap(recorded.layer, weights, local)
+    return AttentionMap(layer, weights, local)
 
 
 def _neighbors(

@@ -1,10 +1,9 @@
-"""The part of attention between its projections: a mechanism mixes the heads, in windows if asked, plus the residual.
+"""The part of attention between its projections: the mechanism, windows, and the local residual.
 
-    o = attention(q, k, v) [+ local residual of v, its kernels predicted from the mean of `source`]
+    o = attention(q, k, v) [+ local residual of v]
 
 `Mixing` is the base of every attention module here. Its subclasses differ in how they project q, k and v, and call
-`mix` with the result. In windows, each window has its own means, context and 3x3 kernels, and padding takes part in
-none of them.
+`mix` with the result. Each window has its own means and its own 3x3 kernels, and padding counts in neither.
 
 Shapes: B batch, N tokens, C channels, d = C / heads.
 """
@@ -117,8 +116,8 @@ class Mixing(nn.Module):
             raise UnsupportedError(f"window {self.window} needs a key head for each query head, and no causal order")
         cut = self.windows(grid, qkv.shape[1])
         real = cut.mask(qkv) if key_mask is None else cut.cut(key_mask[..., None])[..., 0]
-        wanted = self.residual is not None or len(self.inputs.predicted) > 0
-        source = cut.cut(source) if wanted and source is not None else None
+        reads_source = self.residual is not None or len(self.inputs.predicted) > 0
+        source = cut.cut(source) if reads_source and source is not None else None
         bias = rolled_bias(bias, cut.pairs(qkv.device), qkv)
         return AttentionCall(cut.cut(qkv), cut.size, source, real, bias, False), cut
 
@@ -137,13 +136,15 @@ class Mixing(nn.Module):
         taps, prefix = self.taps(source, grid, key_mask, is_causal)
         dropped = self.training and self.attn_drop.p > 0
         if isinstance(qkv, Tensor) and not (dropped or is_causal or bias is not None):
-            place = grid if taps is not None or self.mechanism.reads_grid else None
-            picture: dict[str, Any] = {"taps": taps, "grid": place, "prefix": prefix}
-            out = attention_qkv(qkv, self.mechanism, **picture, key_mask=key_mask, inputs=self.inputs(source))
+            grid = grid if taps is not None or self.mechanism.reads_grid else None
+            inputs = self.inputs(source)
+            out = attention_qkv(
+                qkv, self.mechanism, taps=taps, grid=grid, prefix=prefix, key_mask=key_mask, inputs=inputs
+            )
             return out.transpose(1, 2).flatten(2)
         q, k, v = as_heads(qkv)
         if dropped:
-            out = self.combined(self.attn_drop(self.weights(call)), call)
+            out = self.combine(self.attn_drop(self.weights(call)), call)
         else:
             out = attention(q, k, v, self.mechanism, **self._options(call))
         if taps is not None:
@@ -156,8 +157,8 @@ class Mixing(nn.Module):
         q, k, _ = as_heads(call.qkv)
         return attention_weights(q, k, self.mechanism, **self._options(call))
 
-    def combined(self, weights: Float[Tensor, "b matrices n m"], call: AttentionCall) -> Float[Tensor, "b heads n d"]:
-        """Return the heads that explicit weights give."""
+    def combine(self, weights: Float[Tensor, "b matrices n m"], call: AttentionCall) -> Float[Tensor, "b heads n d"]:
+        """Return the output of each head for explicit weights."""
         v = hide(as_heads(call.qkv)[2], call.key_mask)
         return self.mechanism.combine(weights, v, Call(key_mask=call.key_mask))
 
@@ -188,6 +189,10 @@ class Mixing(nn.Module):
         else:
             context = keep(source, key_mask).sum(1) / key_mask.sum(1, keepdim=True).clamp(min=1)
         return self.residual.taps(context.to(source.dtype)), tokens - grid[0] * grid[1]
+
+
+def split_heads(x: Float[Tensor, "b n c"], head_dim: int) -> Float[Tensor, "b heads n d"]:
+    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 
 def as_heads(qkv: Tensor | Heads) -> Heads:

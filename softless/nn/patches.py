@@ -26,10 +26,10 @@ class Patches(nn.Conv2d):
 
 
 class PatchEmbed(layers.PatchEmbed):
-    """timm's PatchEmbed, with `Patches` as its projection."""
+    """timm's PatchEmbed for images of any size, with `Patches` as its projection."""
 
     def __init__(self, *args: Any, **options: Any):
-        super().__init__(*args, **options)
+        super().__init__(None, *args, strict_img_size=False, dynamic_img_pad=True, **options)
         conv = cast(nn.Conv2d, self._modules["proj"])
         size = cast(tuple[int, int], conv.kernel_size)
         self.proj = Patches(conv.in_channels, conv.out_channels, size, size, bias=conv.bias is not None, device="meta")

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from softless.algebra.state import keep
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, check_choice
 from softless.mechanisms.scored import check_count
 from softless.nn.checks import check_token_mask
 
@@ -66,8 +66,7 @@ def pool_tokens(
     Returns:
         The pooled tokens [B, n, C] and their mask [B, n].
     """
-    if mode not in MODES:
-        raise ArgumentError(f"mode {mode!r} is not one of {', '.join(MODES)}")
+    check_choice("mode", mode, MODES)
     _check_prefix(prefix, x)
     check_token_mask(key_mask, x)
     real = x.new_ones(x.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
@@ -97,7 +96,7 @@ def repeat_tokens(x: Float[Tensor, "b n c"], stride: int, length: int, prefix: i
     check_count("length", length, least=0)
     out = torch.cat([x[:, :prefix], x[:, prefix:].repeat_interleave(stride, 1)], 1)
     if out.shape[1] < length:
-        raise ArgumentError(f"{x.shape[1]} tokens, {stride} times each, are not the {length} asked for")
+        raise ArgumentError(f"{x.shape[1]} tokens, {stride} times each, are fewer than length {length}")
     return out[:, :length]
 
 

@@ -10,7 +10,7 @@ from softless import Mechanism, attention, attention_with_state, mechanism
 from softless.algebra.kernel_spec import KernelSpec
 from softless.algebra.state import State
 from softless.kernels.causal import tiles as causal_tiles
-from softless.kernels.causal.ops import causal, decode
+from softless.kernels.causal.ops import causal
 
 pytestmark = pytest.mark.kernels
 
@@ -185,7 +185,7 @@ def test_decoding_one_token_matches_the_causal_kernel(reader, given):
     token = [x.detach() for x in draw(1, batch=2, heads=2)]
     mask = torch.tensor([[True], [False]])
     token[1][1], token[2][1] = torch.nan, torch.nan
-    out, after = decode(*token, mask, state, spec)
+    out, after = causal(*token, mask, state, spec, step=True)
     expected, truth = causal(*token, mask, state, spec)
     assert_close([out, *after[1:]], [expected.double(), *(x.double() for x in truth[1:])])
     assert torch.equal(after.n, truth.n)
@@ -195,7 +195,7 @@ def test_decoding_one_taylor_token_matches_the_causal_kernel():
     made, spec = specified(DIVIDE, "taylor", 5)
     q, k, v = (x.detach() for x in draw(9))
     _, state = causal(*(x[:, :, :8] for x in (q, k, v)), None, None, spec)
-    out, after = decode(*(x[:, :, 8:] for x in (q, k, v)), None, state, spec)
+    out, after = causal(*(x[:, :, 8:] for x in (q, k, v)), None, state, spec, step=True)
     exact, truth = attention_with_state(q.double(), k.double(), v.double(), made)
     assert_close([out, *after[1:]], [exact[:, :, 8:], *truth[1:]])
 
@@ -228,7 +228,7 @@ def test_causal_kernels_read_no_uninitialized_memory(monkeypatch):
     monkeypatch.setattr(torch, "empty_like", lambda x, **options: poisoned(x, x.shape, **options))
     out, after = causal(*leaves, mask, past, spec)
     found = gradients([out, *after[1:4]], leaves)
-    step, later = decode(*(x.detach()[:, :, :1] for x in leaves), None, after, spec)
+    step, later = causal(*(x.detach()[:, :, :1] for x in leaves), None, after, spec, step=True)
     assert all(x.isfinite().all() for x in (out, *after[1:], *found, step, *later[1:]))
     assert after.n.item() == 40
     assert later.n.item() == 41
@@ -254,7 +254,7 @@ def test_causal_kernels_use_64_bit_offsets():
     out, _ = causal(*leaves, None, None, spec)
     assert_close([out], [v.double()])
     assert all(x.isfinite().all() for x in gradients([out], leaves))
-    assert torch.equal(decode(*(x.detach() for x in far), None, None, spec)[0], out.detach())
+    assert torch.equal(causal(*(x.detach() for x in far), None, None, spec, step=True)[0], out.detach())
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own

@@ -6,7 +6,7 @@ import triton
 
 from softless.algebra.kernel_spec import KernelSpec
 from softless.kernels.causal import tiles as causal_tiles
-from softless.kernels.causal.ops import causal, decode
+from softless.kernels.causal.ops import causal
 from tests.kernels import sm90
 
 SHARED = 227 * 1024
@@ -34,7 +34,7 @@ def test_bf16_causal_kernels_fit_into_registers_and_shared_memory(monkeypatch, w
         out, state = causal(q, k, v, None, None, spec)
         torch.autograd.grad(out, (q, k, v), torch.empty_like(out))
         with torch.no_grad():
-            decode(q[:, :, :1], k[:, :, :1], v[:, :, :1], None, state, spec)
+            causal(q[:, :, :1], k[:, :, :1], v[:, :, :1], None, state, spec, step=True)
     names = {each.name for each in built}
     assert names == {
         "segment_kernel", "prefix_kernel", "plain_kernel" if reader == "divide" else "forward_kernel",

@@ -138,8 +138,8 @@ REFUSED = {
     r"q is a nested tensor \[2, j\d+, 2, 4\] and must be \[batch, heads, j, dim\]": lambda x: attention(
         x.transpose(1, 2), x, x
     ),
-    "key_mask was given with packed sequences": lambda x: attention(x, x, x, key_mask=torch.ones(2, 5).bool()),
-    "bias was given with packed sequences": lambda x: attention(x, x, x, "softmax", bias=torch.zeros(5, 5)),
+    "key_mask was passed with packed sequences": lambda x: attention(x, x, x, key_mask=torch.ones(2, 5).bool()),
+    "bias was passed with packed sequences": lambda x: attention(x, x, x, "softmax", bias=torch.zeros(5, 5)),
     r"k and v have sequences of \[3, 5\] and \[3, 4\] tokens": lambda x: attention(x, x, qkv(3, 4)),
     "numbers of packed sequences must be equal, and are: q 2 and k 3": lambda x: attention(
         x, qkv(1, 2, 3), qkv(1, 2, 3)
@@ -150,7 +150,7 @@ REFUSED = {
     "needs inputs beta and got none": lambda x: attention(x, x, x, "efla", is_causal=True),
     r"needs grid=.* got \(1, 3\) with 5 queries": lambda x: attention(x, x, x, "mlla", grid=(1, 3)),
     "5 tokens are more than cosformer's length 4": lambda x: attention(x, x, x, mechanism("cosformer", length=4)),
-    "every token that a state takes in needs its query": lambda x: attention_with_state(qkv(1, 1), x, x, "linear"),
+    "in packed sequences, every token needs its query": lambda x: attention_with_state(qkv(1, 1), x, x, "linear"),
     "only attention and attention_with_state take packed sequences": lambda x: attention_weights(x, x),
     "q is a nested tensor, and only": lambda x: attention_weights(strided(), x),
     "has no state of fixed size": lambda x: attention_with_state(x, x, x, "softmax"),

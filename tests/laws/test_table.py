@@ -256,7 +256,7 @@ def test_a_grid_is_read_or_refused(case: Case):
             with pytest.raises(ArgumentError, match=r"must be \(height, width\) of a picture.* 6 queries and 6 keys"):
                 attention(*at[:3], grid=grid, **call)
         return
-    with pytest.raises(UnsupportedError, match=rf"grid \(2, 3\) was given and mechanism '{case.name}'"):
+    with pytest.raises(UnsupportedError, match=rf"grid \(2, 3\) was passed, and mechanism '{case.name}'"):
         attention(*at[:3], grid=(2, 3), **call)
 
 

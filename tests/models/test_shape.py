@@ -72,7 +72,7 @@ def test_a_stage_that_was_all_the_mechanisms_still_is():
         ("inline_deit_tiny", {"dims": 64.0}, r"dims 64.0 must be a positive number"),
         ("inline_deit_tiny", {"dims": 50, "heads": 4}, r"dims \[50\] are not multiples of heads \[4\]"),
         ("inline_swin_tiny", {"dims": [96, 96, 192, 384]}, "must double from stage to stage in swin"),
-        ("inline_deit_tiny", {"patch_size": 0}, "patch_size 0 must be a whole number, at least 1"),
+        ("inline_deit_tiny", {"patch_size": 0}, "patch_size 0 is not a whole number, at least 1"),
     ],
 )
 def test_sizes_that_make_no_model_are_refused(name, sizes, says):

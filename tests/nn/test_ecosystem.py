@@ -39,7 +39,7 @@ def test_num_heads_is_another_name_for_heads():
 
 
 def test_two_different_numbers_of_heads_are_refused():
-    with pytest.raises(ArgumentError, match="heads 2 and num_heads 4 are two names of one number"):
+    with pytest.raises(ArgumentError, match="heads 2 and num_heads 4 are two names for the same number"):
         Attention(8, 2, num_heads=4)
     with pytest.raises(ArgumentError, match="heads is None and must be the number of heads"):
         Attention(8)

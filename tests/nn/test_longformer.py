@@ -56,7 +56,7 @@ def test_longformer_weights_are_those_behind_its_output(some: int, kv_heads: int
     torch.testing.assert_close(out[mask], layer(x, key_mask=mask)[mask], rtol=1e-12, atol=1e-12)
     assert not weights[1, :, :9, 9:].any()
     causal = layer.as_call(layer.project(x), source=x, is_causal=True)[0]
-    out = layer.combined(layer.weights(causal), causal).transpose(1, 2).flatten(2)
+    out = layer.combine(layer.weights(causal), causal).transpose(1, 2).flatten(2)
     torch.testing.assert_close(layer.proj(out), layer(x, is_causal=True), rtol=1e-12, atol=1e-12)
 
     (found,) = attention_maps(layer, x)

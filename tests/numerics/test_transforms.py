@@ -224,8 +224,8 @@ def test_what_has_gradients_of_its_own_refuses_transforms_in_one_sentence():
     stack = Reversible([(nn.Linear(4, 4), nn.Linear(4, 4))])
     x = torch.randn(1, 3, 4)
     calls = {
-        "Reversible computes its own gradients": stack,
-        "attention over ranks exchanges its gradients": lambda x: softless.parallel.attention(
+        "Reversible has gradients in reverse mode only": stack,
+        "attention over ranks has gradients in reverse mode only": lambda x: softless.parallel.attention(
             x[None], x[None], x[None], "linear"
         ),
     }

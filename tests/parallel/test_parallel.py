@@ -107,7 +107,7 @@ def test_reading_the_state_of_all_tokens_is_attention(case):
     """The law that the exchange rests on, on one device."""
     at = ask(case, 9, heads=(4, 2), dims=(3, 3))
     assert isinstance(case.made, Kernelized)
-    made, call = prepare(at.q, at.k, at.v, case.made, False, None, None, None, at.inputs, None, "auto")
+    made, call = prepare(at.q, at.k, at.v, case.made, inputs=at.inputs)
     _, state = made.attend_with_state(at.q[:, :, :0], at.k, at.v, None, call)
     found = made.attend_to_state(at.q, at.k, at.v, state, call)
     torch.testing.assert_close(found, softless.attention(*at[:3], case.made, inputs=at.inputs), atol=1e-12, rtol=1e-12)

@@ -1,7 +1,7 @@
 """Causal attention as PyTorch operators: differentiable, compilable, from one State of the algebra to the next.
 
     causal(q, k, v, key_mask, state, spec) -> out, State         gradients in q, k, v and the state's means and comoment
-    decode(q, k, v, key_mask, state, spec) -> out, State         one token, no gradient
+    causal(..., step=True)                                       the decode step, no gradient
 
 The gradient of the outgoing State stands for later queries that see every token: the sums of the keys' gradient start
 from it. Where these sums end, they are the gradient of the incoming State:
@@ -29,24 +29,11 @@ from softless.kernels.common.rows import dense, output_like
 
 
 def causal(
-    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, state: State | None, spec: KernelSpec
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, state: State | None, spec: KernelSpec, step: bool = False
 ) -> tuple[Tensor, State]:
-    """Continue from `state`; return the output and the State after the last token."""
-    return _run(_causal, q, k, v, key_mask, state, spec)
-
-
-def decode(
-    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, state: State | None, spec: KernelSpec
-) -> tuple[Tensor, State]:
-    """`causal` for one token, without gradients."""
-    return _run(_decode, q, k, v, key_mask, state, spec)
-
-
-def _run(
-    op: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, state: State | None, spec: KernelSpec
-) -> tuple[Tensor, State]:
+    """Continue from `state`; return the output and the State after the last token. A `step` has one token."""
     q, k, v, past = dense(q), dense(k), dense(v), _enter(state, k, spec.constant)
-    out, *after = op(q, k, v, key_mask, *past, *spec[:5])[:5]
+    out, *after = (_decode if step else _causal)(q, k, v, key_mask, *past, *spec[:5])[:5]
     return out, _leave(Past(*after), q, spec.constant, state)
 
 

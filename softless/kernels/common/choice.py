@@ -30,9 +30,7 @@ def refusal(
         return "the causal kernels have no running maximum for exponential features"
     if is_causal and q.shape[2] != k.shape[2]:
         return f"the causal kernels need as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
-    if (
-        torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
-    ):  # torch 2.11 reports both while compiling
+    if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():  # compiling, torch 2.11 reports both
         return "exported programs use plain torch operators"
     return None
 

@@ -18,9 +18,7 @@ from softless.algebra.kernel_spec import KernelSpec
 
 WHOLE = 256
 PROGRAMS = 264  # two per multiprocessor; a few more than fit at once would run alone at the end
-OBSERVERS = (
-    396  # three per multiprocessor, for sums of 64 x 64 or less: they leave registers and shared memory to spare
-)
+OBSERVERS = 396  # three per multiprocessor, for sums of 64 x 64 or less, which leave registers to spare
 READERS = 4 * PROGRAMS  # programs of a pass that keeps no sums, for heads of 64 x 64 or less
 PAIRS = torch.float64  # stands for `arithmetic.PAIRS`: bfloat16 inputs, multiplied with 16 bits
 MOST_SPLITS = 128  # parts of a head that `merge_kernel` holds at once
@@ -79,10 +77,8 @@ WHOLE_HEADS = {
     "whole local": (Tile(32, 2, 1), Tile(32, 4, 1)),
     "whole local gradient": (Tile(32, 2, 1), Tile(32, 4, 2)),
 }
-SHORT = {
-    64: Tile(64, 4, 1),
-    128: Tile(64, 4, 1, registers=128),
-}  # by keys that a program holds; four programs per multiprocessor
+# By keys that a program holds; four programs per multiprocessor.
+SHORT = {64: Tile(64, 4, 1), 128: Tile(64, 4, 1, registers=128)}
 
 
 def finer(dtype: torch.dtype) -> torch.dtype:

@@ -21,12 +21,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from softless.algebra.state import keep
-from softless.errors import ArgumentError, UnsupportedError, shown
+from softless.errors import ArgumentError, UnsupportedError, check_choice, shown
 from softless.mechanisms import Mechanism, resolve
 from softless.mechanisms.cosformer import Cosformer
 from softless.mechanisms.scored import check_count
 from softless.nn.checks import MOST_CHANNELS, MOST_LAYERS, check_token_mask, check_tokens
-from softless.nn.mixing import Mixing
+from softless.nn.mixing import Mixing, split_heads
 from softless.nn.pooling import MODES, Tokens, pool_tokens, repeat_tokens
 
 
@@ -78,8 +78,7 @@ class FunnelEncoder(nn.Module):
         if not isinstance(blocks, tuple | list) or not blocks or any(type(n) is not int or n < 1 for n in blocks):
             raise ArgumentError(f"blocks {shown(blocks)} must say how many layers each block has, at least 1")
         check_count("prefix", prefix, least=0)
-        if pool not in MODES:
-            raise ArgumentError(f"pool {shown(pool)} is not one of {', '.join(MODES)}")
+        check_choice("pool", pool, MODES)
         mechanism = resolve(mechanism)
         if mechanism.mixes_queries and len(blocks) > 1:
             raise UnsupportedError(
@@ -141,10 +140,10 @@ class FunnelDecoder(nn.Module):
         self.dim, self.stride, self.prefix = dim, 2 ** (blocks - 1), prefix
         self.layers = nn.ModuleList(FunnelLayer(dim, heads, mechanism, hidden) for _ in range(layers))
 
-    def forward(self, found: Funneled) -> Float[Tensor, "b n c"]:
-        if not isinstance(found, Funneled):
-            raise ArgumentError(f"found is a {type(found).__name__} and must be what a FunnelEncoder returns")
-        (x, real), short = found.full, found.short.x
+    def forward(self, encoded: Funneled) -> Float[Tensor, "b n c"]:
+        if not isinstance(encoded, Funneled):
+            raise ArgumentError(f"encoded is a {type(encoded).__name__} and must be the output of a FunnelEncoder")
+        (x, real), short = encoded.full, encoded.short.x
         check_tokens(x, self.dim)
         check_token_mask(real, x)
         check_tokens(short, self.dim)
@@ -168,9 +167,6 @@ class FunnelLayer(Mixing):
     def forward(
         self, queries: Float[Tensor, "b n c"], x: Float[Tensor, "b m c"], key_mask: Bool[Tensor, "b m"] | None = None
     ) -> Float[Tensor, "b n c"]:
-        q, k, v = (
-            part.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)  # [B, heads, N, d]
-            for part in (self.q(queries), *self.kv(x).chunk(2, -1))
-        )
+        q, k, v = (split_heads(part, self.head_dim) for part in (self.q(queries), *self.kv(x).chunk(2, -1)))
         out = self.norm1(queries + self.proj(self.mix((q, k, v), source=x, key_mask=key_mask)))
         return self.norm2(out + self.feed(out))

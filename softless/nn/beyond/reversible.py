@@ -24,8 +24,8 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from softless.errors import ArgumentError, UnsupportedError
-from softless.mechanisms.base import transformed
+from softless.errors import ArgumentError
+from softless.mechanisms.base import refuse_transforms
 from softless.nn.inputs import BufferSnapshot
 
 STEP = 2.0**-30
@@ -85,17 +85,13 @@ class Reversible(nn.Module):
         self, x1: Float[Tensor, "b n c"], x2: Float[Tensor, "b n c"], **context: Any
     ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b n c"]]:
         """Return y1 and y2 of the last layer."""
-        if transformed():
-            raise UnsupportedError(
-                "Reversible computes its own gradients, in reverse mode: it cannot run under forward_ad or the "
-                "transforms of torch.func; call backward() or torch.autograd.grad"
-            )
-        leaves = [each for each in (*self.parameters(), *_tensors(context)) if each.requires_grad]
+        refuse_transforms("Reversible")
+        leaves = [leaf for leaf in (*self.parameters(), *_tensors(context)) if leaf.requires_grad]
         return _Run.apply(self, context, x1, x2, *leaves)
 
 
 class _Run(torch.autograd.Function):
-    """The stack as one step of autograd, which saves only the last streams."""
+    """Run the stack as one autograd function, which saves only the last streams."""
 
     @staticmethod
     def forward(
@@ -117,7 +113,7 @@ class _Run(torch.autograd.Function):
     def backward(ctx: Any, *dy: Tensor) -> tuple[Tensor | None, ...]:
         _check_unchanged(ctx.context, ctx.versions)
         y1, y2, *_ = ctx.saved_tensors
-        dy1, dy2 = (each.double() for each in dy)
+        dy1, dy2 = (part.double() for part in dy)
         gradients: dict[Tensor, Tensor] = {}
         layers = list(zip(ctx.stack.f, ctx.stack.g, ctx.moments, strict=True))
         for f, g, (before_f, before_g) in reversed(layers):
@@ -138,7 +134,7 @@ def _again(
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         out = functional_call(module, buffers, (x,), context)
-    read = [x, *(each for each in (*module.parameters(), *_tensors(context)) if each.requires_grad)]
+    read = [x, *(leaf for leaf in (*module.parameters(), *_tensors(context)) if leaf.requires_grad)]
     parts = torch.autograd.grad(out, read, grad.to(out.dtype), allow_unused=True) if out.requires_grad else ()
     for leaf, part in zip(read[1:], parts[1:], strict=False):
         if part is not None:
@@ -149,14 +145,12 @@ def _again(
 
 def _tensors(context: Any) -> list[Tensor]:
     """Return every tensor in an argument, also inside tuples and dictionaries."""
-    return [each for each in tree_leaves(context) if isinstance(each, Tensor)]
+    return [leaf for leaf in tree_leaves(context) if isinstance(leaf, Tensor)]
 
 
 def _versions(context: dict[str, Any]) -> dict[str, list[int]]:
     """Return how often the tensors of each argument were written to. Tensors of inference mode do not count that."""
-    return {
-        name: [each._version for each in _tensors(value) if not each.is_inference()] for name, value in context.items()
-    }
+    return {name: [x._version for x in _tensors(value) if not x.is_inference()] for name, value in context.items()}
 
 
 def _check_unchanged(context: dict[str, Any], versions: dict[str, list[int]]) -> None:
@@ -169,7 +163,7 @@ def _check_unchanged(context: dict[str, Any], versions: dict[str, list[int]]) ->
 
 
 class Moment(NamedTuple):
-    """What a call depends on besides its arguments: random numbers, autocast, and buffers that training updates."""
+    """The state that a call reads besides its arguments: random numbers, autocast, buffers that training updates."""
 
     cpu: Tensor
     devices: list[int]
@@ -191,8 +185,8 @@ class Moment(NamedTuple):
             stack.enter_context(torch.random.fork_rng(self.devices, device_type=kind))
             torch.set_rng_state(self.cpu)
             set_device_states(self.devices, self.states, device_type=kind)
-            for each, enabled, dtype in self.autocast:
-                stack.enter_context(torch.autocast(each, dtype, enabled))
+            for device, enabled, dtype in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype, enabled))
             stack.enter_context(self.before.restored())
             yield
 
@@ -200,7 +194,7 @@ class Moment(NamedTuple):
 def _checked(module: nn.Module, out: Any, x: Tensor) -> Tensor:
     if not isinstance(out, Tensor) or out.shape != x.shape:
         shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise ArgumentError(f"{type(module).__name__} gave {shape} and must give the shape it got, {list(x.shape)}")
+        raise ArgumentError(f"{type(module).__name__} returned {shape} and must return the shape of x, {list(x.shape)}")
     return out
 
 
