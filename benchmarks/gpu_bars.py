@@ -20,8 +20,8 @@ from torch import Tensor
 
 import softless
 from softless.bench.contest import CallRow, contest, make_job
-from softless.bench.contestants import RIVAL, RIVALS, Contestant, Terms, load, ours, sdpa
-from softless.bench.cost import Shape
+from softless.bench.contestants import RIVAL, RIVALS, Contestant, load, ours, sdpa
+from softless.bench.cost import Shape, Terms
 from softless.bench.formulas import plain
 from softless.bench.formulas import plain_residual as grouped_convolution
 from softless.bench.stopwatch import Timing, copy_rate, time_calls

@@ -11,8 +11,8 @@ from typing import Any, TypedDict
 import torch
 
 from softless.bench import contest
-from softless.bench.contestants import Terms, contestants
-from softless.bench.cost import Shape, chosen, floor_bytes, option_values
+from softless.bench.contestants import contestants
+from softless.bench.cost import Shape, Terms, chosen, floor_bytes, option_values
 from softless.bench.stopwatch import Tick, copy_rate, steady_threads, threads
 from softless.machine import Circumstances, circumstances, pick_device, timestamp
 from softless.mechanisms import Mechanism
@@ -123,7 +123,7 @@ def _call_results(plan: CallPlan, rate: float, advance: Advance) -> Iterator[Cal
         tick = ticker(advance, f"{tokens} tokens", step)
         for backward in plan.passes:
             rows = contest.contest(everyone, terms, rate=rate, backward=backward, repeats=plan.repeats, tick=tick)
-            moved = floor_bytes(terms.shape, terms.dtype, backward=backward)
+            moved = floor_bytes(terms, backward=backward)
             yield {
                 "shape": asdict(terms.shape),
                 "pass": PASSES[backward],
@@ -134,10 +134,8 @@ def _call_results(plan: CallPlan, rate: float, advance: Advance) -> Iterator[Cal
 
 
 def _mechanism(mechanism: Mechanism, terms: Terms) -> dict[str, Any]:
-    backend, reason = terms.backend, "asked for"
-    if backend == "auto":
-        call: dict[str, Any] = {"is_causal": terms.is_causal, "dtype": terms.dtype, "device": terms.device}
-        backend, reason = chosen(mechanism, terms.shape, **call)
+    automatic = terms.backend == "auto"
+    backend, reason = chosen(mechanism, terms) if automatic else (terms.backend, "asked for")
     return {"name": mechanism.name, "options": option_values(mechanism), "backend": backend, "backend_reason": reason}
 
 

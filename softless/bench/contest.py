@@ -14,8 +14,8 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from softless.bench.contestants import OURS, Contestant, Terms, sentence
-from softless.bench.cost import floor_bytes
+from softless.bench.contestants import OURS, Contestant, sentence
+from softless.bench.cost import Terms, floor_bytes
 from softless.bench.scaling import REFERENCE
 from softless.bench.stopwatch import Tick, Timing, peak_bytes, shortage, time_calls
 from softless.errors import ArgumentError, SoftlessError
@@ -79,7 +79,7 @@ def contest(
     roles = {contestant.label: contestant.role for contestant in everyone}
     where = f"at {terms.shape.queries} tokens"
     trials = try_all(jobs, roles, q.device, where=where, repeats=repeats, tick=tick)
-    floor, reference = floor_bytes(terms.shape, terms.dtype, backward=backward) / rate, trials.get(REFERENCE)
+    floor, reference = floor_bytes(terms, backward=backward) / rate, trials.get(REFERENCE)
 
     def row(contestant: Contestant) -> CallRow:
         trial = trials[contestant.label]

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from softless.bench.cost import EXPLICIT_COPIES, Shape, picture, weights_shortage
+from softless.bench.cost import EXPLICIT_COPIES, Terms, picture, weights_shortage
 from softless.bench.formulas import SUMS, WEIGHTS, Formula, maps, plain
 from softless.bench.scaling import REFERENCE
 from softless.bench.stopwatch import shortage
@@ -37,21 +37,6 @@ OURS, SDPA, PLAIN, COMPILED, RIVAL = "ours", "sdpa", "plain", "compiled", "rival
 SUMS_COPIES = 4  # tensors of N x d x e alive at once in the plain causal formula by running sums
 
 Heads = Float[Tensor, "b h n d"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What all contestants have in common. `backend` is that of ours."""
-
-    shape: Shape
-    is_causal: bool = False
-    dtype: torch.dtype = torch.float32
-    device: str = "cpu"
-    backend: str = "auto"
-
-    @property
-    def grouped(self) -> bool:
-        return self.shape.kv_heads != self.shape.heads
 
 
 @dataclass(frozen=True)
@@ -82,9 +67,7 @@ def contestants(mechanisms: Mapping[str, Mechanism], terms: Terms, *, compiled: 
 
 def ours(label: str, mechanism: Mechanism, terms: Terms) -> Contestant:
     """Return `softless.attention`, with random tensors for what the mechanism needs beyond q, k and v."""
-    explicit = terms.backend == "reference"
-    call: dict[str, Any] = {"is_causal": terms.is_causal, "dtype": terms.dtype, "device": terms.device}
-    if reason := weights_shortage(mechanism, terms.shape, **call, explicit=explicit):
+    if reason := weights_shortage(mechanism, terms):
         return Contestant(label, OURS, label, absent=reason)
     q, k = (torch.empty(size, device="meta") for size in terms.shape.sizes)
     inputs = {

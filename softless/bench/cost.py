@@ -11,7 +11,7 @@ The call runs on fake tensors, which have a shape, a dtype and a device, but no 
 """
 
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
 from math import ceil
 from typing import Any, Self, TypedDict
 
@@ -64,6 +64,21 @@ class Shape:
         return f"shape {self.batch},{self.heads},{self.queries},{self.head_dim} with {self.keys} keys"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """One call, whatever the mechanism: its shape, dtype and device. `backend` is used by softless alone."""
+
+    shape: Shape
+    is_causal: bool = False
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    backend: str = "auto"
+
+    @property
+    def grouped(self) -> bool:
+        return self.shape.kv_heads != self.shape.heads
+
+
 @dataclass(frozen=True)
 class Cost:
     """Counts of one call. `weight_bytes` is what an explicit matrix would take, whether the call forms it or not."""
@@ -101,16 +116,16 @@ def explain_call(
 ) -> CallExplanation:
     """Count one call and the same call with softmax. A mechanism that only has a causal form is counted in it."""
     causal = causal or mechanism.lacks(is_causal=False) is not None
-    call: dict[str, Any] = {"is_causal": causal, "dtype": getattr(torch, dtype), "device": device}
-    backend, reason = chosen(mechanism, shape, **call)
-    own, softmax = cost(mechanism, shape, **call), cost(resolve("softmax"), shape, **call)
+    terms = Terms(shape=shape, is_causal=causal, dtype=getattr(torch, dtype), device=device)
+    backend, reason = chosen(mechanism, terms)
+    own, softmax = cost(mechanism, terms), cost(resolve("softmax"), terms)
     notes = ["FLOPs are those of matrix products; exponentials and sums are not counted."]
     if causal:
         notes.append("Causal softmax counts the whole square; a fused kernel skips up to half of it.")
     keeps_dtype = backend == "triton" or (mechanism.fused_on_gpu and device == "cuda")
     if dtype in ("bfloat16", "float16") and not keeps_dtype:
         notes.append(f"{mechanism.name} computes {dtype} in float32 and rounds once, at the end.")
-    if chosen(mechanism, shape, **call, ask=True)[0] != backend:
+    if chosen(mechanism, terms, ask=True)[0] != backend:
         notes.append("The kernels are untested here: backend='triton' runs them.")
     return {
         "schema": SCHEMA,
@@ -127,7 +142,7 @@ def explain_call(
         "cost": asdict(own),
         "softmax": asdict(softmax),
         "ratio": {"flops": own.flops / softmax.flops},
-        "crossover_tokens": crossover(mechanism, shape, is_causal=causal),
+        "crossover_tokens": crossover(mechanism, terms),
         "notes": notes,
     }
 
@@ -145,85 +160,58 @@ def form(mechanism: Mechanism, is_causal: bool) -> str:
     return mechanism.form
 
 
-def chosen(
-    mechanism: Mechanism, shape: Shape, *, is_causal: bool, dtype: torch.dtype, device: str, ask: bool = False
-) -> tuple[str, str]:
+def chosen(mechanism: Mechanism, terms: Terms, *, ask: bool = False) -> tuple[str, str]:
     """Return the backend that `auto` would choose and the reason; with `ask`, the kernels wherever they can run."""
-    if device == "cpu":
+    if terms.device == "cpu":
         return "torch", "the tensors are on the CPU"
-    q, k = (torch.empty(size, dtype=dtype, device="meta") for size in shape.sizes)
-    call = Call(is_causal=is_causal, scale=resolve_scale(None, mechanism, shape.head_dim))
-    reason = backends.refusal(mechanism, call, q, k, k, torch.device(device), ask=ask)
+    q, k = (torch.empty(size, dtype=terms.dtype, device="meta") for size in terms.shape.sizes)
+    call = Call(is_causal=terms.is_causal, scale=resolve_scale(None, mechanism, terms.shape.head_dim))
+    reason = backends.refusal(mechanism, call, q, k, k, torch.device(terms.device), ask=ask)
     return ("torch", reason) if reason else ("triton", "the kernels take this call")
 
 
-def cost(
-    mechanism: Mechanism,
-    shape: Shape,
-    *,
-    is_causal: bool = False,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-) -> Cost:
+def cost(mechanism: Mechanism, terms: Terms) -> Cost:
     """Count one call of `attention` without running it."""
-    counted = flops(mechanism, shape, is_causal=is_causal, dtype=dtype, device=device)
+    shape, is_causal = terms.shape, terms.is_causal
+    counted = flops(mechanism, terms)
     with FakeTensorMode():
-        q, k, v, inputs = _tensors(mechanism, replace(shape, queries=1, keys=1), dtype, device)
-        row = attention_weights(
-            widen(q), widen(k), mechanism, inputs=inputs, is_causal=is_causal, grid=picture(mechanism, 1)
-        )
-        return Cost(
-            form(mechanism, is_causal),
-            counted,
-            floor_bytes(shape, dtype),
-            row.numel() * shape.queries * shape.keys * row.element_size(),
-            _state_bytes(mechanism, q, k, v, inputs),
-        )
+        q, k, v, inputs = _tensors(mechanism, replace(terms, shape=replace(shape, queries=1, keys=1)))
+        grid = picture(mechanism, 1)
+        row = attention_weights(widen(q), widen(k), mechanism, inputs=inputs, is_causal=is_causal, grid=grid)
+        weight_bytes = row.numel() * shape.queries * shape.keys * row.element_size()
+        state_bytes = _state_bytes(mechanism, q, k, v, inputs)
+    return Cost(form(mechanism, is_causal), counted, floor_bytes(terms), weight_bytes, state_bytes)
 
 
-def floor_bytes(shape: Shape, dtype: torch.dtype, *, backward: bool = False) -> int:
+def floor_bytes(terms: Terms, *, backward: bool = False) -> int:
     """Return the fewest bytes that a call moves: 4 tensors forward, 11 with the backward pass."""
-    of_queries, of_keys = (5, 6) if backward else (2, 2)
+    shape, (of_queries, of_keys) = terms.shape, (5, 6) if backward else (2, 2)
     rows = of_queries * shape.heads * shape.queries + of_keys * shape.kv_heads * shape.keys
-    return shape.batch * rows * shape.head_dim * dtype.itemsize
+    return shape.batch * rows * shape.head_dim * terms.dtype.itemsize
 
 
-def weights_shortage(
-    mechanism: Mechanism,
-    shape: Shape,
-    *,
-    is_causal: bool = False,
-    dtype: torch.dtype,
-    device: str,
-    explicit: bool = False,
-) -> str | None:
-    """Say that a call would form weights that do not fit in memory, for which the system would kill the process.
+def weights_shortage(mechanism: Mechanism, terms: Terms) -> str | None:
+    """Say that a call forms weights that do not fit in memory, so that the system would kill the process.
 
-    `explicit` is for the reference backend, which forms weights for every mechanism. None if they fit.
+    Return None if they fit. The reference backend forms weights for every mechanism.
     """
-    if not explicit and form(mechanism, is_causal) != EXPLICIT:
+    if terms.backend != "reference" and form(mechanism, terms.is_causal) != EXPLICIT:
         return None
+    shape = terms.shape
     matrices = shape.batch * mechanism.matrices(shape.heads, shape.head_dim)
-    needed = EXPLICIT_COPIES * matrices * shape.queries * shape.keys * max(4, dtype.itemsize)
-    missing = shortage(needed, device)
+    needed = EXPLICIT_COPIES * matrices * shape.queries * shape.keys * max(4, terms.dtype.itemsize)
+    missing = shortage(needed, terms.device)
     return missing and f"forms weights of {missing}"
 
 
 @cache
-def flops(
-    mechanism: Mechanism,
-    shape: Shape,
-    *,
-    is_causal: bool = False,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-) -> int:
+def flops(mechanism: Mechanism, terms: Terms) -> int:
     """Return the FLOPs of the matrix products in one call of `attention`."""
-    _check(shape)
+    _check(terms.shape)
     with FakeTensorMode(), FlopCounterMode(display=False, custom_mapping=MISSED) as counter:
-        q, k, v, inputs = _tensors(mechanism, shape, dtype, device)
-        grid = picture(mechanism, shape.queries)
-        attention(q, k, v, mechanism, inputs=inputs, is_causal=is_causal, grid=grid, backend="torch")
+        q, k, v, inputs = _tensors(mechanism, terms)
+        grid = picture(mechanism, terms.shape.queries)
+        attention(q, k, v, mechanism, inputs=inputs, is_causal=terms.is_causal, grid=grid, backend="torch")
     return counter.get_total_flops()
 
 
@@ -240,18 +228,18 @@ def picture(mechanism: Mechanism, tokens: int) -> tuple[int, int] | None:
     return (1, tokens) if mechanism.needs_grid else None
 
 
-def crossover(mechanism: Mechanism, shape: Shape, *, is_causal: bool = False) -> int | None:
+def crossover(mechanism: Mechanism, terms: Terms) -> int | None:
     """Return the N = M from which a mechanism takes fewer FLOPs than softmax; None if that never happens.
 
     Let r(N) = flops / softmax_flops. If the mechanism costs b N, then N r(N) is the answer from any N. Chunks make
     the cost a staircase; on one step of it N sqrt(r(N)) is the answer, and for a cost of b N + c it halves the error.
     So the first few steps use N r(N) and the others N sqrt(r(N)).
     """
-    softmax = resolve("softmax")
 
     def ratio(tokens: int) -> float:
-        here = replace(shape, batch=1, queries=tokens, keys=tokens)
-        return flops(mechanism, here, is_causal=is_causal) / flops(softmax, here, is_causal=is_causal)
+        shape = replace(terms.shape, batch=1, queries=tokens, keys=tokens)
+        here = Terms(shape=shape, is_causal=terms.is_causal)
+        return flops(mechanism, here) / flops(resolve("softmax"), here)
 
     tokens = 4096
     for power in (1.0,) * 3 + (0.5,) * 9:
@@ -261,13 +249,11 @@ def crossover(mechanism: Mechanism, shape: Shape, *, is_causal: bool = False) ->
     return tokens if ratio(2 * tokens) < 1 else None
 
 
-def _tensors(
-    mechanism: Mechanism, shape: Shape, dtype: torch.dtype, device: str
-) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    of_queries, of_keys = shape.sizes
-    q, k, v = (torch.empty(size, dtype=dtype, device=device) for size in (of_queries, of_keys, of_keys))
-    needed = mechanism.needed(q, k)
-    return q, k, v, {name: torch.empty(size, dtype=dtype, device=device) for name, size in needed.items()}
+def _tensors(mechanism: Mechanism, terms: Terms) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+    of_queries, of_keys = terms.shape.sizes
+    empty = partial(torch.empty, dtype=terms.dtype, device=terms.device)
+    q, k, v = empty(of_queries), empty(of_keys), empty(of_keys)
+    return q, k, v, {name: empty(size) for name, size in mechanism.needed(q, k).items()}
 
 
 def _state_bytes(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, inputs: dict[str, Tensor]) -> int | None:

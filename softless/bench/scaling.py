@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from softless.bench.cost import Shape, weights_shortage
-from softless.bench.stopwatch import Tick, Timing, peak_bytes, time_in_turns
+from softless.bench.cost import Shape, Terms, weights_shortage
+from softless.bench.stopwatch import Tick, peak_bytes, time_in_turns
 from softless.errors import ArgumentError, did_you_mean
 from softless.functional import attention
 from softless.mechanisms import Mechanism, list_mechanisms, mechanism, resolve
@@ -125,14 +125,15 @@ def race(
     tick: Tick = lambda _: None,
 ) -> tuple[Lap, ...]:
     """Run SDPA and every mechanism in turns. `tick` gets each label `repeats + 1` times, to show progress."""
-    grouped, shape = k.shape[1] != q.shape[1], Shape.of(q, k)
+    shape = Shape.of(q, k)
+    terms = Terms(shape=shape, dtype=q.dtype, device=q.device.type)
     calls: dict[str, Callable[[], Tensor]] = {
-        REFERENCE: partial(F.scaled_dot_product_attention, q, k, v, enable_gqa=grouped)
+        REFERENCE: partial(F.scaled_dot_product_attention, q, k, v, enable_gqa=terms.grouped)
     }
     skipped: dict[str, str] = {}
     for label, name in mechanisms.items():
         calls[label] = partial(attention, q, k, v, name)
-        if reason := weights_shortage(resolve(name), shape, dtype=q.dtype, device=q.device.type):
+        if reason := weights_shortage(resolve(name), terms):
             skipped[label] = reason
     peaks: dict[str, int] = {}
     for label, call in calls.items():
@@ -147,7 +148,7 @@ def race(
     def lap(label: str) -> Lap:
         if label in skipped:
             return Lap(label, shape.queries, shape.head_dim, skipped=skipped[label])
-        timing: Timing = timings[label]
+        timing = timings[label]
         numbers = timing.seconds, timing.fastest, timing.repeats, timings[REFERENCE].seconds / timing.seconds
         return Lap(label, shape.queries, shape.head_dim, *numbers, peaks[label])
 

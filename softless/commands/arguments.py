@@ -3,9 +3,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import fields
-from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -25,38 +24,10 @@ MOST_PROCESSES = 256
 MODEL_OPTIONS = ("mechanism", "local", "window", "pattern")
 CONSTANTS: dict[str, object] = {"true": True, "false": False, "none": None}
 
-
-class Where(StrEnum):
-    """Devices to run on."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Dtype(StrEnum):
-    """Dtypes that `attention` takes."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-    float64 = "float64"
-
-
-class Backend(StrEnum):
-    """Backends of `attention`."""
-
-    auto = "auto"
-    reference = "reference"
-    torch = "torch"
-    triton = "triton"
-
-
-class OnBad(StrEnum):
-    """What to do about an image that cannot be decoded."""
-
-    fail = "fail"
-    skip = "skip"
+Where = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+Backend = Literal["auto", "reference", "torch", "triton"]
+OnBad = Literal["fail", "skip"]  # the answer to an image that cannot be decoded
 
 
 def whole_number(text: str, least: int = 1) -> int:

@@ -76,8 +76,8 @@ def run(
     dtype: Annotated[
         Dtype | None, typer.Option(help="Dtype of q, k and v.", show_default="bfloat16 on cuda, float32 on a CPU")
     ] = None,
-    device: Annotated[Where, typer.Option(help="auto is cuda if there is one.")] = Where.auto,
-    backend: Annotated[Backend, typer.Option(help="Backend of our own calls.")] = Backend.auto,
+    device: Annotated[Where, typer.Option(help="auto is cuda if there is one.")] = "auto",
+    backend: Annotated[Backend, typer.Option(help="Backend of our own calls.")] = "auto",
     option: Annotated[
         list[Any] | None,
         typer.Option(parser=key_value, metavar="NAME=VALUE", help="An option of the mechanisms; repeatable."),
@@ -106,9 +106,9 @@ def run(
         kv_heads=kv_heads,
         causal=causal,
         backward=backward,
-        dtype=dtype and dtype.value,
-        device=device.value,
-        backend=backend.value,
+        dtype=dtype,
+        device=device,
+        backend=backend,
         repeats=repeats or (QUICK_REPEATS if quick else REPEATS),
         quick=quick,
     )

@@ -57,8 +57,8 @@ def run(
         Dtype | None,
         typer.Option(help="Dtype of weights and images.", show_default="bfloat16 on cuda, float32 on a CPU"),
     ] = None,
-    device: Annotated[Where, typer.Option(help="auto is cuda if there is one.")] = Where.auto,
-    backend: Annotated[Backend, typer.Option(help="Backend of the model's linear attention.")] = Backend.auto,
+    device: Annotated[Where, typer.Option(help="auto is cuda if there is one.")] = "auto",
+    backend: Annotated[Backend, typer.Option(help="Backend of the model's linear attention.")] = "auto",
     option: Annotated[
         list[Any] | None,
         typer.Option(parser=key_value, metavar="NAME=VALUE", help="An option of the model; repeatable."),
@@ -85,9 +85,9 @@ def run(
         batch=batch,
         train=train,
         compiled=compiled,
-        dtype=dtype and dtype.value,
-        device=device.value,
-        backend=backend.value,
+        dtype=dtype,
+        device=device,
+        backend=backend,
         repeats=repeats,
     )
     command = command_line("softless bench-model", [name], _options(plan, window, batch, texts))

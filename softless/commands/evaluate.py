@@ -70,9 +70,9 @@ def run(
     data: Annotated[str | None, typer.Option(metavar="PATH", help="Other images than those of the run.")] = None,
     weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights of a model given by its name.")] = None,
     batch: Annotated[int, typer.Option(min=1, max=LARGEST_BATCH, metavar="NUMBER", help="Images per batch.")] = 128,
-    device: Annotated[Where, typer.Option(help="auto uses CUDA if there is one.")] = Where.auto,
+    device: Annotated[Where, typer.Option(help="auto uses CUDA if there is one.")] = "auto",
     workers: Annotated[int, typer.Option(min=0, max=MOST_PROCESSES, help="Processes that decode.")] = 0,
-    on_bad_image: Annotated[OnBad, typer.Option(help="skip stops above 0.1 %.")] = OnBad.fail,
+    on_bad_image: Annotated[OnBad, typer.Option(help="skip stops above 0.1 %.")] = "fail",
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Load the model, run it on every image once, and show its scores."""
@@ -83,10 +83,10 @@ def run(
 
     with warnings_in_one_line():
         model, recipe, images, source, step = _loaded(target, weights, data)
-    devices = Devices(device.value, runnable(recipe.precision, device.value))
+    devices = Devices(device, runnable(recipe.precision, device))
     recipe = replace(recipe, batch=batch, accumulate=1, mixup=0.0, cutmix=0.0)
     start = time.monotonic()
-    batches = image_loader(images, recipe, 0, devices, train=False, workers=workers, on_bad_image=on_bad_image.value)
+    batches = image_loader(images, recipe, 0, devices, train=False, workers=workers, on_bad_image=on_bad_image)
     metrics = partial(ClassCounts, len(images.classes), len(images), devices.device)
     scores = evaluate(model.to(devices.device), batches, metrics, devices).scores()
     if not math.isfinite(scores.loss):

@@ -4,8 +4,7 @@ softless.bench.cost and softless.bench.anatomy define the numbers and the JSON.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -28,14 +27,6 @@ if TYPE_CHECKING:
 
     from softless.bench.anatomy import ModelExplanation
     from softless.bench.cost import CallExplanation
-
-
-class Device(StrEnum):
-    """Where the tensors would be."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
 
 SHAPE = "1,8,4096,64"
 SUMMARY = "What a call would run or a model consists of, and what it costs."
@@ -81,7 +72,9 @@ def run(
     ] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Explain the causal form.")] = False,
     dtype: Annotated[Dtype | None, typer.Option(help="Dtype of q, k and v.", show_default="float32")] = None,
-    device: Annotated[Device | None, typer.Option(help="Where the tensors would be.", show_default="cpu")] = None,
+    device: Annotated[
+        Literal["cpu", "cuda"] | None, typer.Option(help="Where the tensors would be.", show_default="cpu")
+    ] = None,
     image_size: Annotated[
         Any,
         typer.Option(
@@ -121,8 +114,8 @@ def run(
         mechanism,
         cost.Shape(batch, heads, tokens, dim, keys or tokens, kv_heads or heads),
         causal=causal,
-        dtype=(dtype or Dtype.float32).value,
-        device=(device or Device.cpu).value,
+        dtype=dtype or "float32",
+        device=device or "cpu",
         options={option: option_text(value) for option, value in cost.option_values(mechanism).items()},
     )
     if json:

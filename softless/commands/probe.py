@@ -82,7 +82,7 @@ def run(
         typer.Option(parser=layer_choice, metavar="LIST", help="Layers: 0,5 or 0-3 or a name. Default: all."),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for probe.json and layers.csv.")] = None,
-    device: Annotated[Where, typer.Option(help="Where to run; auto uses a GPU if there is one.")] = Where.auto,
+    device: Annotated[Where, typer.Option(help="Where to run; auto uses a GPU if there is one.")] = "auto",
     seed: Annotated[
         int, typer.Option(min=0, max=2**32 - 1, metavar="NUMBER", help="Seed of random weights and drawn images.")
     ] = 0,
@@ -95,7 +95,7 @@ def run(
 
     if out is not None:
         prepare_folder(out)
-    place, start = pick_device(device.value), time.monotonic()
+    place, start = pick_device(device), time.monotonic()
     subject = load_subject(target, weights, size, seed, pretrained=pretrained)
     subject.model.to(place).eval()
     samples = load_samples(subject, data, split, images, tokens=tokens, batch=batch, device=place, seed=seed)

@@ -107,7 +107,7 @@ def run(
     ] = None,
     pack: Annotated[int | None, _number("Trainings that run at once.", 1, 256)] = None,
     workers: Annotated[int, _number("Processes that decode images.", 0, 256, show_default=True)] = 0,
-    device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = Where.auto,
+    device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Train, examine, time, write, show."""
@@ -121,7 +121,7 @@ def run(
     options = StudyOptions(
         out=out, data=data, preset="quick" if quick else "full" if full else "default", recipe=recipe, twins=twins,
         mechanisms=mechanisms, tokens=tokens, seeds=seeds, seed=seed, epochs=epochs, margin=float(margin),
-        minutes=minutes, pack=pack, workers=workers, device=device.value,
+        minutes=minutes, pack=pack, workers=workers, device=device,
     )  # fmt: skip
     study = prepare(options)
     with progress(study.work, wanted=not json) as bar, _continues():

@@ -74,10 +74,10 @@ def run(
     seed: Annotated[int | None, typer.Option(min=0, max=LARGEST_SEED, metavar="NUMBER", help="Default 0.")] = None,
     teacher: Annotated[Path | None, typer.Option(metavar="RUN", help="Learn from this run's model too.")] = None,
     init: Annotated[Path | None, typer.Option(metavar="PATH", help="Begin with weights of a file or run.")] = None,
-    device: Annotated[Where, typer.Option(help="auto uses CUDA if there is one.")] = Where.auto,
+    device: Annotated[Where, typer.Option(help="auto uses CUDA if there is one.")] = "auto",
     sharing: Annotated[Literal["ddp", "fsdp"], typer.Option(help="How several devices share a model.")] = "ddp",
     workers: Annotated[int, typer.Option(min=0, max=MOST_PROCESSES, help="Processes that decode.")] = 0,
-    on_bad_image: Annotated[OnBad, typer.Option(help="skip stops above 0.1 %.")] = OnBad.fail,
+    on_bad_image: Annotated[OnBad, typer.Option(help="skip stops above 0.1 %.")] = "fail",
     graph: Annotated[bool, typer.Option("--graph", help="Record CUDA graphs: small models, one device.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
@@ -88,11 +88,9 @@ def run(
     from softless.train.loop import Interrupted
 
     options = {"data": data, "seed": seed, "teacher": teacher, "init": init}
-    start = choose_start(out, recipe, model, list(changes or []), options, resume, device.value)
+    start = choose_start(out, recipe, model, list(changes or []), options, resume, device)
     prepare_folder(out)
-    runtime = Runtime(
-        device=device.value, sharing=sharing, workers=workers, on_bad_image=on_bad_image.value, graph=graph
-    )
+    runtime = Runtime(device=device, sharing=sharing, workers=workers, on_bad_image=on_bad_image, graph=graph)
     command = resume_command(out, runtime)
     WATCH.says = f"stopped before the state was saved; to go on from the last checkpoint: {command}"
     with warnings_in_one_line(), closing(TrainingDisplay(not json, start)) as display:

@@ -7,8 +7,8 @@ import torch
 
 import softless
 from softless.bench import contest, contestants, stopwatch
-from softless.bench.contestants import Contestant, Terms
-from softless.bench.cost import Shape, cost, floor_bytes
+from softless.bench.contestants import Contestant
+from softless.bench.cost import Shape, Terms, cost, floor_bytes
 from softless.errors import ArgumentError, UnsupportedError
 
 SMALL = Terms(shape=Shape(2, 4, 33, 8, 33, 4))
@@ -25,7 +25,7 @@ def held(*names, terms=SMALL, **options):
 
 
 def floor(terms, backward=False):
-    return floor_bytes(terms.shape, terms.dtype, backward=backward)
+    return floor_bytes(terms, backward=backward)
 
 
 def test_everyone_is_on_the_list_and_either_timed_or_excused():
@@ -60,7 +60,7 @@ def test_tick_is_told_every_label_once_a_turn_and_once_before():
 
 def test_the_floor_is_four_tensors_and_eleven_with_the_backward_pass():
     one = 2 * 4 * 33 * 8 * 4
-    assert floor(SMALL) == 4 * one == cost(softless.mechanism("inline"), SMALL.shape).floor_bytes
+    assert floor(SMALL) == 4 * one == cost(softless.mechanism("inline"), SMALL).floor_bytes
     assert floor(SMALL, backward=True) == 11 * one
     half = replace(SMALL, dtype=torch.bfloat16)
     assert floor(half, backward=True) == 11 * one / 2

@@ -17,6 +17,7 @@ from softless.bench.cost import (
     LOW_RANK,
     PARALLEL,
     Shape,
+    Terms,
     cost,
     crossover,
     flops,
@@ -27,6 +28,7 @@ from softless.errors import ArgumentError, UnsupportedError
 
 B, H, N, D = 2, 8, 300, 32
 SHAPE = Shape(batch=B, heads=H, queries=N, head_dim=D, keys=N, kv_heads=H)
+TERMS = Terms(shape=SHAPE)
 
 CASES = [pytest.param(case.mechanism, id=case.label) for case in study_cases()]
 # A search is long: of those in blocks and of low rank, only these have theirs at every change.
@@ -35,18 +37,23 @@ LATER = [each for each in CASES if each.values[0].form in (BLOCKS, LOW_RANK) and
 SEARCHED = [pytest.param(*each.values, id=each.id, marks=[pytest.mark.slow] * (each in LATER)) for each in CASES]
 
 
+def sized(**sides: int) -> Terms:
+    """A call of the usual shape but for these sides."""
+    return Terms(shape=replace(SHAPE, **sides))
+
+
 def test_inline_takes_two_products_with_the_state_and_one_with_the_mean():
-    assert flops(softless.mechanism("inline"), SHAPE) == 4 * B * H * N * D**2 + 2 * B * H * N * D
+    assert flops(softless.mechanism("inline"), TERMS) == 4 * B * H * N * D**2 + 2 * B * H * N * D
 
 
 @pytest.mark.parametrize("name", ["softmax", "threshold"])
 @pytest.mark.parametrize("keys", [N, 77])
 def test_scored_mechanisms_take_two_products_with_all_pairs(name, keys):
-    assert flops(softless.mechanism(name), replace(SHAPE, keys=keys)) == 4 * B * H * N * keys * D
+    assert flops(softless.mechanism(name), sized(keys=keys)) == 4 * B * H * N * keys * D
 
 
 def test_hydra_takes_no_product_between_channels():
-    assert flops(softless.mechanism("hydra"), SHAPE) == 2 * B * H * N * D
+    assert flops(softless.mechanism("hydra"), TERMS) == 2 * B * H * N * D
 
 
 def each_way(later: bool) -> Iterator[Any]:
@@ -63,8 +70,8 @@ def test_flops_grow_linearly_with_a_state_and_quadratically_without(made, is_cau
     if made.lacks(is_causal):
         return  # tests/laws/test_table.py has the refusal
     some = 2**11 if made.form == BLOCKS else 2**14  # blocks are many, and counted one by one
-    shapes = [replace(SHAPE, batch=1, queries=n, keys=n, head_dim=16) for n in (some, 2 * some)]
-    once, twice = (flops(made, shape, is_causal=is_causal) for shape in shapes)
+    calls = [sized(batch=1, queries=n, keys=n, head_dim=16) for n in (some, 2 * some)]
+    once, twice = (flops(made, replace(terms, is_causal=is_causal)) for terms in calls)
     if made.name == "sparse":  # a window of fixed width, and columns of N / stride keys
         assert 2 < twice / once < 4
         return
@@ -72,16 +79,16 @@ def test_flops_grow_linearly_with_a_state_and_quadratically_without(made, is_cau
 
 
 def test_the_floor_is_q_k_v_read_and_o_written():
-    shape = replace(SHAPE, keys=77, kv_heads=2)
     q, kv = B * H * N * D, B * 2 * 77 * D
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
-        assert cost(softless.mechanism("inline"), shape, dtype=dtype).floor_bytes == (2 * q + 2 * kv) * dtype.itemsize
+        terms = replace(sized(keys=77, kv_heads=2), dtype=dtype)
+        assert cost(softless.mechanism("inline"), terms).floor_bytes == (2 * q + 2 * kv) * dtype.itemsize
 
 
 @pytest.mark.parametrize("made", CASES)
 def test_weight_and_state_bytes_are_those_of_the_real_tensors(made):
     q, k, v = torch.randn(3, 2, 4, 9, 8).unbind()
-    counted = cost(made, Shape(batch=2, heads=4, queries=9, head_dim=8, keys=9, kv_heads=4))
+    counted = cost(made, Terms(shape=Shape(batch=2, heads=4, queries=9, head_dim=8, keys=9, kv_heads=4)))
     assert counted.weight_bytes == softless.attention_weights(q, k, made).nbytes
     if made.carries_state:
         _, state = softless.attention_with_state(q, k, v, made)
@@ -91,19 +98,17 @@ def test_weight_and_state_bytes_are_those_of_the_real_tensors(made):
 
 
 def test_half_precision_weights_are_computed_in_float32():
-    half = cost(softless.mechanism("threshold"), SHAPE, dtype=torch.bfloat16)
+    half = cost(softless.mechanism("threshold"), Terms(shape=SHAPE, dtype=torch.bfloat16))
     assert half.weight_bytes == B * H * N * N * 4
 
 
 @pytest.mark.parametrize("made", SEARCHED)
 def test_crossover_is_where_flops_really_cross(made):
-    shape = replace(SHAPE, head_dim=16)
-
     def ratio(tokens):
-        here = replace(shape, queries=tokens, keys=tokens)
+        here = sized(head_dim=16, queries=tokens, keys=tokens)
         return flops(made, here) / flops(softless.mechanism("softmax"), here)
 
-    tokens = crossover(made, shape)
+    tokens = crossover(made, sized(head_dim=16))
     if tokens is None:
         assert all(ratio(n) >= 1 for n in (64, 4096))
     else:
@@ -112,8 +117,8 @@ def test_crossover_is_where_flops_really_cross(made):
 
 
 def test_inline_crosses_softmax_just_above_the_head_dimension():
-    assert crossover(softless.mechanism("inline"), replace(SHAPE, head_dim=64)) == 65
-    assert crossover(softless.mechanism("softmax"), SHAPE) is None
+    assert crossover(softless.mechanism("inline"), sized(head_dim=64)) == 65
+    assert crossover(softless.mechanism("softmax"), TERMS) is None
 
 
 def test_form_names_how_each_family_is_computed():
@@ -129,19 +134,19 @@ def test_form_names_how_each_family_is_computed():
 
 def test_learned_inputs_are_counted_too():
     plain, learned = softless.mechanism("linear", phi="relu"), softless.mechanism("linear", phi="affine_relu")
-    assert flops(learned, SHAPE) == flops(plain, SHAPE) + 2 * (2 * B * H * N * D**2)
+    assert flops(learned, TERMS) == flops(plain, TERMS) + 2 * (2 * B * H * N * D**2)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_counting_needs_neither_memory_nor_the_device(device):
-    made, shape = softless.mechanism("threshold"), Shape(1, 8, 2**20, 64, 2**20, 8)
-    assert cost(made, shape, device=device).flops == 4 * 8 * 2**40 * 64
+    terms = Terms(shape=Shape(1, 8, 2**20, 64, 2**20, 8), device=device)
+    assert cost(softless.mechanism("threshold"), terms).flops == 4 * 8 * 2**40 * 64
 
 
 @pytest.mark.parametrize("grow", ["batch", "heads", "queries", "keys", "head_dim", "kv_heads"])
 def test_a_shape_beyond_counting_is_refused_with_its_numbers(grow):
     with pytest.raises(ArgumentError, match="999999999999999"):
-        cost(softless.mechanism("inline"), replace(SHAPE, **{grow: 999_999_999_999_999}))
+        cost(softless.mechanism("inline"), sized(**{grow: 999_999_999_999_999}))
 
 
 def test_the_largest_shape_that_is_accepted_can_be_counted():
@@ -149,11 +154,11 @@ def test_the_largest_shape_that_is_accepted_can_be_counted():
         made = softless.mechanism(name, **options)
         for shape in (Shape(1, 1, 1, 2**17, 1, 1), Shape(1, 1, 2**26, 64, 2**26, 1), Shape(2**44, 1, 1, 4, 1, 1)):
             for is_causal in (False, True):
-                assert math.isfinite(cost(made, shape, is_causal=is_causal).flops)
+                assert math.isfinite(cost(made, Terms(shape=shape, is_causal=is_causal)).flops)
 
 
 def test_what_attention_refuses_cost_refuses():
     with pytest.raises(UnsupportedError, match="as many queries as keys"):
-        cost(softless.mechanism("angular"), replace(SHAPE, keys=7))
+        cost(softless.mechanism("angular"), sized(keys=7))
     with pytest.raises(ArgumentError, match="8 query heads are not a multiple of 3"):
-        cost(softless.mechanism("inline"), replace(SHAPE, kv_heads=3))
+        cost(softless.mechanism("inline"), sized(kv_heads=3))

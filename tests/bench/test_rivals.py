@@ -9,8 +9,7 @@ import torch
 import softless
 from softless.bench import contestants
 from softless.bench.contest import contest
-from softless.bench.contestants import Terms
-from softless.bench.cost import Shape
+from softless.bench.cost import Shape, Terms
 
 CHUNK, FUSED, BLA = contestants.WITH_PHI
 ALONE = contestants.RIVALS[3:]

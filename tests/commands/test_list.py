@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import softless as library
-from softless.bench.cost import Shape, flops
+from softless.bench.cost import Shape, Terms, flops
 from softless.commands.arguments import make_mechanism, option_text
 from softless.errors import SoftlessError, UnsupportedError
 from softless.mechanisms import MECHANISMS
@@ -85,7 +85,7 @@ def test_the_cost_is_what_is_counted(name):
     made = make_mechanism(name, {}) if name == "general" else library.mechanism(name, **SMALL.get(name, {}))
     tokens = 512 if made.family == "recurrent" else 4096
     causal = made.lacks(False) is not None
-    once, twice = (flops(made, Shape(1, 2, n, 8, n, 2), is_causal=causal) for n in (tokens, 2 * tokens))
+    once, twice = (flops(made, Terms(shape=Shape(1, 2, n, 8, n, 2), is_causal=causal)) for n in (tokens, 2 * tokens))
     squared = "N^2" in made.cost or "N/l" in made.cost
     assert twice / once == pytest.approx(4 if squared else 2, rel=0.1)
 

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 import softless
 from softless.bench import contest, stopwatch
-from softless.bench.contestants import Contestant, Terms, contestants
-from softless.bench.cost import Shape
+from softless.bench.contestants import Contestant, contestants
+from softless.bench.cost import Shape, Terms
 from softless.cli import app
 
 pytestmark = pytest.mark.gpu
