@@ -4,9 +4,9 @@
     attention(q, k, v)_b = attention(q_b, k_b, v_b)                   sequences do not see each other
 
 Usually the sequences are padded to the longest, and one call with a key mask runs all of them. Padding follows the
-tokens. With is_causal and different numbers of queries and keys it precedes them, so that the last query stays aligned
-with the last key. Each sequence has a call of its own where padding would change the result: with a picture, and with
-different numbers of queries and keys for mechanisms that mix queries or pair each query with a key.
+tokens. If the call is causal and has different numbers of queries and keys, padding comes first, so that the last query
+stays aligned with the last key. Each sequence has a call of its own if padding would change the result: with a picture,
+or with different numbers of queries and keys for mechanisms that mix queries or pair each query with a key.
 """
 
 from collections.abc import Callable, Mapping

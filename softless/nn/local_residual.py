@@ -65,15 +65,10 @@ class LocalResidual(nn.Sequential):
         check_picture(grid, prefix)
         if context.ndim != 2 or context.shape[1] != self.dim:
             raise ArgumentError(f"context has shape {list(context.shape)} and must be [batch, {self.dim}]")
-        (height, width), batch, head_dim = grid, context.shape[0], self.dim // self.heads
-        if v.ndim != 4 or (v.shape[0], v.shape[1], v.shape[3]) != (batch, self.heads, head_dim):
+        needed = (context.shape[0], self.heads, prefix + grid[0] * grid[1], self.dim // self.heads)
+        if v.shape != needed:
             raise ArgumentError(
-                f"v has shape {list(v.shape)} and must be [batch, heads, tokens, dim] = [{batch}, {self.heads}, "
-                f"tokens, {head_dim}], as the context is {list(context.shape)}"
-            )
-        if v.shape[2] != prefix + height * width:
-            raise ArgumentError(
-                f"v has {v.shape[2]} tokens, and a grid of {height} x {width} with prefix {prefix} has "
-                f"{prefix + height * width}"
+                f"v has shape {list(v.shape)} and must be [batch, heads, tokens, dim] = {list(needed)}, for a context "
+                f"{list(context.shape)} and a grid of {grid[0]} x {grid[1]} with prefix {prefix}"
             )
         return local_residual(v, self.taps(context), grid, prefix)

@@ -61,8 +61,8 @@ MODULES = {
     "context too wide": (lambda: residual(context=some(2, 16)), ["context", [2, 16], "[batch, 12]"]),
     "context of tokens": (lambda: residual(context=some(2, 6, 12)), ["context", [2, 6, 12], "[batch, 12]"]),
     "batch of context": (lambda: residual(context=some(1, 12)), [[2, 4, 6, 3], [1, 12]]),
-    "heads of v": (lambda: residual(v=some(2, 1, 6, 3)), ["v", [2, 1, 6, 3], "[2, 4, tokens, 3]"]),
-    "dim of v": (lambda: residual(v=some(2, 4, 6, 5)), ["v", [2, 4, 6, 5], "[2, 4, tokens, 3]"]),
+    "heads of v": (lambda: residual(v=some(2, 1, 6, 3)), ["v", [2, 1, 6, 3], "[2, 4, 6, 3]"]),
+    "dim of v": (lambda: residual(v=some(2, 4, 6, 5)), ["v", [2, 4, 6, 5], "[2, 4, 6, 3]"]),
     "rank of v": (lambda: residual(v=some(4, 6, 3)), ["v", [4, 6, 3], "[batch, heads, tokens, dim]"]),
 }
 

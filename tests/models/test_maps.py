@@ -59,14 +59,14 @@ def test_values_weighed_by_the_maps_are_the_outputs(name, changes, monkeypatch):
 
 
 def test_a_map_is_computed_when_it_is_read(monkeypatch):
-    made, real = [], maps._map
-    monkeypatch.setattr(maps, "_map", lambda call: made.append(call.layer) or real(call))
+    computed, real = [], maps._map
+    monkeypatch.setattr(maps, "_map", lambda layer, *call: computed.append(layer) or real(layer, *call))
     model = small("inline_deit_tiny")
     walk = model.attention_maps(images(1, 3, 32, 32, dtype=torch.float32))
-    assert made == []
+    assert computed == []
     assert next(walk).layer == "blocks.0.attn"
     assert torch.is_grad_enabled()
-    assert made == ["blocks.0.attn"]
+    assert computed == ["blocks.0.attn"]
 
 
 def test_attention_maps_leave_the_model_unchanged():

@@ -195,7 +195,7 @@ def test_every_parameter_of_funnel_and_strided_layers_gets_a_gradient():
         (lambda: pool_tokens(torch.zeros(1, 4, 2), mode="median"), "mode 'median' is not one of mean, max, first"),
         (lambda: pool_tokens(torch.zeros(1, 4, 2), prefix=-1), "prefix -1 is not a whole number, at least 0"),
         (lambda: pool_tokens(torch.zeros(1, 4, 2), prefix=5), "prefix 5 is more than the 4 tokens"),
-        (lambda: repeat_tokens(torch.zeros(1, 4, 2), 2, 9), "4 tokens, 2 times each, are not the 9"),
+        (lambda: repeat_tokens(torch.zeros(1, 4, 2), 2, 9), "4 tokens, 2 times each, are fewer than length 9"),
         (lambda: repeat_tokens(torch.zeros(1, 4, 2), 2, 6, prefix=-1), "prefix -1 is not a whole number"),
         (lambda: repeat_tokens(torch.zeros(1, 4, 2), 2, -1), "length -1 is not a whole number"),
         (lambda: repeat_tokens(torch.zeros(1, 4, 2), 0, 0), "stride 0 is not a whole number, at least 1"),

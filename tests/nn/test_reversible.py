@@ -272,5 +272,5 @@ def test_layers_that_are_not_pairs_of_modules_are_refused(pairs, words):
 
 
 def test_a_module_that_changes_the_shape_is_named():
-    with pytest.raises(SoftlessError, match=r"Linear gave \[2, 9, 5\] .* \[2, 9, 12\]"):
+    with pytest.raises(SoftlessError, match=r"Linear returned \[2, 9, 5\] .* \[2, 9, 12\]"):
         Reversible([(nn.Identity(), nn.Linear(DIM, 5))])(torch.randn(2, 9, DIM))

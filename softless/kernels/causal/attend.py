@@ -41,7 +41,7 @@ class Past(NamedTuple):
 
 
 def products(spec: KernelSpec, dtype: torch.dtype) -> torch.dtype:
-    """The dtype to multiply in: the input's, or a finer one where a mass may nearly cancel."""
+    """Return the dtype to multiply in: the input's, or a finer one where a mass may nearly cancel."""
     return tiles.finer(dtype) if may_cancel(spec) else dtype
 
 
@@ -140,7 +140,7 @@ class Sums(NamedTuple):
     of_outputs: Tensor
 
     def columns(self, part: slice) -> "Sums":
-        """The sums of some value columns; `of_queries`, which belongs to all columns, goes with the first."""
+        """Return the sums of these value columns. `of_queries` belongs to all columns and goes with the first."""
         of_queries = self.of_queries if part.start == 0 else torch.zeros_like(self.of_queries)
         return Sums(self.outer[..., part], of_queries, self.of_outputs[..., part])
 

@@ -26,7 +26,7 @@ def may_cancel(spec: KernelSpec) -> bool:
 
 
 def named(spec: KernelSpec) -> dict[str, Any]:
-    """A spec as constants of a kernel. Exponential features do not count as signed: their units differ by channel."""
+    """Return a spec as constants of a kernel. Exponential features do not count as signed."""
     signed = may_cancel(spec) and "exp" not in (spec.phi_q, spec.phi_k)
     names = {"PHI_Q": spec.phi_q, "PHI_K": spec.phi_k, "READER": spec.reader}
     return names | {"SIGNED": signed, "CONSTANT": spec.constant}

@@ -41,7 +41,7 @@ WIDE_GRADIENT = GRADIENT | {torch.bfloat16: Tile(64, 8, 2, 64)}  # for heads wid
 
 
 class Solved(NamedTuple):
-    """What depends on a call's keys and beta alone: 1/|k|, a and gain [B, G, 3, N], and T [B, G, chunks, L, L]."""
+    """Numbers that follow from the keys and beta: 1/|k|, a and gain [B, G, 3, N], and T [B, G, chunks, L, L]."""
 
     scalars: Tensor
     inverse: Tensor

@@ -58,7 +58,7 @@ def _backward(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, d_out: Tensor, key_mask: Tensor | None, memory: Tensor | None,
     scalars: Tensor, inverse: Tensor, last: Tensor | None, rule: str, scale: float,
 ) -> Tensors5:  # fmt: skip
-    """Return the gradients of q, k, v, beta and the incoming memory: empty if there is none."""
+    """Return the gradients of q, k, v, beta and the incoming memory. Without a memory, the last one is empty."""
     filled = _room(q, k, v, beta, memory)
     d_out = dense(d_out)
     last = None if last is None else last.contiguous()

@@ -34,7 +34,7 @@ class Picture(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """All that a forward pass reads."""
+    """The arguments of a forward pass."""
 
     q: Tensor
     k: Tensor
@@ -45,12 +45,12 @@ class Operands(NamedTuple):
     picture: Picture
 
     def columns(self, part: slice) -> "Operands":
-        """The same call with only some of the value columns."""
+        """Return the same arguments with only these value columns."""
         taps = None if self.taps is None else self.taps[..., part].contiguous()
         return self._replace(v=self.v[..., part], taps=taps)
 
     def slices(self) -> list[slice]:
-        """The value columns that fit beside the features, a slice at a time."""
+        """Cut the value columns into slices that fit beside the features."""
         e = self.v.shape[3]
         width = slice_width(block(self.q.shape[3]), e)
         return [slice(start, min(start + width, e)) for start in range(0, e, width)]
@@ -60,7 +60,7 @@ class Operands(NamedTuple):
         return {"D": d, "E": e, "BD": block(d), "BE": block(e)}
 
     def records(self, count: int) -> Tensor:
-        """Room for the records of so many States."""
+        """Allocate the records of `count` States."""
         return self.q.new_empty(count, numbers(self.q.shape[3], self.v.shape[3]), dtype=torch.float32)
 
     def tapped(self) -> Rows | None:
@@ -178,13 +178,13 @@ def _sliced_backward(d_out: Tensor, x: Operands, d_q: Tensor, d_k: Tensor, d_v: 
 
 
 def keeps_records(q: Tensor, k: Tensor, v: Tensor, phi_k: str) -> bool:
-    """Whether the backward pass gets the forward's records, instead of making its own."""
+    """Return whether the backward pass gets the records of the forward pass, instead of making its own."""
     whole = tiles.is_whole(q.shape[2], k.shape[2], block(q.shape[3]), block(v.shape[3]))
     return phi_k != "exp" and not whole and v.shape[3] <= slice_width(block(q.shape[3]), v.shape[3])
 
 
 def _products(spec: KernelSpec, dtype: torch.dtype, *, backward: bool) -> torch.dtype:
-    """The dtype to multiply in: the input's, or a finer one where small differences of rounded factors count.
+    """Return the dtype to multiply in: the input's, or a finer one where small differences of rounded factors count.
 
     A mass of signed features may nearly cancel. Exponential keys saturate, and then so do their gradients. Gradients of
     softmax features leave out what all channels share, which is large where nothing centers the sum (reader `none`).
