@@ -131,7 +131,7 @@ def verdict(error: float, uniform: float, reach: float, runs: str = "softmax") -
     more = ", more than looking at no score at all" if word == "too much" else ""
     whose = "its scores" if runs == "softmax" else f"the scores a softmax would see (it runs {runs})"
     return (
-        f"A linear kernel would cost {word} here{more}: {whose} span {reach:.2g} a query, and to first order the "
+        f"A linear kernel would cost {word} here{more}: {whose} span {reach:.2g} per query, and to first order the "
         f"weights are {_percent(error)} away from softmax's, where uniform weights are {_percent(uniform)} away."
     )
 
