@@ -415,7 +415,7 @@ def test_a_section_without_data_says_so_and_draws_nothing(report, twins, section
         report[part] = None
     empty = section(report, twins)
     assert empty.figures == ()
-    assert empty.missing.startswith("No ")
+    assert empty.missing.startswith("This study ")
 
 
 def test_every_figure_says_how_to_read_it_on_how_many_images_and_what_its_panels_show(report, twins):
