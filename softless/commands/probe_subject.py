@@ -1,10 +1,9 @@
 """The model and the data of `softless probe`.
 
-A model is ours by name, a run's, timm's, or Hugging Face's, from a folder or the hub. Weights are read as everywhere
-here: safetensors, or what torch.save wrote, and nothing in them is executed. Only `--pretrained` and a name on the hub
-may download, if the files are not in the cache of timm or Hugging Face.
+A model is one of ours, a trained run, one of timm's, or one of Hugging Face's. Reading weights (safetensors, or a file
+of torch.save) never executes code. Only `--pretrained` and a name on the hub may download files.
 
-Data are batches of images, drawn by the seed, or of pieces of text, from its beginning.
+The data are images, drawn by the seed, or pieces of a text, from its beginning.
 """
 
 import json
@@ -169,7 +168,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _silence_hub() -> None:
-    """Turn off the hub's own messages about retries: the error that follows is one sentence."""
+    """Turn off the hub's messages about retries, because our error says it in one sentence."""
     from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()
@@ -179,7 +178,7 @@ def _hugging_face(name: str, folder: Path) -> Subject:
     with needs_extra(f"{name} is read by transformers", "hf"):
         import transformers
     if not (folder / "config.json").is_file():
-        raise FileError(f"{folder}: there is no config.json, as a folder of a Hugging Face model has")
+        raise FileError(f"{folder} has no config.json, which the folder of a Hugging Face model needs")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
@@ -188,9 +187,9 @@ def _hugging_face(name: str, folder: Path) -> Subject:
         )
         takes = (_image_input if model.main_input_name == "pixel_values" else _text_input)(folder, model)
     except FAILURES as error:
-        raise FileError(f"{folder}: it cannot be loaded ({' '.join(str(error).split())})") from error
+        raise FileError(f"{folder} cannot be loaded ({' '.join(str(error).split())})") from error
     if missing := sorted(key for key in report["missing_keys"] if "pooler" not in key):
-        raise FileError(f"{folder}: its weights lack {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}")
+        raise FileError(f"the weights in {folder} lack {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}")
     model.config.use_cache = False
     return Subject(name, model, TRAINED, takes)
 
@@ -258,13 +257,13 @@ def _pieces(path: Path, text_input: TextInput, count: int | None, tokens: int) -
         with path.open(encoding="utf-8") as file:
             text = file.read(most * tokens * CHARACTERS)
     except OSError as error:
-        raise FileError(f"{path}: it cannot be read as text ({error.strerror})") from None
+        raise FileError(f"{path} cannot be read as text ({error.strerror})") from None
     except UnicodeDecodeError as error:
-        raise FileError(f"{path}: it is no UTF-8 text ({error.reason} at byte {error.start})") from None
+        raise FileError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
     cut = text_input.tokenizer(text, truncation=True, max_length=tokens, return_overflowing_tokens=True)["input_ids"]
     pieces = [piece for piece in cut if len(piece) == tokens] or cut[:1]
     if not text.strip() or not pieces[0]:
-        raise FileError(f"{path}: there is no text in it")
+        raise FileError(f"{path} has no text in it")
     if count is not None and count > len(pieces):
         raise ArgumentError(f"--images {count}: {path} has {len(pieces):,} pieces of {len(pieces[0])} tokens")
     return torch.tensor(pieces[:most])

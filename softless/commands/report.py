@@ -1,11 +1,4 @@
-"""softless report: draw the page of a study again, from its numbers alone.
-
-Reads DIR/report.json, writes DIR/index.html: one file that needs no network, no server and no other file.
-
-JSON (schema softless.report/1):
-
-    {"schema", "study", "page", "bytes", "verdict": [{"about", "says"}]}
-"""
+"""softless report: read DIR/report.json, and draw the page DIR/index.html again."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +11,8 @@ SCHEMA = "softless.report/1"
 SUMMARY = "Draw the page of a study again."
 HELP = """Draw the page of a study again: DIR/index.html, from DIR/report.json.
 
-The page is one file, and needs no network. Softless study writes both; a newer version may draw them better.
+softless study writes both files. Run this after an update of softless, which may draw the page better. The page is one
+file that needs no network.
 
 \b
 $ softless report report
@@ -27,10 +21,12 @@ $ softless report report
 
 @reports_errors
 def run(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder softless study wrote.", show_default=False)],
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder that softless study wrote.", show_default=False)
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")] = False,
 ) -> None:
-    """Read, draw, say where."""
+    """Draw the page, and print the answer and the path of the page."""
     from rich.text import Text
 
     from softless.study.page import write_page

@@ -2,13 +2,8 @@
 
 Twins are small models of one shape that are trained alike and differ in their attention. The study trains twins,
 examines them layer by layer, times them, and times mechanisms against the number of tokens. The answer follows from a
-rule (study/decision.py). Everything is written to DIR, and a rerun with the same DIR continues where the last one
-stopped:
-
-    DIR/index.html     the page                 DIR/report.json    all its numbers        DIR/*.csv   the same as tables
-    DIR/twins/         runs and models (study/grid.py)             DIR/parts/             what was examined and timed
-
-`--json` prints report.json (schema softless.study/4); study/schema.py has its types.
+rule (study/decision.py). The page, report.json (study/schema.py), CSV files, trained twins (study/grid.py) and stored
+measurements (study/pipeline.py) are in DIR, and a rerun with the same DIR continues where the last one stopped.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -79,20 +74,21 @@ def _list(parser: Callable[[str], Any], metavar: str, help_text: str) -> Any:
 
 @reports_errors
 def run(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the report; made if missing.")] = Path("report"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the report.")] = Path("report"),
     data: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Folder or parquet file; digits if absent.", show_default=False)
+        str | None,
+        typer.Option(metavar="PATH", help="Images: folder or parquet file. Default: digits.", show_default=False),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two fair pairs, one seed: a first look.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Every table of the paper, three seeds.")] = False,
     recipe: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A recipe of twins, or its file.", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="Recipe for the twins: a name or a file.", show_default=False)
     ] = None,
     twins: Annotated[Any, _list(_names, "A,B,...", "Twins to train.")] = None,
     mechanisms: Annotated[Any, _list(_names, "A,B,...", "Mechanisms to time, or all.")] = None,
     tokens: Annotated[Any, _list(lengths, "N,N,...", "Sequence lengths to time.")] = None,
     seeds: Annotated[int | None, _number("Number of seeds for each twin.", 1, 1000)] = None,
-    epochs: Annotated[int | None, _number("Epochs of training; the recipe's if absent.", 1, 10**6)] = None,
+    epochs: Annotated[int | None, _number("Epochs of training. Default: the recipe's.", 1, 10**6)] = None,
     margin: Annotated[
         Any,
         typer.Option(
@@ -107,11 +103,11 @@ def run(
     ] = None,
     pack: Annotated[int | None, _number("Trainings that run at once.", 1, 256)] = None,
     workers: Annotated[int, _number("Processes that decode images.", 0, 256, show_default=True)] = 0,
-    device: Annotated[Where, typer.Option(help="auto is cuda where there is one.")] = "auto",
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    device: Annotated[Where, typer.Option(help="Where to run; auto uses a GPU if there is one.")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")] = False,
 ) -> None:
-    """Train, examine, time, write, show."""
-    refuse({"--full": quick and full}, "--quick asks for less than the whole")
+    """Run the study, and show its verdict or print its document."""
+    refuse({"--full": quick and full}, "--quick asks for a smaller study: use one of them")
     prepare_folder(out)
 
     with importing():

@@ -110,8 +110,8 @@ def _mix(
 def _own_layer(name: str, module: Mixing, call: AttentionCall) -> Layer:
     if isinstance(module, LongformerAttention):
         raise UnsupportedError(
-            f"'{name}' is a LongformerAttention, with two sets of q, k and v, and a probe sees one: "
-            "softless.nn.maps has its weights"
+            f"'{name}' is a LongformerAttention, which has two sets of q, k and v, and a probe reads one set: "
+            "softless.nn.maps returns its weights"
         )
     q, k, v = as_heads(call.qkv)
     taps, _ = module.taps(call.source, call.grid, call.key_mask, call.is_causal)

@@ -28,7 +28,7 @@ from softless.probes.running import Histogram, histogram
 from softless.probes.score_range import TAU, effective_rank, filtered, spread
 
 COLLISION = 1e-3
-ROOM = 2**20  # weights measured together: their intermediates fit a cache, and memory does not grow with the batch
+ROOM = 2**20  # number of weights measured together: they fit a cache, and memory does not grow with the batch
 Forward = Callable[[nn.Module, Any], object]
 Values = dict[str, Tensor]
 
@@ -106,11 +106,11 @@ def _added(tallies: list[LayerTally], measured: Sequence[Measured]) -> list[Laye
 
 
 def measure(layer: Layer, images: int, tau: Sequence[float] = TAU) -> Measured:
-    """Measure a layer on a batch of so many images, a few of them at a time."""
+    """Measure a layer on a batch of this many images; a few images at a time, to save memory."""
     samples, heads, queries = layer.q.shape[:3]
     if samples % images:
         raise ArgumentError(
-            f"layer '{layer.name}' has {samples} samples for a batch of {images}: it needs as many, or windows of them"
+            f"layer '{layer.name}' has {samples} samples for a batch of {images}, not a multiple of {images}"
         )
     windows = samples // images
     few = max(1, ROOM // (windows * heads * queries * layer.k.shape[2]))

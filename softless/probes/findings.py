@@ -1,6 +1,6 @@
 """The results of an examination: every measure of every layer, and the report that `softless probe` writes.
 
-Every measure is one number per image and head. Estimates are over images, of the mean of the heads and of each head.
+Every measure is one number per image and head. An estimate averages it over images: for each head, and for their mean.
 """
 
 import csv
@@ -23,16 +23,16 @@ class LayerFindings:
     """The measures of one layer; None for a measure that the layer does not have.
 
     confusions                pairs of different queries of an image and head whose rows differ by less than 1e-3
-    confusion_histogram       of those counts, over images and heads
-    collinear_collisions      share of the queries q that get the row of 2q
+    confusion_histogram       histogram of these counts, over images and heads
+    collinear_collisions      share of queries q that get the same row as 2q
     collinear_pairs           pairs of different queries of an image and head that point the same way
-    local_mass                weight on a query's 3 x 3; local_baseline is that of uniform weights
-    attention_distance        in patches; distance_baseline is that of uniform weights
-    residual_share            of the local residual in the output
-    score_range to bound      of the scores a softmax would see (score_range.py); entropy in nats
+    local_mass                weight on the 3 x 3 around a query; local_baseline is the same for uniform weights
+    attention_distance        mean distance in patches; distance_baseline is the same for uniform weights
+    residual_share            share of the local residual in the output
+    score_range to bound      measures of the scores that a softmax would see (score_range.py); entropy in nats
     score_volume              the side of the cube that a query's scores fill: e to their differential entropy
-    kept, discarded           of the threshold filter, for each tau
-    rank, full_rank           the smallest rank of [phi(K), 1] seen, and the rank that Propositions 1 and 3 need
+    kept, discarded           share of keys, and lost softmax mass, under the threshold filter for each tau
+    rank, full_rank           the smallest rank of [phi(K), 1] over all images, and the rank that the propositions need
     by_head                   the estimates of each head
     verdict                   the cost of a linear kernel here, in one sentence; None for random weights
     """
@@ -123,7 +123,7 @@ def overall_verdict(layers: Sequence[LayerFindings]) -> str:
         words = {"too much": "lose more than looking at no score at all"}
         parts = [f"{words.get(word, f'cost {word}')} in {costs.count(word)}" for word in COSTS if word in costs]
         of = f" of {len(costs)} layers" if len(costs) > 1 else " layer"
-        sentences.append(f"A linear kernel instead of the softmax would {' and '.join(parts)}{of}.")
+        sentences.append(f"Instead of the softmax, a linear kernel would {' and '.join(parts)}{of}.")
     for name in dict.fromkeys(layer.mechanism for layer in layers if layer.mechanism != "softmax"):
         confused = [layer.confusions.mean for layer in layers if layer.mechanism == name]
         mean = sum(confused) / len(confused)

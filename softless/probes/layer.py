@@ -29,7 +29,7 @@ from softless.validation import prepare
 
 Grid = tuple[int, int]
 ATTENTION_NAMES = ("attn", "attention", "self_attn", "self_attention")
-MOST_PREFIX = 16  # class, distillation and register tokens; with more, the tokens are another image
+MOST_PREFIX = 16  # class, distillation and register tokens; more of them means that the grid does not fit
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
     n, mean, squares = sum (x - mean)^2          merged by Chan et al. 1979: any split of the samples gives the same
     mean -+ t sqrt(squares / (n - 1) / n)        Student's t with n - 1 degrees of freedom
 
-    (r + z^2/2 -+ z sqrt(r (n - r)/n + z^2/4)) / (n + z^2)          Wilson 1927: r of n; not a point even where r = n
+    (r + z^2/2 -+ z sqrt(r (n - r)/n + z^2/4)) / (n + z^2)          Wilson 1927: r of n; has a width even if r = n
 
 A sample is an image (or a text): its tokens are not independent, so they are averaged first.
 """

@@ -40,7 +40,7 @@ TRANSPOSE = Tensor.mT.__get__  # type: ignore[attr-defined]
 
 
 class Visibility(NamedTuple):
-    """Which keys each query sees, in the words of `Layer`."""
+    """Which keys each query sees, in the form that `Layer` has."""
 
     bias: Float[Tensor, "#b #h #n #m"] | None = None
     key_mask: Bool[Tensor, "b m"] | None = None
@@ -148,7 +148,7 @@ class AttentionWatcher(TorchFunctionMode):
         of_scores = torch.broadcast_shapes(trail.q.shape[:-2], trail.k.shape[:-2])
 
         def laid(x: Tensor, now: Sequence[int]) -> Tensor:
-            """With all leading dimensions, then as the weights' are, then as two of them."""
+            """Expand x to the leading dimensions of the weights, then of the output, then fold them to [B, H]."""
             inner = x.shape[-2:]
             x = x.expand(*now, *inner).reshape(*of_weights, *inner).expand(*lead, *inner)
             return _as_four(x.reshape(*folded, *inner), folded)
@@ -191,7 +191,7 @@ def _same_weights(layer: Layer, weights: Tensor, eps: float) -> bool:
 
 
 def _rounding(trail: Trail, q: Tensor) -> float:
-    """Return the unit of rounding on the way; GPUs may multiply float32 in less."""
+    """Return the coarsest rounding unit on the way; GPUs may multiply float32 in a lower precision."""
     coarse = q.is_cuda and torch.get_float32_matmul_precision() != "highest" and q.dtype == torch.float32
     return max(trail.eps, torch.finfo(q.dtype).eps, 2.0**-10 if coarse else 0.0)
 
@@ -233,7 +233,7 @@ def _from_scores(
     plain = scale * (q @ k.mT)
     bias = scores - plain
     top, most = bias.amax(-1, keepdim=True), scores.amax(-1, keepdim=True)
-    masked = (bias - top < FAR).any() | (top < EMPTY)  # else the same low number for all keys hides none of them
+    masked = (bias - top < FAR).any() | (top < EMPTY)  # otherwise a low number that all keys share hides none of them
     top = torch.where(masked & (top < FAR) & (most < FAR), 0.0, top)  # a query that sees no key
     seen = bias - top >= FAR
     least = torch.where(seen, bias, torch.inf).amin(-1, keepdim=True)
@@ -242,7 +242,7 @@ def _from_scores(
     noise = 4 * eps * (scores.abs() + plain.abs()) + q.shape[-1] * torch.finfo(q.dtype).eps * abs(scale) * size
     noise = torch.where(seen, noise, 0.0)
     from_zero, from_middle = (torch.where(seen, x, 0.0).abs() for x in (bias, bias - middle))
-    largest = noise.amax(-1, keepdim=True)  # the middle is as far off
+    largest = noise.amax(-1, keepdim=True)  # the middle may be off by as much
     if ((from_zero <= noise).all(-1) | (from_middle <= 2 * largest).all(-1)).all():
         return _from_visible(seen, q.shape[0], q.shape[2])
     bias = torch.where(middle < FAR / 2, bias - middle, bias)

@@ -37,8 +37,8 @@ from softless.study.tables import Curve, Group, Interval, Spread, half_width, in
 
 FAIR = (("softmax", "inline"), ("softmax-local", "inline-local"))
 MARGIN = 1.0  # points
-MOST_SEEDS, MANY_SEEDS = 30, 10  # the most seeds that are advised; the seeds with which more images are advised
-LONGER, LONGEST = 1.5, 10.0  # the advised epochs are at least and at most so many times as many
+MOST_SEEDS, MANY_SEEDS = 30, 10  # advise no more seeds; advise more images together with this many seeds
+LONGER, LONGEST = 1.5, 10.0  # advise at least and at most this many times the epochs
 NO, YES, CANNOT = "no", "yes", "cannot tell"
 
 
@@ -91,14 +91,14 @@ def _obstacles(softmax: Group, linear: Group, chance: float, margin: float, apar
         count = sum(group.runs - len(group.accuracies) for group in lost)
         runs, whose = "run" if count == 1 else "runs", listed([group.label for group in lost])
         obstacles[f"{count} {runs} of {whose} did not finish"] = (
-            "runs that all finish: the same command tries failed runs again"
+            "running the same command again, which tries failed runs again"
         )
     if apart is None:
         return obstacles
     least = min(2 * chance, (chance + 100) / 2)
     if low := [group for group in both if (group.mean or 0.0) < least]:
         reached = listed([f"{group.label} ({group.mean:.1f} %)" for group in low])
-        obstacles[f"{reached} did not learn: with chance at {chance:.1f} %, that takes {least:.1f} %"] = (
+        obstacles[f"{reached} did not learn: it takes {least:.1f} %, and chance is {chance:.1f} %"] = (
             "longer training, more images to train on, or a recipe with larger images"
         )
     gains = {group.label: gain(group.curves) for group in both}
@@ -115,9 +115,9 @@ def _obstacles(softmax: Group, linear: Group, chance: float, margin: float, apar
             f"about {ceil(factor * epochs)} epochs instead of {epochs:g} (--epochs {ceil(factor * epochs)})"
         )
     if apart.half is None:
-        obstacles["one seed does not show how much seeds differ"] = _first_seeds(apart, margin)
+        obstacles["one seed does not show how much accuracy differs between seeds"] = _first_seeds(apart, margin)
     elif not apart.images:
-        obstacles["an older version wrote these runs, without the answers to single images"] = (
+        obstacles["an older version wrote these runs, and did not store the answer to each image"] = (
             "training them again, in another folder"
         )
     return obstacles

@@ -1,16 +1,16 @@
 """A grid of twins and seeds: every run is an ordinary training, and leaves one JSON record.
 
     OUT/
-      grid.json            recipe and images: a grid is of one recipe and one data set
+      grid.json            the recipe and the images, which all runs share
       runs/TWIN-SEED.json  the record of a run (`twin_run`)
       models/TWIN-SEED/    its weights
       images/              the data set, decoded once
       trainings/           runs that were stopped, to be continued
 
-A call skips finished runs, and can be killed at any moment. Seed 0 of every twin comes first, so that a grid cut
-short is still a table. With `minutes`, a run is started only if it will end in time, judged by the length of the runs
-before it. A run that is still training at the end is saved, and the next call continues it. `pack` runs share one
-device, each in a process of its own.
+A call skips finished runs, and can be killed at any moment. Seed 0 of every twin comes first, so that a grid that is
+stopped early still has one run of each twin. With `minutes`, a run is started only if it will end in time, judged by
+the length of the runs before it. A run that is still training at the end is saved, and the next call continues it.
+`pack` runs share one device, each in a process of its own.
 """
 
 import json
@@ -43,16 +43,16 @@ class GridWatcher(Protocol):
     """Receives the progress of a grid."""
 
     def begin(self, runs: int, finished: int) -> None:
-        """The grid has `runs` runs, of which `finished` were finished before."""
+        """Note that the grid has `runs` runs, and that `finished` of them are finished."""
 
     def decoding(self, images: int) -> None:
-        """`images` more images are decoded."""
+        """Note that `images` more images are decoded."""
 
     def tick(self, name: str, share: float) -> None:
-        """The share of a run that is done, from 0 to 1."""
+        """Note the share of a run that is done, from 0 to 1."""
 
     def ran(self, record: RunRecord) -> None:
-        """A run ended: done, diverged or failed."""
+        """Note that a run ended: done, diverged or failed."""
 
 
 class Silent:

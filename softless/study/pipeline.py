@@ -42,15 +42,15 @@ class StudyWatcher(GridWatcher, Protocol):
     """Receives the progress of a study."""
 
     def advance(self, label: str, amount: float) -> None:
-        """`amount` of the work is done, and `label` says what is being done."""
+        """Note that `amount` more of the work is done; `label` says what is being done."""
 
     def say(self, sentence: str) -> None:
-        """Something the user should know."""
+        """Show a sentence that the user should know."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study whose options have been checked. `windows` are recipe and twins of table 4, if they need their own."""
+    """A study whose options are checked. `windows`: recipe and twins of table 4, if it needs another model."""
 
     options: StudyOptions
     preset: Preset
@@ -67,7 +67,7 @@ class Study:
 
     @property
     def work(self) -> float:
-        """Length of the study, in runs: the sum of all amounts that `StudyWatcher.advance` is told."""
+        """Length of the study, in runs: the sum of all amounts that `StudyWatcher.advance` receives."""
         runs = self.preset.seeds * (len(self.twins) + (len(self.windows[1]) if self.windows else 0))
         return DECODING + runs + EXAMINING * len(self.twins) + TIMING
 

@@ -12,7 +12,7 @@ The difference d of two twins, with n and m seeds and the same I test images, va
     var(d) = s^2 (1/n + 1/m)  +  (V - R_a/n - R_b/m) / I                   95 % interval: d +- t sqrt(var(d))
 
     V      variance over images of D_i, the share of a's seeds that answer image i right minus the share of b's
-    R      variance of a twin's answers that neither the seed nor the image explains; s^2 has it, so V must not
+    R      variance of a twin's answers that neither the seed nor the image explains; s^2 contains it, so V must not
 
 Seeds and images are crossed random effects: another seed would answer these images differently, and other images would
 favor another twin. Before V is computed, two images are added: only a answers the first one right, and only b the

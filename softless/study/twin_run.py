@@ -57,7 +57,7 @@ class RunRecord(TypedDict):
     answers: dict[str, Any] | None  # one bit per test image (`metrics.Answers`), to compare twins image by image
     curve: list[CurvePoint]
     parameters: int
-    wall_seconds: float  # like `seconds`, with the start and the end of the last call
+    wall_seconds: float  # like `seconds`, but also counts the start and the end of the last call
     together: int  # runs at once on the device
     recipe: dict[str, Any]
     data: str | None
@@ -226,7 +226,7 @@ def fetch(folder: Path, splits: Splits, size: int) -> Decoded | None:
 
 
 def _save_weights(run: TwinRun) -> None:
-    """Store the last weights, averaged if there are averages: the best epoch on the test images would flatter."""
+    """Store the last weights (their average, if there is one); the best epoch on the test images would overstate."""
     last = checkpoint.newest(Run(run.training).last)
     assert last is not None
     weights = last.parts.get("ema", last.parts["model"])

@@ -41,7 +41,7 @@ def verdict(
         {"about": "Memory", "says": _memory(speed)},
         {"about": "Training", "says": _training(twins.values(), decision["margin"])},
         {"about": "Trust", "says": _trust(speed, threads, [*twins.values(), *in_windows], spread)},
-        {"about": "Left", "says": f"{left} of the runs are left: the same command continues with them." * (left > 0)},
+        {"about": "Left", "says": f"{left} of the runs are not trained yet: run the same command again." * (left > 0)},
     ]
     return [row for row in rows if row["says"]]
 
@@ -62,10 +62,10 @@ def answer_in_words(decision: schema.DecisionPart, twins: Mapping[str, Group], t
 
 
 def _reasons(pair: schema.FairPair) -> list[str]:
-    """Say why a pair cannot be decided, and what would tell."""
+    """Say why a pair cannot be decided, and what would settle it."""
     if pair["answer"] != CANNOT:
         return []
-    would_tell = [f"What would tell: {pair['would_tell']}."] if pair["would_tell"] else []
+    would_tell = [f"What would settle it: {pair['would_tell']}."] if pair["would_tell"] else []
     return [f"Why: {pair['because']}.", *would_tell]
 
 
@@ -94,8 +94,8 @@ def _no_pair(twins: Mapping[str, Group]) -> str:
     partner = {**dict(FAIR), **{b: a for a, b in FAIR}}
     missing = [partner[id_] for id_ in twins if id_ in partner] or ["softmax", "inline"]
     return (
-        f"Cannot tell: no two of the twins trained ({have}) differ in attention alone. "
-        f"What would tell: add {' or '.join(dict.fromkeys(missing))} to --twins."
+        f"Cannot tell: no two of the trained twins ({have}) differ in attention alone. "
+        f"What would settle it: add {' or '.join(dict.fromkeys(missing))} to --twins."
     )
 
 
@@ -111,7 +111,7 @@ def _dividing(twins: Mapping[str, Group], spread: Spread) -> str:
 
 
 def _queries(layers: Sequence[schema.LayerResult], twins: Sequence[schema.TwinResult]) -> str:
-    """Count confused pairs per image and head, in the worst layer of each twin (probes/confusion.py)."""
+    """Count confused pairs per image and head, in the worst layer of each twin (probes/injectivity.py)."""
     counts: dict[str, float] = {}
     for twin in twins:
         own = [_mean(layer["confusions"]) for layer in layers if layer["twin"] == twin["id"]]
@@ -141,9 +141,9 @@ def _neighbors(
             lost.append((twin["label"], near, far))
     if not lost:
         return "", None
-    says = "points of accuracy that a twin loses when some keys are hidden from every query, without retraining."
+    says = "the table shows how many points a twin loses, without retraining, when keys are hidden from every query."
     ranked: list[list[object]] = [list(row) for row in sorted(lost, key=lambda row: -row[1])]
-    return says, {"columns": ["twin", "the 3 x 3 around it", "9 keys elsewhere"], "rows": ranked}
+    return says, {"columns": ["hidden:", "the 3 x 3 around the query", "9 random keys"], "rows": ranked}
 
 
 def _range(layers: Sequence[schema.LayerResult], curves: Sequence[schema.RangeCurve]) -> str:
@@ -165,7 +165,7 @@ def _range(layers: Sequence[schema.LayerResult], curves: Sequence[schema.RangeCu
 
 
 def _speed(part: schema.SpeedPart) -> str:
-    """Describe the speed at the twins' own number of tokens, where inline passes SDPA, and at the longest input."""
+    """Describe the speed of the twins, the length from which inline is faster than SDPA, and the longest input."""
     return " ".join(filter(None, (_own_speed(part), _crossover(part), _longest(part))))
 
 

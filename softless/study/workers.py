@@ -104,7 +104,7 @@ class Workers:
 def work(end: Connection) -> None:
     """Train one run after the other, inside the worker.
 
-    Anything that arrives during a training means that it must stop: there are no more runs, or the parent has died.
+    A message that arrives during a training stops it: there are no more runs, or the parent has died.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer notes Ctrl-C itself and saves the run
     torch.set_num_threads(1)

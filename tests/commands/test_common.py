@@ -78,7 +78,7 @@ BAD_INPUT = [
     (["study", "--mechanisms", "magic"], "'magic' cannot be compared: there are softmax"),
     (["study", "--recipe", "nonsense"], "recipe 'nonsense' is neither a file nor one of"),
     (["study", "--data", "nowhere"], "nowhere: there is no such folder of images or parquet file"),
-    (["study", "--quick", "--full"], "--full: --quick asks for less than the whole"),
+    (["study", "--quick", "--full"], "--full: --quick asks for a smaller study: use one of them"),
 ]
 
 MISSPELLED = [

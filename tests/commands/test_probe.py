@@ -118,7 +118,7 @@ def test_pretrained_weights_come_from_timm_and_are_named(softless, monkeypatch):
     found = document(softless("probe", *VIT, "--pretrained", "--json"))
     assert asked == [True]
     assert found["weights"] == "pretrained"
-    assert found["verdict"].startswith("A linear kernel instead of the softmax")
+    assert found["verdict"].startswith("Instead of the softmax")
 
 
 def test_pretrained_weights_that_cannot_be_downloaded_are_a_one_line_error(softless, monkeypatch):
@@ -312,7 +312,7 @@ BAD = {
         ("timm:deit_tny_patch16_224",),
         "timm has no model 'deit_tny_patch16_224', but deit_tiny",
     ),
-    "no folder of Hugging Face": (("hf:./nowhere",), "nowhere: there is no config.json"),
+    "no folder of Hugging Face": (("hf:./nowhere",), "nowhere has no config.json"),
     "pretrained weights of a model that is not timm's": (
         ("inline_deit_tiny", "--pretrained"),
         "--pretrained loads the weights of a model of timm, and inline_deit_tiny is not timm:NAME",
@@ -328,7 +328,7 @@ BAD = {
     "text for images": (("inline_deit_tiny", "--data", str(TEXT)), "neither a folder of images nor a parquet file"),
     "text is needed": ((MINILM,), "reads text: give a text file with --data"),
     "pixels of a text": ((MINILM, "--data", str(TEXT), "--size", "8"), "--size is in pixels"),
-    "no such text": ((MINILM, "--data", "nope"), "nope: it cannot be read as text .No such file"),
+    "no such text": ((MINILM, "--data", "nope"), "nope cannot be read as text .No such file"),
     "weights for a folder": ((MINILM, "--weights", "x"), "--weights: .* comes with its own weights"),
     "too many tokens": ((MINILM, "--data", str(TEXT), "--tokens", "1000"), "--tokens 1000: the model reads 512"),
     "too many pieces": ((MINILM, "--data", str(TEXT), "--images", "50"), r"--images 50: .* has \d+ pieces of 128"),
@@ -346,8 +346,8 @@ def test_bad_input_is_one_line_and_exit_3(softless, words, says):
 def test_a_file_that_is_not_text_is_refused(softless, tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 100)
     (tmp_path / "empty.txt").write_text(" \n")
-    assert "latin.txt: it is no UTF-8 text" in softless("probe", MINILM, "--data", "latin.txt").stderr
-    assert "empty.txt: there is no text in it" in softless("probe", MINILM, "--data", "empty.txt").stderr
+    assert "latin.txt is not UTF-8 text" in softless("probe", MINILM, "--data", "latin.txt").stderr
+    assert "empty.txt has no text in it" in softless("probe", MINILM, "--data", "empty.txt").stderr
 
 
 def test_pickled_and_incomplete_weights_of_hugging_face_are_refused(softless, vision, tmp_path):
@@ -359,12 +359,12 @@ def test_pickled_and_incomplete_weights_of_hugging_face_are_refused(softless, vi
     torch.save(weights, tmp_path / "pickled/pytorch_model.bin")
     result = softless("probe", "hf:pickled")
     assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
-    assert "pickled: it cannot be loaded" in result.stderr
+    assert "pickled cannot be loaded" in result.stderr
     less = {name: tensor for name, tensor in weights.items() if "q_proj" not in name and "query" not in name}
     save_file(less, vision / "model.safetensors", metadata={"format": "pt"})
     result = softless("probe", "hf:vit")
     assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
-    assert "vit: its weights lack" in result.stderr
+    assert re.search(r"the weights in \S*vit lack", result.stderr)
 
 
 WRONG = [("--images", "0"), ("--seed", "-1"), ("--batch", "1" * 30), ("--layers", "1,,2"), ("--split", "all")]

@@ -29,7 +29,7 @@ def test_the_page_is_drawn_from_the_numbers_alone(softless, document, tmp_path):
     assert (tmp_path / "out/index.html").read_text() == first
 
 
-def test_json_says_where_the_page_is(softless, document, tmp_path):
+def test_json_names_the_path_of_the_page(softless, document, tmp_path):
     documents.write(tmp_path / "out", document)
     told = json.loads(softless("report", "out", "--json").stdout)
     assert told == {
@@ -50,7 +50,7 @@ def test_json_says_where_the_page_is(softless, document, tmp_path):
         (lambda folder: (folder / "report.json").mkdir(parents=True), "'out' is not a report: it has no report.json"),
     ],
 )
-def test_what_is_not_a_report_is_one_line_and_status_3(softless, tmp_path, make, sentence):
+def test_a_folder_without_a_report_is_a_one_line_error_with_status_3(softless, tmp_path, make, sentence):
     make(tmp_path / "out")
     shown = softless("report", "out")
     assert shown.exit_code == 3
@@ -67,7 +67,7 @@ def test_what_is_not_a_report_is_one_line_and_status_3(softless, tmp_path, make,
         ('{"schema": "softless.study/4"}', "'out/report.json': command is missing, and a text was needed"),
     ],
 )
-def test_a_report_of_another_kind_is_one_line_and_status_3(softless, tmp_path, text, sentence):
+def test_a_report_of_another_schema_is_a_one_line_error_with_status_3(softless, tmp_path, text, sentence):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/report.json").write_text(text)
     shown = softless("report", "out", "--json")

@@ -171,7 +171,7 @@ def test_numbers_repeat_exactly_from_the_seed(softless, study_once):
     assert again["range"]["curves"] != other["range"]["curves"]
 
 
-def test_a_rerun_goes_on_where_it_was_and_says_so(softless, report, monkeypatch):
+def test_a_rerun_continues_and_prints_how_many_runs_were_finished(softless, report, monkeypatch):
     monkeypatch.setattr(grid, "execute", lambda *_: pytest.fail("it trained again"))
     monkeypatch.setattr(study_examine, "examine_twin", lambda *_, **__: pytest.fail("it examined again"))
     monkeypatch.setattr(study_examine, "time_mechanisms", lambda *_: pytest.fail("it timed again"))
@@ -197,7 +197,7 @@ def test_another_recipe_needs_another_folder(softless, report, tmp_path):
     assert "the grid in report/twins was begun with recipe.epochs 1, and it is 2 now" in result.stderr
 
 
-def test_other_images_need_another_folder_and_the_difference_is_said_in_words(softless, report, tmp_path):
+def test_other_images_in_the_same_folder_are_refused_with_the_difference(softless, report, tmp_path):
     folder(tmp_path / "shades", {"train": {"a": 8, "b": 8}, "val": {"a": 2, "b": 2}})
     result = softless("study", "--data", "shades")
     assert result.exit_code == 3
@@ -245,12 +245,12 @@ def test_the_command_that_is_recorded_can_be_typed(tmp_path):
     ]
 
 
-def test_when_the_minutes_are_over_it_says_what_is_left(softless):
+def test_a_study_that_runs_out_of_minutes_reports_the_runs_left(softless):
     document = studied(softless, "--minutes", "0.000001")
     assert document["twins"] == document["layers"] == []
     said = {sentence["about"]: sentence["says"] for sentence in document["verdict"]}
-    assert said["Softmax"].startswith("Cannot tell: no two of the twins trained (no twin) differ in attention alone.")
-    assert said["Left"] == "3 of the runs are left: the same command continues with them."
+    assert said["Softmax"].startswith("Cannot tell: no two of the trained twins (no twin) differ in attention alone.")
+    assert said["Left"] == "3 of the runs are not trained yet: run the same command again."
     assert len(studied(softless)["twins"]) == 3
 
 
@@ -271,7 +271,7 @@ def test_the_minutes_are_for_both_grids_and_what_is_left_is_of_both(tmp_path, mo
     assert 0 < minutes["twins"] <= 1e-4
     assert minutes["twins-windows"] == 0
     said = {sentence["about"]: sentence["says"] for sentence in document["verdict"]}
-    assert said["Left"].startswith("4 of the runs are left")
+    assert said["Left"].startswith("4 of the runs are not trained yet")
     assert "Not every run of inline + local in 2 x 2 windows finished." in said["Trust"]
     twins, windows = 23, 6
     trained = pipeline.DECODING + 3 * (twins + windows)
@@ -305,7 +305,7 @@ def test_a_study_of_one_mechanism_with_a_head_dim_of_its_own(softless, report):
     ],
     ids=["windows", "unknown", "unknown without a patch", "sizes"],
 )
-def test_a_twin_that_cannot_be_made_is_refused_before_any_training(softless, tmp_path, old, new, twins, says):
+def test_a_twin_that_cannot_be_built_is_refused_before_any_training(softless, tmp_path, old, new, twins, says):
     (tmp_path / "a.toml").write_text(Path(RECIPE).read_text().replace(old, new))
     result = softless("study", "--recipe", "a.toml", "--twins", twins)
     assert result.exit_code == 3
@@ -320,7 +320,7 @@ def test_a_margin_that_is_no_number_of_points_is_refused(softless, margin):
     assert f"'{margin}' is not a number of points of accuracy between 0 and 100" in " ".join(result.stderr.split())
 
 
-def test_the_epochs_and_the_margin_are_those_asked_for(softless):
+def test_the_epochs_and_the_margin_follow_the_options(softless):
     document = studied(softless, "--twins", "softmax", "--epochs", "2", "--margin", "0.25")
     assert (document["data"]["epochs"], document["decision"]["margin"]) == (2, 0.25)
     assert len(document["twins"][0]["seeds"][0]["curve"]) == 2
@@ -449,7 +449,7 @@ def test_lengths_beyond_memory_are_refused_with_both_sizes(monkeypatch):
         study_examine.check_memory(replace(study_plan.TimingPlan(), tokens=(2**20,)), "cpu")
 
 
-def test_a_call_that_runs_out_of_memory_is_one_sentence(softless, monkeypatch):
+def test_a_call_that_runs_out_of_memory_raises_a_one_sentence_error(softless, monkeypatch):
     def fail(*_args, **_options):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 

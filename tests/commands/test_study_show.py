@@ -20,6 +20,6 @@ def twin(mean, low, *statuses):
         (twin(None, None, "failed", "diverged"), "not finite", "-"),
     ],
 )
-def test_a_twin_without_an_accuracy_says_what_became_of_its_runs(given, top1, interval):
+def test_a_twin_without_an_accuracy_shows_the_status_of_its_runs(given, top1, interval):
     cells = [next(iter(column.cells)) for column in twins_table([given]).columns]
     assert cells[1:3] == [top1, interval]

@@ -52,7 +52,7 @@ def test_a_local_mask_hides_the_window_around_each_query(side):
 
 
 @pytest.mark.parametrize("tokens", [0, 9, 18, 30])
-def test_a_random_mask_hides_so_many_outside_of_the_3x3(tokens):
+def test_a_random_mask_hides_its_number_of_keys_outside_of_the_3x3(tokens):
     hidden = Random(tokens).hidden(GRID, 0, "layer")
     for i in range(30):
         far = [distance(i, j) > 1 for j in range(30)]
@@ -225,7 +225,7 @@ def test_f1_is_softmax_of_the_normalized_relu():
     torch.testing.assert_close(induce("relu")(each, each.weights()), expected)
 
 
-def test_f1_confuses_what_softmax_told_apart():
+def test_f1_confuses_queries_that_softmax_tells_apart():
     each = plain_layer()
     doubled = torch.cat([each.q, 2 * each.q], 2)
     each = Layer("layer", doubled, each.k, each.v, each.mechanism)

@@ -45,7 +45,7 @@ def test_the_interval_of_a_mean_is_students():
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 5, 6, 7, 9, 12, 30, 100, 359, 10_000])
-def test_students_points_are_those_of_the_tables(degrees):
+def test_quantiles_of_students_t_equal_the_published_tables(degrees):
     assert student(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), abs=3e-4)
 
 

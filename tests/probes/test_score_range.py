@@ -188,7 +188,7 @@ def test_the_verdict_says_what_a_linear_kernel_would_cost(error, uniform, word):
     assert cost(error, uniform) == word
     assert f"would cost {word} here" in said
     assert ("than looking at no score at all" in said) == (error > uniform)
-    assert "span 1.2 a query" in said
+    assert "span 1.2 per query" in said
     assert f"uniform weights are {100 * uniform:.0f} % away" in said
 
 

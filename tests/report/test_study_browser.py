@@ -28,7 +28,7 @@ def pixels(page, selector):
     return page.evaluate(f"document.querySelector('{selector}').toDataURL()")
 
 
-def test_it_says_nothing_on_the_console_and_asks_the_network_for_nothing(page):
+def test_the_page_writes_nothing_to_the_console_and_makes_no_request(page):
     assert page.said == []
     assert {address.split(":")[0] for address in page.asked} <= {"file", "data", "blob"}
     assert [address for address in page.asked if address.startswith("file")] == [page.url.split("#")[0]]
@@ -102,7 +102,7 @@ def test_arrow_keys_move_the_patch_and_stop_at_the_edge(page):
     assert page.text_content("#viewer-says").startswith("From row 2, column 2")
 
 
-def test_the_share_that_is_said_is_the_share_in_the_report(first_maps, whole):
+def test_the_viewer_states_the_share_that_the_report_has(first_maps, whole):
     import base64
 
     first_maps.focus("#viewer-source")
@@ -201,7 +201,7 @@ def test_alone_in_an_empty_folder_every_link_works(open_page, folder, whole, tmp
     page.close()
 
 
-def test_what_scrolls_sideways_says_so(narrow, wide):
+def test_elements_that_scroll_sideways_have_a_cue(narrow, wide):
     assert wide.locator(".cue:visible").count() <= 1
     chips = narrow.locator(".chips")
     assert chips.get_attribute("data-more") == "right"
@@ -236,7 +236,7 @@ def test_everything_that_can_be_done_can_be_reached_with_the_tab_key(wide):
     assert wide.evaluate("[...document.querySelectorAll('.plot')].every((e) => e.role === 'img' && e.ariaLabel)")
 
 
-def test_on_paper_it_is_light_and_fits(narrow):
+def test_the_printed_page_is_light_and_fits_the_paper(narrow):
     narrow.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert narrow.evaluate("document.documentElement.dataset.theme") == "light"
     assert trace(narrow, "local-mass-0", twin="softmax")["line"]["color"] == "#1a1a1a"
@@ -251,7 +251,7 @@ def test_on_paper_it_is_light_and_fits(narrow):
 
 
 @pytest.mark.slow
-def test_it_prints(wide):
+def test_the_page_can_be_printed(wide):
     pages = wide.pdf(format="A4").count(b"/Type /Page\n")
     assert 5 < pages < 20
 
@@ -260,7 +260,7 @@ def test_after_all_this_the_console_is_still_quiet(page):
     assert page.said == []
 
 
-def test_a_page_of_one_layer_with_sections_left_out_is_as_quiet(open_page, folder, report):
+def test_a_page_with_missing_sections_writes_nothing_to_the_console(open_page, folder, report):
     for part in ("mask_out", "induced", "collinear", "range", "viewer", "speed", "tables"):
         report[part] = None
     report["layers"] = [layer for layer in report["layers"] if layer["name"] == "blocks.0.attn"]

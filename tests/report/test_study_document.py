@@ -65,7 +65,7 @@ def test_another_schema_is_named_beside_the_one_that_was_needed(text, tmp_path):
         (("viewer", "maps", 0, "image"), 1.5, r"maps\[0\]\.image is 1\.5, and a whole number was needed"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(report, tmp_path, path, value, sentence):
+def test_an_error_names_the_place_of_the_wrong_value(report, tmp_path, path, value, sentence):
     put(report, path, value)
     with pytest.raises(FileError, match=sentence):
         read(write(tmp_path, report))

@@ -21,7 +21,7 @@ def of(figure, twin, panel=0, **meta):
     return found
 
 
-def test_the_color_says_the_mechanism_and_the_dash_which_variant(twins):
+def test_the_color_shows_the_mechanism_and_the_dash_shows_the_variant(twins):
     assert {look.color for look in twins.values() if look.mechanism == "softmax"} == {INK}
     assert {look.color for look in twins.values() if look.mechanism == "inline"} == {COLORS[0]}
     assert len({look.color for look in twins.values()}) == 3
@@ -137,7 +137,7 @@ def test_a_span_holds_every_value_and_does_not_go_far_above_all_right(values):
     assert all(low <= 100 * value <= high <= 101 for value in values)
 
 
-def test_the_sizes_of_twins_are_said_where_they_differ(report):
+def test_the_sizes_of_twins_are_listed_if_they_differ(report):
     says = figure_accuracy.shared(report["twins"])
     assert "102,000 parameters: softmax, linear relu and inline" in says
     assert "111,000 parameters: softmax + local, linear relu + local and inline + local" in says
@@ -415,7 +415,7 @@ def test_a_section_without_data_says_so_and_draws_nothing(report, twins, section
         report[part] = None
     empty = section(report, twins)
     assert empty.figures == ()
-    assert empty.missing.startswith("No ")
+    assert empty.missing.startswith("This study ")
 
 
 def test_every_figure_says_how_to_read_it_on_how_many_images_and_what_its_panels_show(report, twins):

@@ -107,9 +107,11 @@ def test_the_decision_is_in_the_first_lines(text, report):
     assert other["would_tell"] in top
 
 
-def test_a_reason_that_the_verdict_gives_is_not_given_again(report):
+def test_the_decision_does_not_repeat_a_reason_of_the_verdict(report):
     pair = report["decision"]["pairs"][0]
-    report["verdict"][0]["says"] = f"Cannot tell. {pair['because'].capitalize()} What would tell: {pair['would_tell']}"
+    report["verdict"][0]["says"] = (
+        f"Cannot tell. {pair['because'].capitalize()} What would settle it: {pair['would_tell']}"
+    )
     reasons = page_text.decision(report)["reasons"]
     assert [reason.split(":")[0] for reason in reasons] == ["inline + local against softmax + local"]
 
@@ -135,7 +137,7 @@ def test_sizes_that_differ_stand_beside_their_comparison(report):
         assert page_text.decision(report) is None
 
 
-def test_what_was_done_to_the_images_is_said(text, report):
+def test_the_page_describes_how_images_were_resized_and_cut(text, report):
     assert page_text.images(report) in markup(text)
     assert page_text.images(report) == (
         "The images have 8 x 8 pixels. The twins see them at 8 x 8 pixels, in 8 x 8 patches of 1 x 1 pixels: 65 tokens "
@@ -187,7 +189,7 @@ def test_a_column_without_numbers_is_left_out_and_a_dash_is_explained():
     assert found.notes[1] == "The paper (ImageNet-1K, DeiT-T): So."
 
 
-def test_the_layers_that_run_a_softmax_are_said_in_words_and_no_others(text, report):
+def test_the_table_of_layers_lists_only_softmax_layers(text, report):
     body = markup(text)
     softmax = [layer for layer in report["layers"] if layer["twin"].startswith("softmax")]
     assert body.count('<td class="words">') == len(softmax)
@@ -215,18 +217,20 @@ def test_sections_without_data_are_one_line_each(report, nothing):
     body = markup(study_page.page(report, {}))
     assert body.count('<p class="missing">') == 1 + 6, "the noscript line and six sections"
     assert re.findall(r'<figure id="([^"]+)"', body) == ["cost", "learning"]
-    for what in ("queries were compared", "locality", "score ranges", "attention maps", "timings", "tables"):
-        assert f"No {what}" in body
+    for what in ("compare queries", "measure locality", "measure score ranges"):
+        assert f"This study did not {what}." in body
+    for what in ("stored no attention maps", "measured no speed", "trained no twins that the paper's tables compare"):
+        assert f"This study {what}." in body
 
 
 def test_a_study_without_twins_still_has_a_page(report):
     for part in ("tables", "layers", "mask_out", "induced", "collinear", "range", "viewer"):
         report[part] = None
     report["twins"] = []
-    assert "No accuracies: this study trained no twins." in study_page.page(report, {})
+    assert "This study trained no twins." in study_page.page(report, {})
 
 
-def test_writing_leaves_one_page_and_no_trace(report, tmp_path):
+def test_writing_leaves_one_page_and_no_temporary_file(report, tmp_path):
     folder = write(tmp_path / "out", report)
     before = {path.name for path in folder.iterdir()}
     path = study_page.write_page(folder)
@@ -237,7 +241,7 @@ def test_writing_leaves_one_page_and_no_trace(report, tmp_path):
     assert path.read_bytes() == first
 
 
-def test_a_page_that_cannot_be_written_is_said_so(report, tmp_path):
+def test_a_page_that_cannot_be_written_raises_a_file_error(report, tmp_path):
     folder = write(tmp_path, report)
     (folder / "index.html").mkdir()
     (folder / "index.html" / "in the way").touch()
@@ -260,7 +264,7 @@ def test_a_sentence_begins_with_a_capital_unless_it_begins_with_a_name():
     assert page_text.sentence("") == ""
 
 
-def test_the_answer_is_not_said_twice():
+def test_the_page_does_not_repeat_the_answer():
     assert page_text.after("No. With it: 3.", "no") == "With it: 3."
     assert page_text.after("no: with it", "no") == "with it"
     assert page_text.after("Not so.", "no") == "Not so."

@@ -106,15 +106,19 @@ def test_more_seeds_and_more_images_make_the_interval_shorter():
 @pytest.mark.parametrize(
     ("change", "because", "tells"),
     [
-        ({"softmax": (90,), "inline": (95,)}, "one seed does not show how much seeds differ", "--seeds"),
+        (
+            {"softmax": (90,), "inline": (95,)},
+            "one seed does not show how much accuracy differs between seeds",
+            "--seeds",
+        ),
         (
             {"softmax": (19, 19), "inline": (95, 95)},
-            "softmax (19.0 %) did not learn: with chance at 10.0 %, that takes 20.0 %",
+            "softmax (19.0 %) did not learn: it takes 20.0 %, and chance is 10.0 %",
             "longer",
         ),
         ({"runs": 3}, "2 runs of softmax and inline did not finish", "tries failed runs again"),
         ({"curves": (FLAT[:1],) * 2}, "does not show whether accuracy still rises", "several epochs"),
-        ({"images": 0}, "without the answers to single images", "training them again"),
+        ({"images": 0}, "did not store the answer to each image", "training them again"),
     ],
 )
 def test_there_is_no_verdict_where_a_condition_fails(change, because, tells):
@@ -198,8 +202,8 @@ def test_twins_that_differ_in_parameters_are_not_a_pair():
     decision = decide(found, SPREAD, chance=0.1)
     assert (decision["pairs"], decision["headline"]) == ([], None)
     assert answer_in_words(decision, found, 360) == (
-        "Cannot tell: no two of the twins trained (softmax (60 k parameters) and inline + local (64 k parameters)) "
-        "differ in attention alone. What would tell: add inline or softmax-local to --twins."
+        "Cannot tell: no two of the trained twins (softmax (60 k parameters) and inline + local (64 k parameters)) "
+        "differ in attention alone. What would settle it: add inline or softmax-local to --twins."
     )
     assert answer_in_words(decide({}, SPREAD, chance=0.1), {}, 360).endswith("add softmax or inline to --twins.")
 
@@ -208,7 +212,7 @@ def seeds_told(pair):
     return int(pair["would_tell"].split("about ")[1].split()[0])
 
 
-def test_the_seeds_that_would_tell_are_those_with_which_the_interval_would_fit():
+def test_the_advised_number_of_seeds_makes_the_interval_short_enough():
     softmax, inline = group("softmax", 90, 90), group("inline", 89.5, 89.5)
     pair = decide_pair(softmax, inline, SPREAD, 10.0, 1.0)
     enough = seeds_told(pair)

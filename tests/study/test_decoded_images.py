@@ -44,7 +44,7 @@ def test_a_set_is_decoded_once(shelf, monkeypatch):
     decode(shelf, PARTS, 4, Runtime())
 
 
-def test_the_shelf_names_what_was_skipped_and_whoever_skips_nothing_hears_of_it(tmp_path, monkeypatch):
+def test_stored_images_name_the_skipped_images_and_fail_unless_skipping_is_allowed(tmp_path, monkeypatch):
     parts = (Torn(1000), PARTS[1])
     decode(tmp_path, parts, 4, Runtime(on_bad_image="skip"))
     found = fetch(tmp_path, parts, 4)
@@ -57,7 +57,7 @@ def test_the_shelf_names_what_was_skipped_and_whoever_skips_nothing_hears_of_it(
         decode(tmp_path, parts, 4, Runtime())
 
 
-def test_every_image_is_told_of(tmp_path):
+def test_progress_counts_every_decoded_image(tmp_path):
     told = []
     decode(tmp_path, PARTS, 4, Runtime(), told.append)
     assert sum(told) == 42

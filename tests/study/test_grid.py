@@ -88,7 +88,7 @@ def test_seed_0_of_every_twin_comes_first(whole):
     assert [share for name, share in notes.shares if name == "softmax-0"] == [n / 6 for n in range(1, 7)]
 
 
-def test_a_record_says_what_ran_and_what_came_out(whole):
+def test_a_record_has_the_settings_and_the_results_of_a_run(whole):
     record = whole[1].records[1]
     assert list(record) == [
         "schema", "twin", "seed", "status", "reason", "accuracy", "loss", "seconds", "skipped", "answers", "curve",
@@ -106,7 +106,7 @@ def test_a_record_says_what_ran_and_what_came_out(whole):
     assert record["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
 
 
-def test_the_model_that_is_kept_is_the_one_that_was_scored(whole):
+def test_the_stored_model_has_the_recorded_accuracy(whole):
     out, found, _ = whole
     for record in found.records[:2]:
         model = trained_twin(record, out)
@@ -120,7 +120,7 @@ def test_the_model_that_is_kept_is_the_one_that_was_scored(whole):
     assert not (out / "trainings").exists() or not list((out / "trainings").iterdir())
 
 
-def test_finished_runs_are_skipped_and_missing_ones_made(whole, tmp_path):
+def test_finished_runs_are_skipped_and_missing_runs_are_trained(whole, tmp_path):
     out, found = copytree(whole[0], tmp_path / "grid"), whole[1]
     again, notes = ran(out)
     assert (notes.names, notes.begun, notes.images) == ([], (4, 4), 0)
@@ -130,7 +130,7 @@ def test_finished_runs_are_skipped_and_missing_ones_made(whole, tmp_path):
     assert len(more.records) == 3
 
 
-def test_a_damaged_record_is_made_again(whole, tmp_path):
+def test_a_run_with_a_damaged_record_is_trained_again(whole, tmp_path):
     out, found = copytree(whole[0], tmp_path / "grid"), whole[1]
     path = out / "runs/softmax-0.json"
     path.write_text("{")
@@ -155,7 +155,7 @@ def test_a_run_stopped_in_the_middle_goes_on_to_the_same_numbers(whole, tmp_path
     assert without_time(read_record(tmp_path / "runs/softmax-0.json")) == without_time(expected)
 
 
-def test_no_more_runs_are_said_to_share_a_device_than_wait_for_it(whole, tmp_path, monkeypatch):
+def test_a_record_counts_no_more_runs_on_the_device_than_were_waiting(whole, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
         grid, "_train_packed", lambda schedule, count, _: asked.append((count, schedule.waiting[0].together))
@@ -245,7 +245,7 @@ def test_ctrl_c_leaves_the_run_to_go_on(tmp_path, monkeypatch):
     assert not (tmp_path / "runs/softmax-0.json").exists()
 
 
-def test_a_grid_goes_on_as_it_began_or_not_at_all(whole):
+def test_a_grid_refuses_another_recipe_or_other_images(whole):
     out = whole[0]
     other = read_recipe(str(ROOT / "tests/commands/quick.toml"), [("epochs", "2"), ("checkpoint_every", "1")])
     with pytest.raises(ArgumentError, match=r"was begun with recipe.epochs 3, and it is 2 now"):
@@ -265,7 +265,7 @@ def test_a_key_that_came_after_a_grid_has_its_default_there(whole, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"recipe": 3}', '{"recipe": {"magic": 1}}'])
-def test_a_damaged_grid_is_one_sentence(tmp_path, text):
+def test_a_damaged_grid_raises_a_one_sentence_error(tmp_path, text):
     (tmp_path / "grid.json").write_text(text)
     with pytest.raises(FileError, match=r"grid.json cannot be read"):
         ran(tmp_path)
@@ -298,19 +298,19 @@ def test_an_empty_grid_is_refused(tmp_path, words):
         ran(tmp_path, **words)
 
 
-def test_images_that_are_not_there_are_one_sentence(tmp_path):
+def test_missing_images_raise_a_one_sentence_error(tmp_path):
     with pytest.raises(FileError, match="there is no such folder of images or parquet file"):
         ran(tmp_path, data=str(tmp_path / "none"))
 
 
-def test_a_model_that_was_not_kept_is_said_to_be_missing(whole, tmp_path):
+def test_a_missing_model_raises_an_error(whole, tmp_path):
     with pytest.raises(FileError, match="holds no trained model"):
         trained_twin(whole[1].records[0], tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pack", [1, 2])
-def test_a_grid_killed_again_and_again_ends_as_if_it_had_not_been(whole, tmp_path, pack):
+def test_a_grid_killed_several_times_ends_with_the_same_records(whole, tmp_path, pack):
     code = f"""
         from pathlib import Path
         from softless.train.assemble import Runtime

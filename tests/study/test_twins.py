@@ -41,7 +41,7 @@ def test_a_twin_changes_attention_and_nothing_else(twin):
 
 
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.id)
-def test_every_twin_makes_the_attention_it_is_named_for(twin):
+def test_every_twin_builds_the_attention_of_its_name(twin):
     model = made(twin, "twins-cifar10-windows")
     layers = [module for name, module in model.named_modules() if name.endswith(".attn")]
     assert layers
@@ -93,7 +93,7 @@ def test_a_twin_in_windows_is_refused_where_the_model_has_none():
 
 
 @pytest.mark.parametrize("patch_size", [None, 2])
-def test_a_model_that_is_not_known_is_answered_with_those_there_are(patch_size):
+def test_an_unknown_model_raises_an_error_that_lists_the_known_ones(patch_size):
     recipe = read_recipe("twins-digits")
     recipe = replace(recipe, model=replace(recipe.model, name="nope", patch_size=patch_size))
     for ask in (tokens_per_side, side_of, lambda recipe: twins_named(["softmax"], recipe)):

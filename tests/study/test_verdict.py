@@ -79,7 +79,7 @@ def test_confused_queries_are_counted_in_the_worst_layer_by_one_definition():
     assert study_verdict._queries([], TWINS) == ""
 
 
-def test_hidden_neighbors_are_compared_with_hidden_strangers_in_a_table():
+def test_a_table_compares_hidden_neighbors_with_hidden_random_keys():
     rows = [
         {"twin": twin, "mask": mask, "accuracy": {"mean": mean}}
         for twin, mask, mean in (
@@ -88,9 +88,9 @@ def test_hidden_neighbors_are_compared_with_hidden_strangers_in_a_table():
         )
     ]  # fmt: skip
     says, table = study_verdict._neighbors(rows, TWINS)
-    assert says.startswith("points of accuracy that a twin loses")
+    assert says.startswith("the table shows how many points a twin loses")
     assert table == {
-        "columns": ["twin", "the 3 x 3 around it", "9 keys elsewhere"],
+        "columns": ["hidden:", "the 3 x 3 around the query", "9 random keys"],
         "rows": [["B", 20.0, 0.0], ["A", 10.0, 1.0]],
     }
     assert study_verdict._neighbors([], TWINS) == ("", None)
@@ -105,7 +105,7 @@ def test_the_range_of_the_softmax_twin_stands_beside_the_safe_one():
     assert study_verdict._range([], []) == ""
 
 
-def test_what_a_linear_kernel_costs_is_said_of_softmax_layers_alone():
+def test_only_softmax_layers_have_a_verdict_on_a_linear_kernel():
     found = {
         twin: {"layers": [{"name": "blocks.0.attn", "mechanism": mechanism, "verdict": "A linear kernel would cost"}]}
         for twin, mechanism in (("softmax", "softmax"), ("inline", "inline"), ("linear-relu", "linear"))

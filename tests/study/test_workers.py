@@ -70,7 +70,7 @@ def test_images_are_fetched_once_for_all_runs_of_a_grid(worker, monkeypatch, tmp
     assert fetched == [tmp_path, other]
 
 
-def test_a_worker_ends_when_the_one_who_asked_is_gone(worker, monkeypatch, tmp_path):
+def test_a_worker_ends_when_its_parent_is_gone(worker, monkeypatch, tmp_path):
     def interrupted(*_):
         raise Interrupted(1, 2)
 
@@ -81,7 +81,7 @@ def test_a_worker_ends_when_the_one_who_asked_is_gone(worker, monkeypatch, tmp_p
     assert end.said == []
 
 
-def test_a_run_is_told_to_stop_by_any_word(worker, tmp_path):
+def test_any_message_stops_a_run(worker, tmp_path):
     end = Pipe(twin_run(tmp_path, twins_named(["softmax"])[0]))
     end.word = True
     worker(end)
@@ -93,7 +93,7 @@ def test_a_run_is_told_to_stop_by_any_word(worker, tmp_path):
     assert again.said[-1][1]["status"] == "done"
 
 
-def test_words_on_how_far_a_run_is_are_few(worker, monkeypatch, tmp_path):
+def test_a_worker_reports_progress_rarely(worker, monkeypatch, tmp_path):
     def steps(task, _decoded, progress, _stopped):
         for step in range(1, 101):
             progress(task.name, step / 100)

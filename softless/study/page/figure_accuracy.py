@@ -24,7 +24,7 @@ def section(document: StudyDocument, looks: Mapping[str, Look]) -> Section:
     figures = tuple(figure for figure in (cost(twins, looks, test), learning(twins, looks, test)) if figure)
     return Section(
         "accuracy", "What each twin reaches, and what it costs", "Accuracy and cost", shared(twins), figures,
-        "" if figures else "No accuracies: this study trained no twins.",
+        "" if figures else "This study trained no twins.",
         tables=(numbers(twins, test),) if figures else (),
     )  # fmt: skip
 

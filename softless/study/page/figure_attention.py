@@ -37,7 +37,7 @@ def viewer_section(document: schema.StudyDocument, _: Mapping[str, Look]) -> Sec
         "Where it looks",
         "Attention on real images, averaged over the heads of a layer. A twin's local residual is included.",
         (Figure("attention", "Where each twin looks from a patch", READING + shown, (), "viewer"),) if ready else (),
-        "" if ready else "No attention maps: this study kept none.",
+        "" if ready else "This study stored no attention maps.",
     )
 
 
@@ -85,7 +85,7 @@ def locality_section(document: schema.StudyDocument, looks: Mapping[str, Look]) 
         "In images, attention looks mostly at the patches next to the query. These figures show how much weight each "
         "twin puts there, and how much accuracy it loses when it cannot look there. InLine's local residual, a 3 x 3 "
         "convolution beside attention, lets a linear twin see its neighbors, too.", figures,
-        "" if figures else "No locality: this study ran no probes of it.",
+        "" if figures else "This study did not measure locality.",
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from softless.study.page.figure import Figure, Look, Panel, Pick, Section, Trace
 from softless.study.schema import CollinearPart, CollinearRow, LayerResult, StudyDocument
 
 MOST_TICKS = 9  # in a small histogram
-SAME = 1e-3  # Euclidean distance of rows, as in probes.confusion and in the paper's Fig. 2
+SAME = 1e-3  # Euclidean distance of rows, as in probes/injectivity.py and in the paper's Fig. 2
 
 
 def section(document: StudyDocument, looks: Mapping[str, Look]) -> Section:
@@ -28,7 +28,7 @@ def section(document: StudyDocument, looks: Mapping[str, Look]) -> Section:
         "distance), and tells them apart otherwise. Linear attention divides each row by its sum, which cancels the "
         "length of the query: with a feature map such as relu, a query and its double get the same row. InLine "
         "subtracts instead, and tells the two apart.", figures,
-        "" if figures or remark else "No queries were compared: this study ran no probes.", remark=remark,
+        "" if figures or remark else "This study did not compare queries.", remark=remark,
     )  # fmt: skip
 
 

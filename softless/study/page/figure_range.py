@@ -6,7 +6,7 @@ norm. Scores within a threshold tau of the row's maximum have a range of at most
 
 from collections.abc import Mapping, Sequence
 from math import ceil, floor, log10
-from typing import Any, Literal
+from typing import Literal
 
 from softless.report.page import GRAYS
 from softless.study.page import figure as draw
@@ -30,7 +30,7 @@ def section(document: StudyDocument, looks: Mapping[str, Look]) -> Section:
         "range", "How wide its scores are", "Score range",
         "If the scores of a row hardly differ, softmax is nearly linear in them, and a linear kernel can replace it at "
         "a small error. The range of a row, its largest score minus its smallest, says how far a layer is from that.",
-        figures, "" if figures else "No score ranges: this study ran no probes of them.",
+        figures, "" if figures else "This study did not measure score ranges.",
     )  # fmt: skip
 
 
@@ -122,10 +122,8 @@ def threshold(
             traces.append(look.trace(follows=True) | start | big)
     if not traces:
         return None
-    axes: dict[str, Any] = {
-        "x": {"title": "keys kept, %", "range": [-2, 104]},
-        "y": {"title": "softmax's weight lost, %", "rangemode": "tozero"},
-    }
+    x = {"title": "keys kept, %", "range": [-2, 104]}
+    y = {"title": "softmax's weight lost, %", "rangemode": "tozero"}
     return Figure(
         "threshold",
         "What a threshold keeps",
@@ -133,7 +131,7 @@ def threshold(
         "twin as tau grows from left to right, and the slider sets tau. Best is bottom left: few keys kept, and little "
         "of softmax's weight lost. For a twin without a softmax, it is the weight that a softmax would give to its "
         f"scores.{draw.measured_on(images, 'test images per twin')}",
-        (Panel(draw.plot(traces, **axes), "Keys kept and weight lost, by tau"),),
+        (Panel(draw.plot(traces, x=x, y=y), "Keys kept and weight lost, by tau"),),
         "range.threshold",
     )
 
@@ -164,17 +162,14 @@ def distributions(rows: Sequence[Distribution]) -> Figure | None:
         }
         for each in rows
     ]  # fmt: skip
-    axes: dict[str, Any] = {
-        "x": {"title": "keys, sorted by softmax's weight", "tickformat": "d"},
-        "y": {"title": "weight"},
-    }
+    x = {"title": "keys, sorted by softmax's weight", "tickformat": "d"}
     return Figure(
         "distributions",
         "The same scores, three ways",
         "The lines are three ways to turn one row of scores into weights: softmax, its first-order approximation, and "
         "equal weights. The row is one of median range from the first softmax twin, for one test image. If first order "
         "is closer to softmax than the dotted uniform line is, a linear kernel can replace softmax for this row.",
-        (Panel(draw.plot(traces, **axes), "Weights of one row under each distribution"),),
+        (Panel(draw.plot(traces, x=x, y={"title": "weight"}), "Weights of one row under each distribution"),),
         "range.distributions",
         height=300,
     )

@@ -33,7 +33,7 @@ def section(document: StudyDocument, looks: Mapping[str, Look]) -> Section:
     return Section(
         "speed", "How fast it is without softmax", "Speed",
         f"{first}{then}All times are from {machine['processor']} ({machine['device']}).", (figure,) if figure else (),
-        "" if figure or table else "No timings: this study measured no speed.", tables=(table,) if table else (),
+        "" if figure or table else "This study measured no speed.", tables=(table,) if table else (),
         table_first=True,
     )  # fmt: skip
 
@@ -48,9 +48,7 @@ def own(speed: OwnSpeed | None) -> Table | None:
         ratios = row.get("training_ratio"), row.get("inference_ratio")
         milliseconds = (short(None if time is None else 1e3 * time, ".3f") for time in times)
         rows.append((row["label"], *milliseconds, *(short(ratio, ".2f", "x") for ratio in ratios)))
-    columns = (
-        "twin", "training, ms per image", "inference, ms per image", "training speed", "inference speed",
-    )  # fmt: skip
+    columns = ("twin", "training, ms per image", "inference, ms per image", "training speed", "inference speed")
     note = (
         "Speed is the softmax twin's time divided by the twin's own: above 1x, the twin is faster than softmax. A twin "
         "with the local residual is compared with softmax + local."

@@ -109,10 +109,8 @@ def images(document: StudyDocument) -> str:
     side, patch, tokens, came = data.get("image_size"), data.get("patch"), data.get("tokens"), data.get("came")
     rows, columns = [*data["grid"], 0, 0][:2]
     seen = f"at {side:g} x {side:g} pixels, " if isinstance(side, int | float) else ""
-    size, total = (
-        f" of {patch:g} x {patch:g} pixels" if patch else "",
-        f": {tokens:,.0f} tokens in all" if tokens else "",
-    )
+    size = f" of {patch:g} x {patch:g} pixels" if patch else ""
+    total = f": {tokens:,.0f} tokens in all" if tokens else ""
     epochs = f", {data['epochs']:g} epochs" if data.get("epochs") else ""
     sentences = (
         f"The images have {_sizes(came)} pixels." if came and came.get("median") else None,
@@ -152,7 +150,7 @@ def decision(document: StudyDocument) -> dict[str, Any] | None:
     notes = (rule, *((f"{MISSING}: one seed has no interval over seeds.",) if alone else ()))
     verdict = " ".join(row["says"] for row in document["verdict"][:1]).lower()
     reasons = [
-        f"{_versus(pair)}: {'. What would tell: '.join(new)}."
+        f"{_versus(pair)}: {'. What would settle it: '.join(new)}."
         for pair in ordered
         if (
             new := [

@@ -1,5 +1,5 @@
 "use strict";
-// Every figure, in the theme that is shown, with the twins and the choice that are shown.
+// Draw every figure in the current theme, with the twins and the choices that the reader selected.
 const read = (id) => JSON.parse(document.getElementById(id).textContent);
 const report = read("report-data");
 const page = read("figure-data");
@@ -10,7 +10,7 @@ const color = (paper) => (isDark() && page.dark[paper]) || paper;
 const NARROW = 560;
 const hidden = new Set();
 const picked = {};
-const latest = {}; // the layout of a plot that was asked for last
+const latest = {}; // the latest layout of each plot
 const extra = {}; // what a slider adds to a plot: id -> {layout, traces(trace)}
 
 function recolor(value) {
@@ -43,7 +43,7 @@ async function draw(figure, index, width) {
   const traces = data.map((trace) => ({ ...(extra[id]?.trace?.(trace) || trace), visible: visible(trace, figure) }));
   Object.assign(shown.hoverlabel, { bgcolor: isDark() ? "#20242a" : "#ffffff", bordercolor: "#9a9a9a" });
   const box = document.getElementById(id);
-  if (!width && !box.clientWidth) return; // hidden with its twin, and drawn when that comes back
+  if (!width && !box.clientWidth) return; // hidden with its twin, and drawn when the twin is shown again
   shown.width = width ? (figure.columns > 1 ? width / 2 - 20 : width) : box.clientWidth;
   if (shown.width < NARROW && shown.margin.r > 60) shown.margin.r = 80;
   const [inTheme, frame] = [recolor(traces), recolor(shown)];
@@ -61,7 +61,7 @@ function drawAll(width) {
   return Promise.all(page.figures.map((figure) => drawFigure(figure, width)));
 }
 
-// What is in sight first, the rest while nothing else happens.
+// Draw the figures in sight first, and the others one by one after that.
 function begin() {
   const waiting = new Set(page.figures);
   const drawn = [];
@@ -111,7 +111,7 @@ for (const choice of document.querySelectorAll(".switch")) {
   });
 }
 
-// Every link to data hands out what the page carries: a CSV, or a part of report.json.
+// Every data link downloads something that the page stores: a CSV file, or a part of report.json.
 function carried({ file, part }) {
   if (file) return [page.files[file], "text/csv"];
   const found = part.split(".").filter(Boolean).reduce((at, key) => at[key], report);
@@ -124,7 +124,7 @@ for (const link of document.querySelectorAll("a[download]")) {
   });
 }
 
-// On paper: light, and as wide as the paper, with two panels side by side as study.css has them there.
+// Print in the light theme, as wide as the paper, with two panels side by side (see study.css).
 let before;
 addEventListener("beforeprint", () => { before = root.dataset.theme; root.dataset.theme = "light"; drawAll(680); });
 addEventListener("afterprint", () => {
@@ -146,7 +146,7 @@ const seen = new IntersectionObserver((entries) => {
 }, { rootMargin: "-15% 0px -75% 0px" });
 links.forEach((link) => seen.observe(document.querySelector(link.hash)));
 
-// What scrolls sideways says so: it fades where it goes on, with a cue beside or below it.
+// Show where an element can be scrolled sideways: it fades at that end, and has a cue beside or below it.
 for (const wide of document.querySelectorAll(".chips, .scroll")) {
   const cue = document.createElement(wide.matches(".chips") ? "span" : "p");
   cue.className = "cue";

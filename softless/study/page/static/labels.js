@@ -1,12 +1,12 @@
-// Names in figures. A trace asks for one with meta.label; it is placed once the axes are known, at the first place where
-// it meets no curve, no mark and no other name. A name that finds no place is left out: the legend has it too.
+// Names in figures. A trace with meta.label gets a name, at the first place where it covers no curve, no mark and no
+// other name. A name without such a place is left out: the legend has it, too.
 const LINE_HEIGHT = 15; // pixels
 const AWAY = [6, 12, 20, 32, 48, 70, 100]; // pixels from a mark or curve; from a mark, the far ones get a thin line to it
 const LEADER = 20;
 const SIDES = [[1, 0], [-1, 0], [1, -1], [1, 1], [-1, -1], [-1, 1], [0, -1], [0, 1]]; // right, down
 const pen = document.createElement("canvas").getContext("2d");
 
-// Whether a straight line touches a box, by clipping it (Liang and Barsky).
+// Return whether a straight line touches a box, by clipping the line (Liang and Barsky).
 function touches([x0, y0, x1, y1], box) {
   let [start, end] = [0, 1];
   for (const [step, room] of [[x0 - x1, x0 - box.left], [x1 - x0, box.right - x0], [y0 - y1, y0 - box.top], [y1 - y0, box.bottom - y0]]) {
@@ -46,7 +46,7 @@ function obstacles(traces, full, shapes) {
   return { lines, boxes: [...boxes, ...marks], marks };
 }
 
-// Where a name may start from: its mark, or its curve from the last point back, a step every few pixels.
+// Return the points beside which a name may stand: its mark, or its curve every few pixels, from the last point back.
 function anchors(points) {
   const found = points.slice(-1);
   for (let i = points.length - 1; i > 0; i -= 1) {
@@ -104,7 +104,7 @@ function placeNames(box, traces, layout) {
   return Plotly.relayout(box, { annotations, shapes });
 }
 
-// From a mark to the nearest side of its name, and not quite.
+// Return a line from a mark toward the nearest side of its name; it ends a little before the name.
 function leader({ x, y, left, right, top, bottom }) {
   const [endX, endY] = [Math.min(Math.max(x, left), right), Math.min(Math.max(y, top), bottom)];
   const short = 1 - 3 / Math.max(Math.hypot(endX - x, endY - y), 4);

@@ -1,11 +1,11 @@
-// The slider: a mark on every twin's path, the tau in the figure above, a sentence on softmax and a table of all twins.
+// The slider of tau moves a mark on every twin's path and a line in the figure above, and updates a sentence and a table.
 const tau = document.getElementById("tau");
 if (tau) {
   const figure = page.figures.find((each) => each.id === "threshold");
   const error = page.figures.find((each) => each.id === "range-error");
   const paths = Object.fromEntries(figure.panels[0].data.filter((trace) => trace.meta.path).map((trace) => [trace.meta.twin, trace]));
   const taus = Object.values(paths).reduce((longest, path) => (path.customdata.length > longest.length ? path.customdata : longest), []);
-  // Twins may have been measured at other taus, in an earlier study: the last one up to the slider's.
+  // A twin may have been measured at other taus, in an earlier study: take the last tau up to the slider's.
   const at = (path) => Math.max(0, path.customdata.findLastIndex((each) => each <= taus[Number(tau.value)]));
   extra["threshold-0"] = {
     trace: (trace) => {

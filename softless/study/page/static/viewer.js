@@ -1,4 +1,4 @@
-// The viewer: one image to point at, one map a twin. A square's area is a weight.
+// The attention viewer: one image to point at, and one map per twin. The area of a square is a weight.
 const source = document.getElementById("viewer-source");
 if (source) {
   const { grid: [rows, columns], images, maps } = report.viewer;
@@ -11,10 +11,10 @@ if (source) {
   let patch = Math.floor(rows / 2) * columns + Math.floor(columns / 2);
 
   const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  const decoded = new WeakMap(); // beside the report, which the page hands out as it was written
+  const decoded = new WeakMap(); // kept apart from the report, which the page offers for download unchanged
   const find = (twin) => maps.find((map) => map.twin === twin && map.layer === layer.value && map.image === image);
 
-  // The weights that the patch gives to every patch; tokens before the grid (a class token) are left out.
+  // Return the weights that the patch gives to every patch, without the tokens before the grid (a class token).
   function weights(map) {
     if (!decoded.has(map)) decoded.set(map, bytes(map.weights));
     const tokens = map.row_max.length;
@@ -23,10 +23,10 @@ if (source) {
     return Array.from({ length: patches }, (_, key) => (decoded.get(map)[row * tokens + prefix + key] / 255) * map.row_max[row]);
   }
 
-  // The image's own file, without the folders of whoever made the page.
+  // Return the name of a file without its folders.
   const bare = (name) => name.split(/[\\/]/).pop();
 
-  // As in the legend.
+  // Return a copy of the twin's swatch in the legend.
   function swatch({ id }) {
     return document.querySelector(`.chip[data-twin="${CSS.escape(id)}"] .swatch`).cloneNode(true);
   }
@@ -42,7 +42,7 @@ if (source) {
     return { ...twin, box, canvas };
   });
 
-  // A canvas as sharp as the screen, in units of patches.
+  // Return a context that draws in units of patches, as sharp as the screen.
   function brush(canvas) {
     const width = canvas.clientWidth || 150;
     const density = devicePixelRatio || 1;
@@ -63,7 +63,7 @@ if (source) {
     context.globalAlpha = 1;
   }
 
-  // Ink with a halo of paper: seen on any image and on any map.
+  // Outline the patch in ink with a halo of paper, which is visible on any image and on any map.
   function outline(context) {
     const [row, column] = [Math.floor(patch / columns), patch % columns];
     const pixel = columns / context.canvas.width;
@@ -84,7 +84,7 @@ if (source) {
     });
   }
 
-  // Of the weight that is shown: negative weights are not, so that it may be less than all.
+  // Return the share of the positive weight that falls on the 3 x 3 around the patch.
   function near(values) {
     const total = values.reduce((sum, value) => sum + value, 0) || 1;
     const [row, column] = [Math.floor(patch / columns), patch % columns];
