@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "softless.train/1"
 LARGEST_SEED = 10**15 - 1
-MUCH = 4  # softless warns if a recipe divides the sides of images by this or more
+MUCH = 4  # softless warns if a recipe makes the sides of images this many times smaller
 SUMMARY = "Train a backbone on images, resumable, on one device or many."
 HELP = """Train a backbone on images: from a recipe, with a log, checkpoints and TensorBoard.
 

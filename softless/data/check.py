@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 AT_ONCE = 32  # images a worker decodes before it answers
-FEW = 500  # images: starting workers takes longer
+FEW = 500  # below this number of images, starting workers takes longer than decoding
 
 
 class ClassCount(TypedDict):
@@ -41,7 +41,7 @@ class CheckedPart(TypedDict):
 
 
 def open_parts(source: str | Path | None) -> dict[str, Images | BadImage]:
-    """Open the parts of a set by name; a part whose file is damaged is an error instead of images.
+    """Open the parts of a set, by name. A part whose file is damaged is a `BadImage` error instead of images.
 
     A folder of parquet files gives every set in it: "flowers train", "flowers test", "trees whole".
     """
@@ -53,7 +53,7 @@ def open_parts(source: str | Path | None) -> dict[str, Images | BadImage]:
     parts: dict[str, Images | BadImage] = {}
     for file in files:
         if find_file(file, "train") not in (None, file):
-            continue  # the file to train on opens this half too
+            continue  # this file is the test half of a pair, which opens with the training half
         name = file.stem.removesuffix("-train").removesuffix("-trainval")
         try:
             parts |= {f"{name} {part}": images for part, images in _open_set(file).items()}

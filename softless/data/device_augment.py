@@ -76,7 +76,7 @@ def posterize(pixels: Pixels, bits: Levels) -> Pixels:
 
 
 def solarize(pixels: Pixels, threshold: Levels) -> Pixels:
-    """Invert the values from a threshold up."""
+    """Invert the values at or above a threshold."""
     return torch.where(pixels < threshold[:, None, None, None], pixels, 255 - pixels)
 
 
