@@ -58,8 +58,8 @@ def worst(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def line(row: dict[str, Any]) -> str:
     """One case as it is measured."""
     limit = f"bar {row['sign']} {spoken(row['limit'], row['unit'])}"
-    told = row.get("error") or f"{spoken(row['value'], row['unit'])}, {limit}"
-    return f"{row['bar']}  {row['group']}: {row['what']}: {told}{'' if row['holds'] else '   MISSED'}"
+    value = row.get("error") or f"{spoken(row['value'], row['unit'])}, {limit}"
+    return f"{row['bar']}  {row['group']}: {row['what']}: {value}{'' if row['holds'] else '   MISSED'}"
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -74,9 +74,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def newest(folder: Path = RESULTS) -> dict[str, Any] | None:
-    """The newest whole evidence of this format; files from before the kernels have another."""
-    found = (json.loads(path.read_text()) for path in sorted(folder.glob("gpu-*.json"), reverse=True))
-    return next((each for each in found if each.get("schema") == SCHEMA and each["whole"]), None)
+    """Return the newest complete evidence; files from before the kernels have another format."""
+    evidence = (json.loads(path.read_text()) for path in sorted(folder.glob("gpu-*.json"), reverse=True))
+    return next((each for each in evidence if each.get("schema") == SCHEMA and each["whole"]), None)
 
 
 def section(evidence: dict[str, Any] | None) -> str:
@@ -114,7 +114,7 @@ def driver() -> str:
 
 
 def assembler() -> str:
-    """The ptxas that the kernels' machine code is made by."""
+    """Return the version of ptxas, which makes the machine code of the kernels."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     import softless.kernels.common.launch  # noqa: F401  it chooses one
@@ -149,7 +149,7 @@ def measure_only(bar: int, index: int) -> None:
 
 
 def warm() -> None:
-    """Every case once, all at the same time: a whole run then takes minutes less. What rivals tune they tune again."""
+    """Run every case once, all at the same time: a full run then takes minutes less. Rivals tune themselves again."""
     import model_bars
     from gpu_bars import BARS
 

@@ -1,9 +1,9 @@
-"""Whole trainings, kept and told: one recipe, one model or several, a seed each.
+"""Record trainings of full models: one recipe, one or several models, one seed per run.
 
     softless train swin_tiny --recipe imagenette --seed 1 --out runs/swin_tiny-1 ...
     python benchmarks/trained.py imagenette runs/*swin_tiny-*     # writes benchmarks/results/trained-imagenette.json
 
-`benchmarks/twins.py page` puts what was kept at the head of docs/results.md.
+`benchmarks/twins.py page` puts these records at the head of docs/results.md.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SHARED = ("data", "images", "fingerprint", "versions", "machine", "recipe")
 
 def keep(name: str, folders: list[Path], together: int) -> Path:
     """Every run in one file: what they share once, of each its model, seed, result and curve."""
-    runs = [told(Run(folder)) for folder in folders]
+    runs = [record(Run(folder)) for folder in folders]
     seen: dict[tuple[str, int], Path] = {}
     for run, folder in zip(runs, folders, strict=True):
         if other := next((key for key in SHARED if run[key] != runs[0][key]), None):
@@ -41,7 +41,7 @@ def keep(name: str, folders: list[Path], together: int) -> Path:
     return path
 
 
-def told(run: Run) -> dict[str, Any]:
+def record(run: Run) -> dict[str, Any]:
     """A finished run in one record."""
     about = run.read()
     if not run.result.exists():
@@ -67,7 +67,7 @@ def section(path: Path) -> str:
     models: dict[str, list[dict[str, Any]]] = {}
     for run in document["runs"]:
         models.setdefault(run["model"], []).append(run)
-    found = {model: group(model, runs) for model, runs in models.items()}
+    groups = {model: group(model, runs) for model, runs in models.items()}
     lines = [
         f"## {name}, whole models",
         about(document),
@@ -79,11 +79,11 @@ def section(path: Path) -> str:
         *changed(name, document["recipe"]),
         "| model | parameters | top-1 by seed | mean | calibration error | seconds of training |",
         "|---|---|---|---|---|---|",
-        *(row(found[model], runs) for model, runs in models.items()),
+        *(row(groups[model], runs) for model, runs in models.items()),
         "",
     ]
-    if len(found) == 2:
-        lines += [compare(*found.values(), shared_spread(found)), ""]
+    if len(groups) == 2:
+        lines += [compare(*groups.values(), shared_spread(groups)), ""]
     return "\n".join(lines)
 
 
@@ -95,10 +95,10 @@ def about(document: dict[str, Any]) -> str:
     """Images, length, machine."""
     recipe, images, together = (document[key] for key in ("recipe", "images", "together"))
     size = f"{recipe['image_size']} x {recipe['image_size']}"
-    said = f"{document['data'] or 'digits'}: {images['train']:,} images to train on, "
-    said += f"{images['test']:,} to test on, at {size}; "
-    said += f"{recipe['epochs']} epochs of batch {recipe['batch']}, {recipe['precision']}, "
-    return said + f"on {document['machine']['device']}" + (f", {together} at once." if together > 1 else ".")
+    line = f"{document['data'] or 'digits'}: {images['train']:,} images to train on, "
+    line += f"{images['test']:,} to test on, at {size}; "
+    line += f"{recipe['epochs']} epochs of batch {recipe['batch']}, {recipe['precision']}, "
+    return line + f"on {document['machine']['device']}" + (f", {together} at once." if together > 1 else ".")
 
 
 def command(name: str, document: dict[str, Any], run: dict[str, Any]) -> str:
@@ -125,12 +125,12 @@ def flat(recipe: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in {**recipe, **parts}.items() if key not in TABLES}
 
 
-def row(found: Group, runs: list[dict[str, Any]]) -> str:
+def row(model: Group, runs: list[dict[str, Any]]) -> str:
     cells = [
-        found.label,
+        model.label,
         f"{runs[0]['parameters'] / 1e6:.2f} M",
-        ", ".join(f"{accuracy:.2f}" for accuracy in found.accuracies),
-        f"{found.mean:.2f}" + ("" if found.spread is None else f" ± {found.spread:.2f}"),
+        ", ".join(f"{accuracy:.2f}" for accuracy in model.accuracies),
+        f"{model.mean:.2f}" + ("" if model.spread is None else f" ± {model.spread:.2f}"),
         f"{fmean(run['last']['ece'] for run in runs):.3f}",
         f"{fmean(run['seconds'] for run in runs):.0f}",
     ]
@@ -142,9 +142,9 @@ def main() -> int:
     parser.add_argument("name", help="of the recipe")
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--together", type=int, default=1, help="runs that shared the device")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        print(keep(given.name, given.folders, given.together))
+        print(keep(arguments.name, arguments.folders, arguments.together))
     except SoftlessError as error:
         print(f"error: {error}", file=sys.stderr)
         return 3

@@ -1,10 +1,10 @@
-"""Twins on real images: the paper's tables 1, 3, 4, 9 and 10, run, kept and written down.
+"""Twins on real images: the paper's tables 1, 3, 4, 9 and 10, run, recorded and written as a page.
 
     python benchmarks/twins.py run --recipe twins-cifar10 --data ... --out runs/cifar10 --pack 6 --graph --minutes 25
     python benchmarks/twins.py keep runs/cifar10       # writes benchmarks/results/twins-cifar10.json
-    python benchmarks/twins.py page                    # writes docs/results.md and its pictures from all that was kept
+    python benchmarks/twins.py page                    # writes docs/results.md and its pictures from all records
 
-A grid of recipe twins-NAME is in a folder NAME. `run` can be stopped and repeated: it goes on where it was
+A grid of recipe twins-NAME is in a folder NAME. `run` can be stopped and repeated: it continues where it stopped
 (softless/study/grid.py). Each run is one line.
 """
 
@@ -52,22 +52,23 @@ class Lines(Silent):
             print(f"{name:24} {record['status']}: {record['reason']}", flush=True)
 
 
-def run(given: argparse.Namespace) -> int:
-    recipe = read_recipe(given.recipe, map(parse_change, given.set))
-    chosen = twins_named(given.twins.split(","), recipe) if given.twins else twins_for(recipe, given.tables)
-    found = run_grid(
-        given.out, recipe, chosen, data=given.data, seeds=range(given.seeds), minutes=given.minutes, pack=given.pack,
-        runtime=Runtime(device=given.device, workers=given.workers, graph=given.graph), watch=Lines(),
+def run(options: argparse.Namespace) -> int:
+    recipe = read_recipe(options.recipe, map(parse_change, options.set))
+    chosen = twins_named(options.twins.split(","), recipe) if options.twins else twins_for(recipe, options.tables)
+    grid = run_grid(
+        options.out, recipe, chosen, data=options.data, seeds=range(options.seeds), minutes=options.minutes,
+        pack=options.pack, watch=Lines(),
+        runtime=Runtime(device=options.device, workers=options.workers, graph=options.graph),
     )  # fmt: skip
-    print(f"{len(found.records)} records, {found.left} runs left")
-    print(markdown(tables(found.records)))
+    print(f"{len(grid.records)} records, {grid.left} runs left")
+    print(markdown(tables(grid.records)))
     return 0
 
 
-def twins_for(recipe: Recipe, asked: str | None = None) -> tuple[Twin, ...]:
-    """Those of the tables asked for; of all, or of table 4 where the model sees windows."""
+def twins_for(recipe: Recipe, table_ids: str | None = None) -> tuple[Twin, ...]:
+    """Return the twins of these tables. By default: of table 4 if the model has windows, else of all tables."""
     side = side_of(recipe)
-    ids = asked.split(",") if asked else ["4"] if side else [question.id for question in QUESTIONS]
+    ids = table_ids.split(",") if table_ids else ["4"] if side else [question.id for question in QUESTIONS]
     return twins_of(ids, side=side)
 
 
@@ -89,10 +90,10 @@ def keep(folders: list[Path]) -> int:
     return 0
 
 
-def page(kept: list[Path], whole: list[Path]) -> str:
-    """docs/results.md from the files of grids, and of whole trainings."""
-    parts = [HEAD.read_text(), *(section(path) for path in whole)]
-    for path in kept:
+def page(grids: list[Path], trainings: list[Path]) -> str:
+    """Return docs/results.md from the files of grids and of trainings."""
+    parts = [HEAD.read_text(), *(section(path) for path in trainings)]
+    for path in grids:
         document, name = json.loads(path.read_text()), path.stem.removeprefix("twins-")
         runs = document["runs"]
         shown = f"![Accuracy of each twin: seeds and mean](pictures/{path.stem}.svg)\n"
@@ -107,9 +108,9 @@ def page(kept: list[Path], whole: list[Path]) -> str:
     return "\n".join(parts)
 
 
-def markdown(found: Sequence[PaperTable]) -> str:
+def markdown(tables: Sequence[PaperTable]) -> str:
     """Write tables for a page: accuracy in percent, plus or minus the deviation over seeds."""
-    return "\n\n".join(_table(table) for table in found) + "\n"
+    return "\n\n".join(_table(table) for table in tables) + "\n"
 
 
 def cell(text: str) -> str:
@@ -159,18 +160,18 @@ def about(document: dict[str, Any]) -> str:
     model, together = recipe["model"], {run["together"] for run in runs}
     shape = f"`{model['name']}` with patch {model['patch_size']}, dims {model['dims']}, depths {model['depths']}"
     name = "digits" if document["data"] is None else document["data"]
-    said = [
+    parts = [
         f"{name}: {document['images']['train']:,} images to train on, {document['images']['test']:,} to test on.",
         f"{shape}; {recipe['epochs']} epochs of batch {recipe['batch']}, {recipe['precision']}.",
-        f"{made(runs)} on {machine['device']},",
+        f"{effort(runs)} on {machine['device']},",
         f"{'up to ' * (len(together) > 1)}{max(together)} at once: {seconds / 60:.0f} minutes of runs,",
         f"the longest {longest:.0f} s.",
         "" if spread is None else f"Over seeds, a twin's accuracy has a standard deviation of {spread:.2f} points.",
     ]
-    return " ".join(part for part in said if part) + "\n"
+    return " ".join(part for part in parts if part) + "\n"
 
 
-def made(runs: list[dict[str, Any]]) -> str:
+def effort(runs: list[dict[str, Any]]) -> str:
     """How many, and of how many that there are to be."""
     seeds = len({run["seed"] for run in runs})
     planned = len(groups(runs)) * seeds
@@ -180,23 +181,23 @@ def made(runs: list[dict[str, Any]]) -> str:
 
 def learning(runs: list[dict[str, Any]]) -> Curves:
     """By twin: mean accuracy in percent after each epoch that was evaluated."""
-    found: dict[str, tuple[str, list[tuple[int, float]]]] = {}
+    curves: dict[str, tuple[str, list[tuple[int, float]]]] = {}
     for id_, group in groups(runs).items():
         points = [point for run in runs if run["twin"]["id"] == id_ for point in run["curve"]]
         epochs = sorted({point["epoch"] for point in points})
         runtime = [100 * fmean(point["accuracy"] for point in points if point["epoch"] == epoch) for epoch in epochs]
-        found[id_] = group.label, list(zip(epochs, runtime, strict=True))
-    return found
+        curves[id_] = group.label, list(zip(epochs, runtime, strict=True))
+    return curves
 
 
 def curves(name: str, runs: list[dict[str, Any]]) -> str:
     """Mean accuracy by epoch: a picture, and at most eight epochs in numbers."""
-    found = learning(runs)
-    epochs = sorted({epoch for _, curve in found.values() for epoch, _ in curve})
+    curves = learning(runs)
+    epochs = sorted({epoch for _, curve in curves.values() for epoch, _ in curve})
     shown = [epochs[i * (len(epochs) - 1) // 7] for i in range(8)] if len(epochs) > 8 else epochs
     lines = ["### Accuracy by epoch", "", f"![Mean accuracy of each twin by epoch](pictures/{name}.svg)", ""]
     lines += [f"| twin | {' | '.join(map(str, shown))} |", "|---" * (len(shown) + 1) + "|"]
-    for label, curve in found.values():
+    for label, curve in curves.values():
         cells = [f"{dict(curve)[epoch]:.1f}" if epoch in dict(curve) else "" for epoch in shown]
         lines.append(f"| {cell(label)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -226,15 +227,15 @@ def main() -> int:
     grid.add_argument("--device", default="auto")
     verbs.add_parser("keep").add_argument("folders", type=Path, nargs="+")
     verbs.add_parser("page")
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        if given.verb == "run":
-            return run(given)
-        if given.verb == "keep":
-            return keep(given.folders)
-        kept = sorted(RESULTS.glob("twins-*.json"), key=lambda path: path.stem)
-        PAGE.write_text(page(kept, sorted(RESULTS.glob("trained-*.json"))))
-        for path in kept:
+        if options.verb == "run":
+            return run(options)
+        if options.verb == "keep":
+            return keep(options.folders)
+        grids = sorted(RESULTS.glob("twins-*.json"), key=lambda path: path.stem)
+        PAGE.write_text(page(grids, sorted(RESULTS.glob("trained-*.json"))))
+        for path in grids:
             for name, drawn in pictures(path.stem, json.loads(path.read_text())["runs"]).items():
                 (PAGE.parent / "pictures" / f"{name}.svg").write_text(drawn)
     except SoftlessError as error:

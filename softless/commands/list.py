@@ -1,7 +1,6 @@
-"""softless list: every mechanism with its cost and abilities, or every model with its size, or every recipe.
+"""softless list: every mechanism with its cost and abilities, every model with its size, or every recipe.
 
-JSON: {"schema", "mechanisms": [ListedMechanism]}, {"schema", "models": [ListedModel]} or {"schema", "recipes":
-[ListedRecipe]}.
+The JSON document is {"schema", "mechanisms": [...]}, {"schema", "models": [...]} or {"schema", "recipes": [...]}.
 """
 
 from collections.abc import Callable

@@ -1,10 +1,10 @@
 """The model and the data of `softless probe`.
 
-A model is ours by name, a run's, timm's, or Hugging Face's, from a folder or the hub. Weights are read as everywhere
-here: safetensors, or what torch.save wrote, and nothing in them is executed. Only `--pretrained` and a name on the hub
-may download, if the files are not in the cache of timm or Hugging Face.
+The model is one of ours by name, that of a run, timm's, or Hugging Face's from a folder or the hub. Weights are read
+from safetensors or from a file of torch.save; nothing in them is executed. Only `--pretrained` and a name on the hub
+download files, and only if they are not in the cache of timm or Hugging Face.
 
-Data are batches of images, drawn by the seed, or of pieces of text, from its beginning.
+The data are batches of images, which the seed draws, or pieces from the beginning of a text.
 """
 
 import json
@@ -117,9 +117,9 @@ def _run(name: str) -> Subject:
     from softless.train.recipe import from_document
     from softless.train.tasks.classify import trained
 
-    model, about = trained(Path(name))
-    recipe = from_document(about["recipe"])
-    return Subject(name, model, TRAINED, ImageInput(recipe.image_size, recipe.augment, source=about["data"]))
+    model, run = trained(Path(name))
+    recipe = from_document(run["recipe"])
+    return Subject(name, model, TRAINED, ImageInput(recipe.image_size, recipe.augment, source=run["data"]))
 
 
 def _timm(name: str, architecture: str, pretrained: bool) -> Subject:
@@ -127,7 +127,7 @@ def _timm(name: str, architecture: str, pretrained: bool) -> Subject:
         import timm
         from timm.data import resolve_data_config
     except ModuleNotFoundError:
-        raise MissingExtraError(f"{name} is timm's, and it is not installed: pip install 'softless[models]'") from None
+        raise MissingExtraError(f"{name} needs timm, which is not installed: pip install 'softless[models]'") from None
     if not timm.is_model(architecture):
         near = ", ".join(get_close_matches(architecture, timm.list_models()))
         raise ArgumentError(f"timm has no model {architecture!r}{near and f', but {near}'}")
@@ -168,7 +168,7 @@ def _hub_folder(name: str) -> Path:
 
 
 def _no_transformers(name: str) -> MissingExtraError:
-    return MissingExtraError(f"{name} is read by transformers, and it is not installed: pip install 'softless[hf]'")
+    return MissingExtraError(f"{name} needs transformers, which is not installed: pip install 'softless[hf]'")
 
 
 def _sentence(error: Exception) -> str:
@@ -189,7 +189,7 @@ def _hugging_face(name: str, folder: Path) -> Subject:
     except ModuleNotFoundError:
         raise _no_transformers(name) from None
     if not (folder / "config.json").is_file():
-        raise FileError(f"{folder}: there is no config.json, as a folder of a Hugging Face model has")
+        raise FileError(f"{folder}: there is no config.json, which a Hugging Face model needs")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
@@ -270,7 +270,7 @@ def _pieces(path: Path, text_input: TextInput, count: int | None, tokens: int) -
     except OSError as error:
         raise FileError(f"{path}: it cannot be read as text ({error.strerror})") from None
     except UnicodeDecodeError as error:
-        raise FileError(f"{path}: it is no UTF-8 text ({error.reason} at byte {error.start})") from None
+        raise FileError(f"{path}: it is not UTF-8 text ({error.reason} at byte {error.start})") from None
     cut = text_input.tokenizer(text, truncation=True, max_length=tokens, return_overflowing_tokens=True)["input_ids"]
     pieces = [piece for piece in cut if len(piece) == tokens] or cut[:1]
     if not text.strip() or not pieces[0]:

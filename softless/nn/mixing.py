@@ -46,6 +46,8 @@ class AttentionCall(NamedTuple):
 class Mixing(nn.Module):
     """Holds the tensors that a mechanism learns, and the local residual. The base of `Attention`."""
 
+    backend = "auto"  # softless.bench times a model on another one
+
     def __init__(
         self,
         dim: int,
@@ -139,7 +141,8 @@ class Mixing(nn.Module):
         if isinstance(qkv, Tensor) and not (dropped or is_causal or bias is not None):
             place = grid if taps is not None or self.mechanism.reads_grid else None
             picture: dict[str, Any] = {"taps": taps, "grid": place, "prefix": prefix}
-            out = attention_qkv(qkv, self.mechanism, **picture, key_mask=key_mask, inputs=self.inputs(source))
+            options: dict[str, Any] = {"key_mask": key_mask, "inputs": self.inputs(source), "backend": self.backend}
+            out = attention_qkv(qkv, self.mechanism, **picture, **options)
             return out.transpose(1, 2).flatten(2)
         q, k, v = as_heads(qkv)
         if dropped:
