@@ -175,7 +175,7 @@ def growth_per_doubling(points: Sequence[tuple[int, float]]) -> float | None:
 
 
 def faster_from(speedups: Sequence[tuple[int, float]]) -> int | None:
-    """Return the x from which the speedup stays above 1: the first x if it always is, None if it ends below."""
+    """Return the x from which the speedup stays above 1, or None if the last speedup is not above 1."""
     if not speedups or speedups[-1][1] <= 1:
         return None
     start = speedups[0][0]

@@ -55,7 +55,7 @@ def time_calls(
 
 
 def time_in_turns(calls: Mapping[str, Call], *, repeats: int, tick: Tick = lambda _: None) -> dict[str, Timing]:
-    """Time every call by the wall clock, one after the other in each of the rounds, on any device."""
+    """Time every call by the wall clock, on any device. The calls take turns in every round."""
     first = {label: seconds_per_call(call) for label, call in calls.items()}
     times: dict[str, list[float]] = {label: [] for label in calls}
     for turn in range(repeats):
@@ -104,8 +104,8 @@ def threads(count: int) -> Iterator[None]:
 def steady_threads(size: int = 2**20, repeats: int = 20) -> int:
     """Return the number of threads to time with: all of torch's, or 1 on a machine that is busy with other programs.
 
-    It is found by trying: if an elementwise pass over `size` numbers is slower with all threads than with one, the
-    threads wait for each other.
+    A trial decides: if an elementwise pass over `size` numbers is slower with all threads than with one, the threads
+    wait for each other.
     """
     most = torch.get_num_threads()
     if most == 1:

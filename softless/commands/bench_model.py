@@ -118,7 +118,7 @@ def show(document: "ModelDocument", plot: Path | None) -> None:
 
 
 def verdict(document: "ModelDocument") -> str:
-    """Compare the model on the largest images with each of the others, all compiled or all not."""
+    """Compare the model with the others on the largest images: compiled with compiled, eager with eager."""
     result = max(document["results"], key=lambda result: result["image_size"][0] * result["image_size"][1])
     timed: list[Any] = [row for row in result["rows"] if row["images_per_second"] is not None]
     mine = [row for row in timed if row["role"] == "ours"]

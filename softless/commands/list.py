@@ -58,7 +58,7 @@ class ListedMechanism(TypedDict):
 
 
 class ListedModel(TypedDict):
-    """One model in the JSON document; parameters and multiply-adds as they are counted."""
+    """One model in the JSON document. Parameters and multiply-adds are our counts; `paper` has the printed ones."""
 
     name: str
     family: str

@@ -27,7 +27,7 @@ class Bar:
             self.shown.update(self.task, completed=self.done, description=label, left=self.left(took))
 
     def skip(self, amount: float) -> None:
-        """Move over work that was done in an earlier run; it does not count for the time that is left."""
+        """Skip work that an earlier run did; the estimate of the time left ignores it."""
         self.skipped += amount
         self("starting", amount)
 
