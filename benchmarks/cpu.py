@@ -30,7 +30,7 @@ NAMES = ("linear", "inline")
 
 
 def keep_freed_memory() -> None:
-    """Let the C allocator reuse what it freed: otherwise every large tensor pays for the kernel's fresh pages again."""
+    """Let the C allocator reuse freed memory. Otherwise every large tensor pays for new pages from the kernel."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
@@ -43,7 +43,7 @@ def qkv(tokens: int, *, grad: bool = False) -> list[torch.Tensor]:
 
 
 def timed(jobs: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of every run of each job, the jobs taking turns so that a slow moment hits them all."""
+    """Seconds of every run of each job, in turns, so that a slow moment of the machine affects all jobs."""
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(repeats + 1):
         for name, job in jobs.items():

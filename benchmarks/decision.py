@@ -85,8 +85,8 @@ def rates(
     """How often the first pair of a study of a true loss is answered with no, yes and cannot tell."""
     counts = dict.fromkeys(ANSWERS, 0)
     for _ in range(studies):
-        found = groups(records(answers(world, loss, seeds, images, rng)))
-        decision = decide(found, shared_spread(found), chance=0.1)
+        grouped = groups(records(answers(world, loss, seeds, images, rng)))
+        decision = decide(grouped, shared_spread(grouped), chance=0.1)
         counts[decision["pairs"][0]["answer"]] += 1
     return {answer: count / studies for answer, count in counts.items()}
 
@@ -105,9 +105,9 @@ def simulate(studies: int, world: World | None = None, seed: int = 0) -> list[Ro
 def markdown(rows: Sequence[Row]) -> str:
     """A wrong answer is no where at least the margin of 1 point is lost, and yes where less is."""
     lines = ["| seeds | test images | true loss | no | yes | cannot tell | wrong |", "|---|---|---|---|---|---|---|"]
-    for seeds, images, loss, found in rows:
-        wrong = found["no"] if loss >= 1 else found["yes"]
-        cells = [*(f"{found[answer]:.1%}" for answer in ANSWERS), f"{wrong:.1%}"]
+    for seeds, images, loss, shares in rows:
+        wrong = shares["no"] if loss >= 1 else shares["yes"]
+        cells = [*(f"{shares[answer]:.1%}" for answer in ANSWERS), f"{wrong:.1%}"]
         unit = "point" if loss == 1 else "points"
         lines.append(f"| {seeds} | {images:,} | {loss} {unit} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -3,8 +3,8 @@
     python benchmarks/delta.py [--json FILE] [--shape 8,16,4096,64 ...]
 
 bfloat16, medians of CUDA-graph replays with the L2 flushed before each; a call that cannot be captured is timed with
-events. fla is left out where it is not installed; it takes unit keys, which are made in PyTorch and belong to its time.
-Each kernel's first output is compared with PyTorch in float64 before it is timed: the largest error in ulps is told.
+events. fla is left out if it is not installed. It takes unit keys: PyTorch makes them, and fla's time includes that.
+Each kernel's first output is compared with PyTorch in float64 before it is timed: the largest error is printed in ulps.
 """
 
 import argparse
@@ -46,8 +46,8 @@ def fla() -> Formula:
 
 
 def contestants(rule: str) -> dict[str, Formula]:
-    found = {"kernels": ours(rule, "triton"), "torch, chunked": ours(rule, "torch")}
-    return found | ({"fla chunk_delta_rule": fla()} if rule == "delta" and find_spec("fla") else {})
+    formulas = {"kernels": ours(rule, "triton"), "torch, chunked": ours(rule, "torch")}
+    return formulas | ({"fla chunk_delta_rule": fla()} if rule == "delta" and find_spec("fla") else {})
 
 
 def draw(shape: tuple[int, ...]) -> list[Tensor]:
@@ -58,9 +58,9 @@ def draw(shape: tuple[int, ...]) -> list[Tensor]:
 
 def error(formula: Formula, rule: str, tensors: list[Tensor]) -> float:
     """Ulps of bfloat16, on one sample."""
-    some = [x[:1] for x in tensors]
-    exact = ours(rule, "torch")(*(x.double() for x in some))
-    return ((formula(*some).double() - exact).abs().max() / exact.abs().max() / torch.finfo(torch.bfloat16).eps).item()
+    first = [x[:1] for x in tensors]
+    exact = ours(rule, "torch")(*(x.double() for x in first))
+    return ((formula(*first).double() - exact).abs().max() / exact.abs().max() / torch.finfo(torch.bfloat16).eps).item()
 
 
 def measure(rule: str, shape: tuple[int, ...], backward: bool, rate: float) -> list[dict[str, Any]]:

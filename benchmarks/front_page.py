@@ -82,11 +82,11 @@ def picture() -> str:
     ]
     at = LEFT
     for images, name in (("cifar10", "CIFAR-10"), ("imagenette", "Imagenette")):
-        found = twins(images)
+        groups = twins(images)
         marks.append(f'<text class="quiet" x="{at + 87}" y="{BASE + 38}" text-anchor="middle">{name}</text>')
         for pair, under in zip(PAIRS, ("alone", "+ local"), strict=True):
             for kind, id_ in zip(("softmax", "inline"), pair, strict=True):
-                mean = found[id_].mean or 0
+                mean = groups[id_].mean or 0
                 marks.append(bar(at, mean / 100, kind, f"{mean:.1f}"))
                 at += 42
             marks.append(f'<text class="quiet" x="{at - 43}" y="{BASE + 18}" text-anchor="middle">{under}</text>')

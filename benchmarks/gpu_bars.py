@@ -115,10 +115,10 @@ def result(label: str, shape: tuple[int, ...], backward: bool, is_causal: bool =
         who = Contestant(label, RIVAL, call=load(rival, softless.mechanism("linear")), lay=rival.lay)
     else:
         who = sdpa(where) if label == "SDPA" else ours(label, softless.mechanism(label), where)
-    (found,) = contest([who], where, rate=rate(), backward=backward, repeats=REPEATS)
-    if found["skipped"]:
-        raise RuntimeError(found["skipped"])
-    return found
+    (row,) = contest([who], where, rate=rate(), backward=backward, repeats=REPEATS)
+    if row["skipped"]:
+        raise RuntimeError(row["skipped"])
+    return row
 
 
 def facts(row: Any) -> dict[str, Any]:
@@ -131,8 +131,8 @@ def timed(timing: Timing) -> dict[str, Any]:
 
 
 def share(name: str, shape: tuple[int, ...], backward: bool) -> Measured:
-    found = result(name, shape, backward)
-    return found["share"] or 0.0, facts(found)
+    row = result(name, shape, backward)
+    return row["share"] or 0.0, facts(row)
 
 
 def against(other: str, name: str, shape: tuple[int, ...], backward: bool, is_causal: bool = False) -> Measured:
@@ -141,8 +141,8 @@ def against(other: str, name: str, shape: tuple[int, ...], backward: bool, is_ca
 
 
 def extra_memory(name: str, shape: tuple[int, ...], backward: bool, is_causal: bool) -> Measured:
-    found = result(name, shape, backward, is_causal)
-    return found["extra_share"] or 0.0, {"extra_bytes": found["extra_bytes"]}
+    row = result(name, shape, backward, is_causal)
+    return row["extra_share"] or 0.0, {"extra_bytes": row["extra_bytes"]}
 
 
 def plain_residual(q: Tensor, k: Tensor, v: Tensor, taps: Tensor, side: int) -> Tensor:
@@ -159,8 +159,8 @@ def residual(batch: int = 64, heads: int = 3, side: int = 56, dim: int = 32) -> 
         "fused": make_job(fused, inputs, True),
         "plain": make_job(partial(plain_residual, side=side), inputs, True),
     }
-    found = time_calls(jobs, DEVICE, repeats=REPEATS)
-    mine, theirs = timed(found["fused"]), timed(found["plain"])
+    row = time_calls(jobs, DEVICE, repeats=REPEATS)
+    mine, theirs = timed(row["fused"]), timed(row["plain"])
     return theirs["ms"] / mine["ms"], mine | {"against": "plain PyTorch", "against_ms": theirs["ms"]}
 
 
@@ -190,8 +190,8 @@ def fresh(name: str, is_causal: bool) -> dict[str, Any]:
 
 
 def from_fresh(key: str, name: str, is_causal: bool) -> Measured:
-    found = fresh(name, is_causal)
-    return found[key], {"kernels": found["kernels"]}
+    row = fresh(name, is_causal)
+    return row[key], {"kernels": row["kernels"]}
 
 
 def copy_speed() -> Iterator[Case]:

@@ -38,13 +38,13 @@ def result(way: str, name: str, side: int, batch: int, train: bool, compiled: bo
     torch.compiler.reset()
     entrant = WAYS[way](name, setting)
     entrant = as_compiled(entrant) if compiled else entrant
-    (found,) = model_contest([entrant], setting, train=train, repeats=gpu_bars.REPEATS)
-    if found["skipped"]:
-        raise RuntimeError(found["skipped"])
-    return found
+    (row,) = model_contest([entrant], setting, train=train, repeats=gpu_bars.REPEATS)
+    if row["skipped"]:
+        raise RuntimeError(row["skipped"])
+    return row
 
 
-def told(row: ModelRow, batch: int) -> dict[str, Any]:
+def model_facts(row: ModelRow, batch: int) -> dict[str, Any]:
     eager = row["eager_images_per_second"]
     numbers = {name: row[name] for name in ("images_per_second", "memory_bytes")}
     return facts({**row, "eager_ms": None if eager is None else 1e3 * batch / eager}) | numbers
@@ -53,13 +53,13 @@ def told(row: ModelRow, batch: int) -> dict[str, Any]:
 def against(way: str, name: str, side: int, batch: int, train: bool) -> Measured:
     mine, theirs = (result(each, name, side, batch, train) for each in ("ours", way))
     about = {"against": theirs["label"], "against_images_per_second": theirs["images_per_second"]}
-    return mine["images_per_second"] / theirs["images_per_second"], told(mine, batch) | about
+    return mine["images_per_second"] / theirs["images_per_second"], model_facts(mine, batch) | about
 
 
 def memory(name: str, side: int, batch: int) -> Measured:
     mine, theirs = (result(each, name, side, batch, True, compiled=False) for each in ("ours", "twin"))
     about = {"against": theirs["label"], "against_memory_bytes": theirs["memory_bytes"]}
-    return mine["memory_bytes"] / theirs["memory_bytes"], told(mine, batch) | about
+    return mine["memory_bytes"] / theirs["memory_bytes"], model_facts(mine, batch) | about
 
 
 def against_timm() -> Iterator[Case]:

@@ -22,20 +22,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", type=Path)
     parser.add_argument("out", type=Path)
-    asked = parser.parse_args()
-    asked.out.mkdir(parents=True, exist_ok=True)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(QUIET))
         page = browser.new_page(viewport={"width": 1280, "height": 2150}, reduced_motion="reduce")
-        page.goto((asked.report / "index.html").resolve().as_uri())
+        page.goto((arguments.report / "index.html").resolve().as_uri())
         page.wait_for_selector("html[data-ready=yes]", state="attached", timeout=120_000)
-        page.screenshot(path=asked.out / "report.png")
+        page.screenshot(path=arguments.out / "report.png")
         page.add_style_tag(content=".legend { position: static !important; }")
         for name, selector in PARTS.items():
             if page.locator(selector).count():
-                page.locator(selector).screenshot(path=asked.out / f"{name}.png")
+                page.locator(selector).screenshot(path=arguments.out / f"{name}.png")
         browser.close()
-    for path in asked.out.glob("*.png"):
+    for path in arguments.out.glob("*.png"):
         shrink(path)
     return 0
 

@@ -7,7 +7,7 @@ and PyTorch's peak bytes, each over the same at half the tokens. The bar is a te
 
 Processor seconds, and the fastest of several runs, because other programs are not growth: they take the processor, and
 for seconds at a time its caches and memory. The four lengths take turns, and so do the mechanisms, in rounds: the
-runs of one mechanism are minutes apart. What is slow in itself, as fresh memory is, is slow in every run and counts.
+runs of one mechanism are minutes apart. A cost of the mechanism itself, such as fresh memory, shows in every run.
 
 `sparse` is shown as it comes, and with each pattern. In its columns a query of a longer sequence sees more keys, so the
 pairs grow by more than 2: by 2^1.5 = 2.83 at the paper's stride, sqrt(N), and at a fixed stride by ever more, up to 4.
@@ -42,7 +42,7 @@ LOCAL, COLUMNS = "sparse local", {f"sparse {each}, sqrt(N)": each for each in PA
 NAMES = [*(name for name, each in MECHANISMS.items() if "N^2" not in each.cost), LOCAL, *COLUMNS]
 
 
-def made(name: str, tokens: int) -> Mechanism:
+def mechanism_for(name: str, tokens: int) -> Mechanism:
     if name in COLUMNS:
         return softless.mechanism("sparse", pattern=COLUMNS[name], stride=round(tokens**0.5))
     if name == LOCAL:
@@ -52,7 +52,7 @@ def made(name: str, tokens: int) -> Mechanism:
 
 def pairs(name: str, tokens: int) -> int:
     """What time may grow with: the tokens, or the pairs that sparse's pattern has, counted at a query in the middle."""
-    mechanism = made(name, tokens)
+    mechanism = mechanism_for(name, tokens)
     if not isinstance(mechanism, Sparse):
         return tokens
     return tokens * int(mechanism.gives(torch.tensor(tokens // 2), torch.arange(tokens)).sum())
@@ -61,7 +61,7 @@ def pairs(name: str, tokens: int) -> int:
 def job(name: str, tokens: int) -> Callable[[], object]:
     """One call."""
     generator = torch.Generator().manual_seed(tokens)
-    mechanism = made(name, tokens)
+    mechanism = mechanism_for(name, tokens)
     q, k, v = torch.randn(3, 1, HEADS, tokens, DIM, generator=generator).unbind()
     inputs = {key: torch.rand(shape, generator=generator) for key, shape in mechanism.needed(q, k).items()}
     for key in mechanism.input_shapes(HEADS, DIM):
@@ -105,26 +105,31 @@ def main() -> int:
     parser.add_argument("--names", nargs="*", default=NAMES)
     parser.add_argument("--rounds", type=int, default=3, help="more on a machine that others use")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     seconds: dict[str, dict[int, float]] = {}
-    for turn in range(given.rounds):
-        print(f"round {turn + 1} of {given.rounds}", file=sys.stderr, flush=True)
-        for name in given.names:
+    for turn in range(arguments.rounds):
+        print(f"round {turn + 1} of {arguments.rounds}", file=sys.stderr, flush=True)
+        for name in arguments.names:
             now = fastest(name)
             seconds[name] = {tokens: min(now[tokens], seconds.get(name, now)[tokens]) for tokens in TOKENS}
     rows = []
     print(f"{'mechanism':32}{'time at 4k/2k, 8k/4k, 16k/8k':32}{'memory':24}{'ms at 16k':>10}")
-    for name in given.names:
+    for name in arguments.names:
         rows.append(row(name, seconds[name]))
         show = {what: "  ".join(f"{ratio:.2f}" for ratio in rows[-1][what]) for what in ("time", "memory")}
         missed = "" if rows[-1]["holds"] else f"   over {rows[-1]['bars']} in time or {BAR} in memory"
         print(f"{name:32}{show['time']:32}{show['memory']:24}{rows[-1]['milliseconds']:>10}{missed}", flush=True)
-    if given.json:
+    if arguments.json:
         about = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": platform.machine(), "threads": 1}
-        about |= {"torch": torch.__version__, "shape": [1, HEADS, "N", DIM], "tokens": TOKENS, "rounds": given.rounds}
-        given.json.write_text(
+        about |= {
+            "torch": torch.__version__,
+            "shape": [1, HEADS, "N", DIM],
+            "tokens": TOKENS,
+            "rounds": arguments.rounds,
+        }
+        arguments.json.write_text(
             json.dumps({**about, "command": "python benchmarks/scaling.py", "rows": rows}, indent=2) + "\n"
         )
     return 0 if all(each["holds"] for each in rows) else 1

@@ -20,13 +20,16 @@ def errors(deviation: float) -> dict[str, float]:
     scores = deviation * torch.randn(1, 1, ROWS, KEYS, generator=generator, dtype=torch.float64)
     softmax = scores.softmax(-1)
     plain = (1 + scores) / (1 + scores).sum(-1, keepdim=True)
-    found = {"uniform": relative(torch.full_like(softmax, 1 / KEYS), softmax), "1 + s": relative(plain, softmax)}
+    errors_by_rule = {
+        "uniform": relative(torch.full_like(softmax, 1 / KEYS), softmax),
+        "1 + s": relative(plain, softmax),
+    }
     q, k = scores.new_zeros(1, 1, ROWS, 1), scores.new_zeros(1, 1, KEYS, 1)  # the bias is the whole score
     for tau in (1, 2):
         for expansion, tail in RULES:
             report = softless.threshold_report(q, k, tau=tau, expansion=expansion, tail=tail, bias=scores)
-            found[f"tau={tau} {expansion}, {tail}"] = report.error.mean().item()
-    return found
+            errors_by_rule[f"tau={tau} {expansion}, {tail}"] = report.error.mean().item()
+    return errors_by_rule
 
 
 def relative(weights: torch.Tensor, softmax: torch.Tensor) -> float:

@@ -45,15 +45,10 @@ app = typer.Typer(
     help="Attention without the softmax: what each mechanism is, what it costs, and when it is safe.",
     **PLAIN,
 )
-app.command("list", cls=Command, help=list_.HELP, short_help=list_.SUMMARY)(list_.run)
-app.command("explain", cls=Command, help=explain.HELP, short_help=explain.SUMMARY)(explain.run)
-app.command("bench", cls=Command, help=bench.HELP, short_help=bench.SUMMARY)(bench.run)
-app.command("bench-model", cls=Command, help=bench_model.HELP, short_help=bench_model.SUMMARY)(bench_model.run)
-app.command("train", cls=Command, help=train.HELP, short_help=train.SUMMARY)(train.run)
-app.command("evaluate", cls=Command, help=evaluate.HELP, short_help=evaluate.SUMMARY)(evaluate.run)
-app.command("probe", cls=Command, help=probe.HELP, short_help=probe.SUMMARY)(probe.run)
-app.command("study", cls=Command, help=study.HELP, short_help=study.SUMMARY)(study.run)
-app.command("report", cls=Command, help=report.HELP, short_help=report.SUMMARY)(report.run)
+VERBS = (list_, explain, bench, bench_model, train, evaluate, probe, study, report)
+for verb in VERBS:
+    name = verb.__name__.rpartition(".")[2].replace("_", "-")
+    app.command(name, cls=Command, help=verb.HELP, short_help=verb.SUMMARY)(verb.run)
 
 data = typer.Typer(help="Sets of images: folders, parquet files and the embedded digits.", **PLAIN)
 data.command("check", cls=Command, help=data_check.HELP, short_help=data_check.SUMMARY)(data_check.run)

@@ -1,1 +1,1 @@
-"""Time and memory: stopwatch, rivals, contests, their page."""
+"""Count and measure the time and memory of attention calls and models."""

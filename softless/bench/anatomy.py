@@ -8,9 +8,9 @@
 Nothing is computed: the model runs on the meta device, where tensors have a shape but no data.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from itertools import groupby
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, groupby
 from typing import Any, TypedDict
 
 import torch
@@ -39,7 +39,7 @@ Grid = tuple[int, int]
 
 @dataclass(frozen=True)
 class Count:
-    """Learned numbers, and multiply-adds per image."""
+    """Parameters, and multiply-adds per image."""
 
     parameters: int
     macs: int
@@ -99,21 +99,26 @@ def anatomy(name: str, image_size: Grid, **options: Any) -> Anatomy:
     counter, grids = _run(model, image_size)
     places = {module: place for place, module in model.named_modules()}
     residuals: dict[nn.Module, int] = {
-        layer: 9 * h * w * layer.heads * layer.head_dim for layer, (h, w) in _residuals(grids)
+        layer: 9 * height * width * layer.heads * layer.head_dim
+        for stage, (height, width) in grids.items()
+        for layer in stage.modules()
+        if isinstance(layer, Mixing) and layer.residual is not None
     }
 
-    def count(module: nn.Module) -> Count:
-        flops = counter.get_flop_counts().get(".".join(filter(None, (type(model).__name__, places[module]))), {})
-        macs = sum(flops.values()) // 2 + sum(residuals.get(part, 0) for part in module.modules())
-        return Count(sum(parameter.numel() for parameter in module.parameters()), macs)
+    def count(*modules: nn.Module) -> Count:
+        parts = [part for module in modules for part in module.modules()]
+        names = [".".join(filter(None, (type(model).__name__, places[module]))) for module in modules]
+        flops = sum(sum(counter.get_flop_counts().get(name, {}).values()) for name in names)
+        macs = flops // 2 + sum(residuals.get(part, 0) for part in parts)
+        return Count(sum(weight.numel() for module in modules for weight in module.parameters()), macs)
 
-    config, stages = model.config, []
-    for index, (stage, grid) in enumerate(grids.items()):
-        attention = sum((_attention(block, count) for block in stage), Count(0, 0))
-        numbers = len(stage), config.dims[index], config.heads[index]
-        stages.append(StageFacts(grid, *numbers, tuple(_kinds(stage, grid)), count(stage), attention))
-    total = count(model)
-    return Anatomy(tuple(stages), total - sum((stage.total for stage in stages), Count(0, 0)), total)
+    stages = []
+    for (stage, grid), dim, heads in zip(grids.items(), model.config.dims, model.config.heads, strict=True):
+        blocks: list[Any] = list(stage)
+        others = [part for block in blocks for part in (block.norm1, block.norm2, block.mlp)]
+        attention = count(*blocks) - count(*others)
+        stages.append(StageFacts(grid, len(stage), dim, heads, tuple(_kinds(stage, grid)), count(stage), attention))
+    return Anatomy(tuple(stages), count(model) - count(*grids), count(model))
 
 
 class ModelExplanation(TypedDict):
@@ -195,43 +200,18 @@ def _run(model: Backbone, image_size: Grid) -> tuple[FlopCounterMode, dict[Stage
     return counter, grids
 
 
-def _attention(block: Any, count: Callable[[nn.Module], Count]) -> Count:
-    parts = count(block)
-    for part in (block.norm1, block.norm2, block.mlp):
-        parts -= count(part)
-    return parts
-
-
-def _residuals(grids: dict[Stage, Grid]) -> Iterable[tuple[Mixing, Grid]]:
-    """Yield the layers with a local residual, and the height and width of their tokens."""
-    for stage, grid in grids.items():
-        for layer in stage.modules():
-            if isinstance(layer, Mixing) and layer.residual is not None:
-                yield layer, grid
-
-
-def _kinds(stage: Stage, grid: Grid) -> Iterable[Kind]:
+def _kinds(stage: Stage, grid: Grid) -> Iterator[Kind]:
     """Group consecutive blocks with the same attention."""
     for kind, alike in groupby(_kind(block, grid) for block in stage):
-        yield Kind(len(list(alike)), *kind)
+        yield replace(kind, blocks=len(list(alike)))
 
 
-def _kind(block: nn.Module, grid: Grid) -> tuple[str, bool, str]:
+def _kind(block: nn.Module, grid: Grid) -> Kind:
     layers = [module for module in block.modules() if isinstance(module, Mixing)]
-    first = layers[0]
-    return first.mechanism.name, first.residual is not None, _sees(layers, grid)
-
-
-def _sees(layers: list[Mixing], grid: Grid) -> str:
-    reduction = getattr(layers[0], "reduction", 1)
-    if reduction > 1:
-        return f"keys reduced {reduction} x {reduction}"
-    sides = [side for layer in layers for side in _cut(layer, grid)]
-    if not sides:
-        return "global"
-    return f"stripes of {min(sides)}" if len(layers) > 1 else f"windows {min(sides)} x {min(sides)}"
-
-
-def _cut(layer: Mixing, grid: Grid) -> list[int]:
-    """Return the sides of a window that are shorter than the picture's."""
-    return [most for most, side in zip(layer.window or (), grid, strict=False) if most is not None and most < side]
+    first, reduction = layers[0], getattr(layers[0], "reduction", 1)
+    windows = (zip(layer.window or (), grid, strict=False) for layer in layers)
+    sides = [most for most, side in chain(*windows) if most is not None and most < side]  # shorter than the picture's
+    sees = f"keys reduced {reduction} x {reduction}" if reduction > 1 else "global"
+    if sides and reduction == 1:
+        sees = f"stripes of {min(sides)}" if len(layers) > 1 else f"windows {min(sides)} x {min(sides)}"
+    return Kind(1, first.mechanism.name, first.residual is not None, sees)

@@ -5,10 +5,10 @@
     flash_bla         not causal, normalized      flash_bla.ops.linear_attn.fused.linear_attention  [B, H, T, D]
 
 The other libraries take features instead of q and k. So phi is applied in plain PyTorch first, and counts as part of
-their time. `alone` is the kernel without phi: it takes q and k as features, so its output means nothing but its time
-does. Tensors are laid out in memory as each library wants them.
+their time. `alone` is the kernel without phi. It takes q and k as features: only its time is of use, not its output.
+Before the timing, tensors are laid out in memory as each library wants them.
 
-A contestant that cannot compute the call stays on the list, with the reason.
+A contestant that cannot compute the call stays on the list with the reason.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -120,10 +120,7 @@ def _causal_by(terms: Terms) -> str:
 
 @dataclass(frozen=True)
 class Rival:
-    """One kernel of another library.
-
-    `adapt` makes its function take features in our order of dimensions, `lay` lays a tensor out as the kernel wants it.
-    """
+    """One kernel of another library; `normalizes` is None if the kernel always does."""
 
     label: str
     package: str
@@ -131,45 +128,28 @@ class Rival:
     causal: bool
     module: str
     function: str
-    adapt: Callable[[Callable[..., Any]], Formula]
-    lay: Callable[[Heads], Heads]
+    normalizes: bool | None = None
     alone: bool = False
 
+    def lay(self, x: Heads) -> Heads:
+        """Lay a tensor out in memory as the kernel wants it."""
+        return x.transpose(1, 2).contiguous().transpose(1, 2) if self.package == "fla" else x  # memory [B, T, H, D]
 
-def _tokens_first(x: Heads) -> Heads:
-    return x.transpose(1, 2).contiguous().transpose(1, 2)  # memory [B, T, H, D]
-
-
-def _fla(normalize: bool) -> Callable[[Callable[..., Any]], Formula]:
-    def adapt(function: Callable[..., Any]) -> Formula:
-        def attend(a: Heads, b: Heads, v: Heads) -> Heads:
-            features = (x.transpose(1, 2) for x in (a, b, v))  # [B, T, H, D]
-            out, _ = function(*features, scale=1.0, normalize=normalize)
-            return out.transpose(1, 2)  # [B, H, T, D]
-
-        return attend
-
-    return adapt
+    def attend(self, kernel: Callable[..., Any], a: Heads, b: Heads, v: Heads) -> Heads:
+        """Call the kernel with features in our order of dimensions."""
+        if self.normalizes is None:
+            return kernel(a, b, v)
+        features = (x.transpose(1, 2) for x in (a, b, v))  # [B, T, H, D]
+        out, _ = kernel(*features, scale=1.0, normalize=self.normalizes)
+        return out.transpose(1, 2)  # [B, H, T, D]
 
 
-def _unchanged(x: Any) -> Any:
-    return x
-
-
-FLA = Rival("", "fla", "pip install fla-core", True, "fla.ops.linear_attn", "", _fla(True), _tokens_first)
+FLA = Rival("fla chunk", "fla", "pip install fla-core", True, "fla.ops.linear_attn", "chunk_linear_attn", True)
+BLA = "from github.com/fla-org/flash-bidirectional-linear-attention"
 WITH_PHI = (
-    replace(FLA, label="fla chunk", function="chunk_linear_attn"),
-    replace(FLA, label="fla fused_chunk", function="fused_chunk_linear_attn", adapt=_fla(normalize=False)),
-    Rival(
-        "flash_bla",
-        "flash_bla",
-        "from github.com/fla-org/flash-bidirectional-linear-attention",
-        False,
-        "flash_bla.ops.linear_attn.fused",
-        "linear_attention",
-        _unchanged,
-        _unchanged,
-    ),
+    FLA,
+    replace(FLA, label="fla fused_chunk", function="fused_chunk_linear_attn", normalizes=False),
+    Rival("flash_bla", "flash_bla", BLA, False, "flash_bla.ops.linear_attn.fused", "linear_attention"),
 )
 RIVALS = (*WITH_PHI, *(replace(rival, label=f"{rival.label} alone", alone=True) for rival in WITH_PHI))
 
@@ -191,7 +171,7 @@ def absence(rival: Rival, terms: Terms) -> str | None:
 def load(rival: Rival, mechanism: Linear) -> Formula:
     """Return the rival as a function of q, k and v, with this mechanism's feature maps unless it is `alone`."""
     on_q, on_k = maps(mechanism)
-    attend = rival.adapt(getattr(import_module(rival.module), rival.function))
+    attend = partial(rival.attend, getattr(import_module(rival.module), rival.function))
     return attend if rival.alone else lambda q, k, v: attend(on_q(q), on_k(k), v)
 
 
@@ -208,6 +188,6 @@ def _rival(rival: Rival, mechanisms: Mapping[str, Mechanism], terms: Terms) -> C
 
 
 def sentence(error: Exception) -> str:
-    """Return another library's error on one line."""
+    """Return an error of another library on one line."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first}"[:200]

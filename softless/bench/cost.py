@@ -111,18 +111,16 @@ class CallExplanation(TypedDict):
     notes: list[str]
 
 
-def explain_call(
-    mechanism: Mechanism, shape: Shape, *, causal: bool, dtype: str, device: str, options: dict[str, object]
-) -> CallExplanation:
+def explain_call(mechanism: Mechanism, terms: Terms, *, options: dict[str, object]) -> CallExplanation:
     """Count one call and the same call with softmax. A mechanism that only has a causal form is counted in it."""
-    causal = causal or mechanism.lacks(is_causal=False) is not None
-    terms = Terms(shape=shape, is_causal=causal, dtype=getattr(torch, dtype), device=device)
+    causal = terms.is_causal or mechanism.lacks(is_causal=False) is not None
+    terms, dtype = replace(terms, is_causal=causal), str(terms.dtype).removeprefix("torch.")
     backend, reason = chosen(mechanism, terms)
     own, softmax = cost(mechanism, terms), cost(resolve("softmax"), terms)
     notes = ["FLOPs are those of matrix products; exponentials and sums are not counted."]
     if causal:
         notes.append("Causal softmax counts the whole square; a fused kernel skips up to half of it.")
-    keeps_dtype = backend == "triton" or (mechanism.fused_on_gpu and device == "cuda")
+    keeps_dtype = backend == "triton" or (mechanism.fused_on_gpu and terms.device == "cuda")
     if dtype in ("bfloat16", "float16") and not keeps_dtype:
         notes.append(f"{mechanism.name} computes {dtype} in float32 and rounds once, at the end.")
     if chosen(mechanism, terms, ask=True)[0] != backend:
@@ -133,10 +131,10 @@ def explain_call(
         "formula": mechanism.formula,
         "family": mechanism.family,
         "options": options,
-        "shape": asdict(shape),
+        "shape": asdict(terms.shape),
         "causal": causal,
         "dtype": dtype,
-        "device": device,
+        "device": terms.device,
         "backend": backend,
         "backend_reason": reason,
         "cost": asdict(own),
@@ -179,7 +177,11 @@ def cost(mechanism: Mechanism, terms: Terms) -> Cost:
         grid = picture(mechanism, 1)
         row = attention_weights(widen(q), widen(k), mechanism, inputs=inputs, is_causal=is_causal, grid=grid)
         weight_bytes = row.numel() * shape.queries * shape.keys * row.element_size()
-        state_bytes = _state_bytes(mechanism, q, k, v, inputs)
+        try:
+            _, state = attention_with_state(q, k, v, mechanism, inputs=inputs)
+            state_bytes = sum(part.numel() * part.element_size() for part in state)
+        except UnsupportedError:
+            state_bytes = None
     return Cost(form(mechanism, is_causal), counted, floor_bytes(terms), weight_bytes, state_bytes)
 
 
@@ -216,11 +218,11 @@ def flops(mechanism: Mechanism, terms: Terms) -> int:
 
 
 def _pairs(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object) -> int:
-    """Two products with all pairs of tokens."""
+    """Return the FLOPs of two products with all pairs of tokens."""
     return 2 * q.numel() // q[3] * k[2] * (q[3] + v[3])
 
 
-MISSED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _pairs}  # by the counter of torch 2.11
+MISSED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _pairs}  # torch 2.11 does not count it
 
 
 def picture(mechanism: Mechanism, tokens: int) -> tuple[int, int] | None:
@@ -254,14 +256,6 @@ def _tensors(mechanism: Mechanism, terms: Terms) -> tuple[Tensor, Tensor, Tensor
     empty = partial(torch.empty, dtype=terms.dtype, device=terms.device)
     q, k, v = empty(of_queries), empty(of_keys), empty(of_keys)
     return q, k, v, {name: empty(size) for name, size in mechanism.needed(q, k).items()}
-
-
-def _state_bytes(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, inputs: dict[str, Tensor]) -> int | None:
-    try:
-        _, state = attention_with_state(q, k, v, mechanism, inputs=inputs)
-    except UnsupportedError:
-        return None
-    return sum(part.numel() * part.element_size() for part in state)
 
 
 def _check(shape: Shape) -> None:

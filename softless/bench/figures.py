@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from softless.bench.call_document import CallResult, CallsDocument
-from softless.bench.model_document import ModelDocument, SettingResult
+from softless.bench.documents import CallResult, CallsDocument, ModelDocument, SettingResult
 from softless.report import units
-from softless.report.page import COLORS, GRAYS, INK, dress, panels, require_plotly, write
+from softless.report.page import COLORS, FAINT, FONT, GRAYS, INK, write
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -31,13 +30,13 @@ LINES: dict[str, dict[str, Any]] = {
     "timm": {"width": 1.8},
 }
 MARKS = {"ours": "circle", "sdpa": "square", "plain": "circle-open", "compiled": "diamond-open", "rival": "triangle-up"}
+PANEL_HEIGHT = 520
 IMAGES = "%{y:,.3g} images/s"
 MODEL_COLORS = {"ours": COLORS[0], "plain": COLORS[0], "softmax": INK, "timm": GRAYS[0]}
 
 
 def calls_page(document: CallsDocument) -> str:
     """Return a document of `softless bench` as one HTML file that fetches nothing."""
-    require_plotly()
     names = ", ".join(mechanism["name"] for mechanism in document["mechanisms"])
     causal = "causal, " if document["causal"] else ""
     rate = f"{document['copy_bytes_per_second'] / 1e9:,.0f} GB/s"
@@ -50,7 +49,6 @@ def calls_page(document: CallsDocument) -> str:
 
 def model_page(document: ModelDocument) -> str:
     """Return a document of `softless bench-model` as one HTML file that fetches nothing."""
-    require_plotly()
     against = "window" if _by_window(document) else "resolution"
     machine, torch = document["machine"]["processor"], document["versions"]["torch"]
     about = f"{machine}, {document['dtype']}, torch {torch}", "Filled: compiled. Higher is faster."
@@ -88,13 +86,28 @@ def draw_model(document: ModelDocument) -> "Figure":
 
 def _figure(drawn: Mapping[str, tuple[list[Any], dict[str, Any]]], y_axis: dict[str, Any]) -> "Figure":
     """Stack panels, each with its lines and its x axis; every name is in the legend once."""
-    figure, named = panels(list(drawn)), set()
+    from plotly.subplots import make_subplots
+
+    spacing = 0.3 / len(drawn) if len(drawn) > 1 else 0
+    figure = make_subplots(rows=len(drawn), cols=1, subplot_titles=list(drawn), vertical_spacing=spacing)
+    named = set()
     for number, (lines, x_axis) in enumerate(drawn.values(), start=1):
         for line in lines:
             figure.add_trace(line.update(showlegend=line.name not in named), row=number, col=1)
             named.add(line.name)
         figure.update_xaxes(**x_axis, row=number, col=1)
-    return dress(figure, len(drawn), y_axis)
+    grid = {"gridcolor": FAINT, "linecolor": INK, "ticks": "outside", "tickcolor": INK, "zeroline": False}
+    figure.update_xaxes(**grid)
+    figure.update_yaxes(**y_axis, **grid)
+    return figure.update_layout(
+        height=PANEL_HEIGHT * len(drawn),
+        plot_bgcolor="white",
+        paper_bgcolor="white",
+        font={"family": FONT, "size": 14, "color": INK},
+        hovermode="x unified",
+        legend={"traceorder": "normal", "font": {"size": 13}, "itemsizing": "constant"},
+        margin={"l": 70, "r": 20, "t": 60, "b": 60},
+    )
 
 
 def _grouped(results: Iterable[Any], title: Callable[[Any], str]) -> dict[str, list[Any]]:

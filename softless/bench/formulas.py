@@ -1,4 +1,4 @@
-"""The formulas of mechanisms in plain PyTorch, as one types them from the paper: unfused, in the dtype of the input.
+"""The formulas of the papers in plain PyTorch: unfused, in the dtype of the input.
 
     linear     o = phi(q) (phi(k)^T v) / phi(q).sum_j phi(k_j)                    normalize="none": no division
     inline     o = (s/N) phi(q) (phi(k)^T v) - s (phi(q).mean phi(k)) mean v + mean v       as its authors compute it
@@ -141,7 +141,8 @@ def _keep_weights(a: Features, b: Features, v: Values) -> Values:
 
 
 def _keep_sums(a: Features, b: Features, v: Values) -> Values:
-    return (a[..., None, :] @ _running(b, v)).squeeze(-2)
+    running = (b[..., :, None] * v[..., None, :]).cumsum(-3)  # sum_{j <= i} b_j v_j^T: [B, H, N, d, e]
+    return (a[..., None, :] @ running).squeeze(-2)
 
 
 def _divide(a: Queries, b: Features, v: Values) -> Output:
@@ -176,18 +177,10 @@ def _subtract_sums(a: Features, b: Features, v: Values) -> Values:
     return s * (_keep_sums(a, b, v) / n - (a * k_mean).sum(-1, keepdim=True) * v_mean) + v_mean
 
 
-def _channel(a: Queries, k: Features, v: Values) -> Output:
-    return a @ (k.softmax(-2).mT @ v)
-
-
-def _channel_weights(a: Features, k: Features, v: Values) -> Values:
+def _so_far(a: Features, k: Features) -> tuple[Features, Features]:
+    """Return the factors of a softmax over the tokens so far: exp(k), and a over its running sum."""
     mass = k.exp()
-    return _keep_weights(a / mass.cumsum(-2), mass, v)
-
-
-def _channel_sums(a: Features, k: Features, v: Values) -> Values:
-    mass = k.exp()
-    return _keep_sums(a / mass.cumsum(-2), mass, v)
+    return a / mass.cumsum(-2), mass
 
 
 def _taylor(a: Queries, b: Features, v: Values) -> Output:
@@ -199,12 +192,11 @@ def _counts(x: Features) -> Float[Tensor, "n 1"]:
     return torch.arange(1, x.shape[-2] + 1, device=x.device, dtype=x.dtype)[:, None]
 
 
-def _running(b: Features, v: Values) -> Float[Tensor, "b h n d e"]:
-    """Return sum_{j <= i} phi(k_j) v_j^T for every i."""
-    return (b[..., :, None] * v[..., None, :]).cumsum(-3)
-
-
 KEEP = {None: _keep, WEIGHTS: _keep_weights, SUMS: _keep_sums}
 DIVIDE = {None: _divide, WEIGHTS: _divide_weights, SUMS: _divide_sums}
 SUBTRACT = {None: _subtract, WEIGHTS: _subtract_weights, SUMS: _subtract_sums}
-CHANNEL = {None: _channel, WEIGHTS: _channel_weights, SUMS: _channel_sums}
+CHANNEL: dict[str | None, Formula] = {
+    None: lambda a, k, v: a @ (k.softmax(-2).mT @ v),
+    WEIGHTS: lambda a, k, v: _keep_weights(*_so_far(a, k), v),
+    SUMS: lambda a, k, v: _keep_sums(*_so_far(a, k), v),
+}

@@ -6,14 +6,14 @@
     softmax   its twin of the same shape, with softmax and no local residual
     timm      timm's model of the same family and size, if timm has one
 
-images    per second: batch / median seconds of a call, or of forward and backward together
+images    images per second: batch / median seconds of a call, or of forward and backward together
 ratio     images per second / those of the softmax twin; a compiled model is compared with the compiled twin
 memory    most bytes held at once: the weights, and what a call allocates
 
-A model that cannot take part stays on the list, with the reason.
+A model that cannot take part stays on the list with the reason.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,17 +27,12 @@ from softless.bench.contestants import OURS, PLAIN, sentence
 from softless.bench.formulas import plain, plain_padded, plain_residual, plain_taps
 from softless.bench.stopwatch import Tick, shortage
 from softless.errors import ArgumentError, SoftlessError
-from softless.functional import attention_qkv
 from softless.models import create_model, customize
-from softless.models.table import Config
-from softless.nn.mixing import AttentionCall, Grid, Mixing, as_heads
+from softless.nn.mixing import AttentionCall, Mixing, as_heads
 
 SOFTMAX, TIMM = "softmax", "timm"
 # Numbers per token and channel: alive at once in a block, and saved per block for the backward pass.
 LIVE, SAVED = 24, 40
-
-# Takes a layer, its tokens, the taps and the prefix; gives [B, H, N, d].
-Attend = Callable[[Mixing, AttentionCall, Tensor | None, int], Tensor]
 
 TIMM_NAMES = {
     "deit_tiny": "deit_tiny_patch16_224",
@@ -53,7 +48,7 @@ NOT_IN_TIMM = {"pvt": "timm has PVT v2, another architecture", "cswin": "timm ha
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What all entrants have in common. `window` is that of the mixed blocks; None keeps the model's own."""
+    """The images, dtype and device that all entrants share. `window` replaces that of the mixed blocks unless None."""
 
     image_size: tuple[int, int]
     batch: int
@@ -98,12 +93,7 @@ def entrants(name: str, options: Mapping[str, Any], setting: Setting, *, compile
     """Return all entrants for one setting; with `compiled`, each one also compiled."""
     if compiled:
         torch.compiler.reset()  # each size is compiled separately, so a sweep never reaches the recompile limit
-    eager = [
-        ours(name, options, setting),
-        plainly(name, options, setting),
-        twin(name, options, setting),
-        timms(name, setting),
-    ]
+    eager = [*(make(name, options, setting) for make in (ours, plainly, twin)), timms(name, setting)]
     return [version for entrant in eager for version in (entrant, *[as_compiled(entrant)] * compiled)]
 
 
@@ -139,11 +129,10 @@ def timms(name: str, setting: Setting) -> Entrant:
         return Entrant("timm", TIMM, absent=NOT_IN_TIMM[family])
     import timm
 
-    label, known = f"timm {ancestor}", {"img_size": setting.image_size}
-    windowed = {} if setting.window is None else {"window_size": setting.window}
+    label, windowed = f"timm {ancestor}", {} if setting.window is None else {"window_size": setting.window}
     try:
         with torch.device(setting.device):
-            model = timm.create_model(TIMM_NAMES[ancestor], **known, **windowed)
+            model = timm.create_model(TIMM_NAMES[ancestor], img_size=setting.image_size, **windowed)
         return Entrant(label, TIMM, model=model.eval().to(setting.dtype))
     except Exception as error:  # noqa: BLE001 - sizes it cannot take fail in its own ways
         return Entrant(label, TIMM, absent=sentence(error))
@@ -213,20 +202,16 @@ def model_job(model: nn.Module, images: Tensor, train: bool) -> Job:
     return job
 
 
-def check_memory(name: str, options: Mapping[str, Any], setting: Setting, *, train: bool) -> None:
+def check_images(name: str, options: Mapping[str, Any], setting: Setting, *, train: bool) -> None:
     """Refuse images that do not fit in memory, before any are made."""
-    blocks = list(_block_bytes(customize(name, **options), setting))
+    config, blocks = customize(name, **options), []  # bytes of the tokens of every block
+    for stage, (dim, depth) in enumerate(zip(config.dims, config.depths, strict=True)):
+        height, width = (-(-side // (config.patch * 2**stage)) for side in setting.image_size)
+        blocks += [setting.batch * height * width * dim * max(4, setting.dtype.itemsize)] * depth
     needed = max(blocks, default=0) * LIVE + sum(blocks) * SAVED * train
     if missing := shortage(needed, setting.device):
         size = f"{setting.batch} images of {setting.image_size[0]} x {setting.image_size[1]}"
         raise ArgumentError(f"{size} need about {missing}: give a smaller --batch or --image-size")
-
-
-def _block_bytes(config: Config, setting: Setting) -> Iterator[int]:
-    """Bytes of the tokens of every block."""
-    for stage, (dim, depth) in enumerate(zip(config.dims, config.depths, strict=True)):
-        height, width = (-(-side // (config.patch * 2**stage)) for side in setting.image_size)
-        yield from [setting.batch * height * width * dim * max(4, setting.dtype.itemsize)] * depth
 
 
 def _make(name: str, options: Mapping[str, Any], setting: Setting) -> nn.Module:
@@ -244,14 +229,17 @@ def by_plain_formulas(model: nn.Module) -> nn.Module:
     for layer in layers:
         plain(layer.mechanism)
     for layer in layers:
+        layer._mix = partial(_mix_plainly, layer)  # type: ignore[method-assign]
         if layer.residual is not None:
             layer.residual.taps = partial(plain_taps, layer.residual)  # type: ignore[method-assign]
-    return _remixed(model, _attend_plainly)
+    return model
 
 
 def by_backend(model: nn.Module, backend: str) -> nn.Module:
-    """Make a model compute its linear attention on one backend, in place; "auto" changes nothing."""
-    return model if backend == "auto" else _remixed(model, partial(_attend_on, backend))
+    """Make a model compute its linear attention on one backend, in place."""
+    for layer in linear_layers(model):
+        layer.backend = backend
+    return model
 
 
 def linear_layers(model: nn.Module) -> list[Mixing]:
@@ -260,32 +248,12 @@ def linear_layers(model: nn.Module) -> list[Mixing]:
     return [layer for layer in layers if layer.mechanism.family == "kernelized"]
 
 
-def _remixed(model: nn.Module, attend: Attend) -> nn.Module:
-    for layer in linear_layers(model):
-        layer.mix = partial(_mix, layer, attend)  # type: ignore[method-assign]
-    return model
-
-
-def _mix(layer: Mixing, attend: Attend, qkv: Tensor, grid: Grid | None = None, **options: Any) -> Tensor:
-    call, cut = layer.as_call(qkv, grid, **options)
-    taps, prefix = layer.taps(call.source, call.grid, call.key_mask)
-    out = attend(layer, call, taps, prefix).transpose(1, 2).flatten(2)  # [B, N, C]
-    return out if cut is None else cut.join(out)
-
-
-def _attend_plainly(layer: Mixing, call: AttentionCall, taps: Tensor | None, prefix: int) -> Tensor:
+def _mix_plainly(layer: Mixing, call: AttentionCall) -> Tensor:
     q, k, v = as_heads(call.qkv)
     mechanism, mask = layer.mechanism, call.key_mask
+    taps, prefix = layer.taps(call.source, call.grid, mask)
     out = (plain(mechanism) if mask is None else plain_padded(mechanism, mask))(q, k, v)
-    if taps is None:
-        return out
-    assert call.grid is not None
-    return out + plain_residual(v, taps, call.grid, prefix)
-
-
-def _attend_on(backend: str, layer: Mixing, call: AttentionCall, taps: Tensor | None, prefix: int) -> Tensor:
-    assert isinstance(call.qkv, Tensor)
-    inputs = layer.inputs(call.source)
-    grid = call.grid if taps is not None or layer.mechanism.reads_grid else None
-    picture: dict[str, Any] = {"taps": taps, "grid": grid, "prefix": prefix}
-    return attention_qkv(call.qkv, layer.mechanism, **picture, key_mask=call.key_mask, inputs=inputs, backend=backend)
+    if taps is not None:
+        assert call.grid is not None
+        out = out + plain_residual(v, taps, call.grid, prefix)
+    return out.transpose(1, 2).flatten(2)  # [B, N, C]

@@ -157,18 +157,13 @@ def race(
 
 def trend(laps: Sequence[Lap]) -> Trend:
     """Return how one mechanism scales over its laps, shortest first."""
-    timed = [(lap.tokens, lap.seconds, lap.peak_bytes, lap.speedup) for lap in laps if lap.seconds and lap.speedup]
-    seconds = [(tokens, value) for tokens, value, _, _ in timed if value]
-    bytes_ = [(tokens, float(value)) for tokens, _, value, _ in timed if value]
-    speedups = [(tokens, value) for tokens, _, _, value in timed if value]
-    return Trend(
-        laps[0].label,
-        laps[0].head_dim,
-        growth_per_doubling(seconds),
-        growth_per_doubling(bytes_),
-        faster_from(speedups),
-        bool(speedups) and all(value > 1 for _, value in speedups),
-    )
+    timed = [lap for lap in laps if lap.seconds and lap.speedup]
+    seconds = [(lap.tokens, lap.seconds) for lap in timed if lap.seconds]
+    bytes_ = [(lap.tokens, lap.peak_bytes) for lap in timed if lap.peak_bytes]
+    speedups = [(lap.tokens, lap.speedup) for lap in timed if lap.speedup]
+    growth = growth_per_doubling(seconds), growth_per_doubling(bytes_)
+    everywhere = bool(speedups) and all(value > 1 for _, value in speedups)
+    return Trend(laps[0].label, laps[0].head_dim, *growth, faster_from(speedups), everywhere)
 
 
 def growth_per_doubling(points: Sequence[tuple[int, float]]) -> float | None:
@@ -180,7 +175,7 @@ def growth_per_doubling(points: Sequence[tuple[int, float]]) -> float | None:
 
 
 def faster_from(speedups: Sequence[tuple[int, float]]) -> int | None:
-    """Return the x from which the speedup stays above 1: the first x if it always is, None if it ends below."""
+    """Return the x from which the speedup stays above 1, or None if the last speedup is not above 1."""
     if not speedups or speedups[-1][1] <= 1:
         return None
     start = speedups[0][0]

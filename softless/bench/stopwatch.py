@@ -10,13 +10,12 @@ The copy rate is never measured with a graph: a copy inside a graph moves a thir
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -56,7 +55,7 @@ def time_calls(
 
 
 def time_in_turns(calls: Mapping[str, Call], *, repeats: int, tick: Tick = lambda _: None) -> dict[str, Timing]:
-    """Time every call by the wall clock, one after the other in each of the rounds, on any device."""
+    """Time every call by the wall clock, on any device. The calls take turns in every round."""
     first = {label: seconds_per_call(call) for label, call in calls.items()}
     times: dict[str, list[float]] = {label: [] for label in calls}
     for turn in range(repeats):
@@ -105,8 +104,8 @@ def threads(count: int) -> Iterator[None]:
 def steady_threads(size: int = 2**20, repeats: int = 20) -> int:
     """Return the number of threads to time with: all of torch's, or 1 on a machine that is busy with other programs.
 
-    It is found by trying: if an elementwise pass over `size` numbers is slower with all threads than with one, the
-    threads wait for each other.
+    A trial decides: if an elementwise pass over `size` numbers is slower with all threads than with one, the threads
+    wait for each other.
     """
     most = torch.get_num_threads()
     if most == 1:
@@ -212,20 +211,16 @@ def shortage(needed: int, device: str) -> str | None:
 
 
 def _allocations(call: Call) -> list[int]:
-    """Bytes of every allocation (+) and release (-) of PyTorch's CPU allocator, in order."""
+    """Return the bytes of every allocation (+) and release (-) of PyTorch's CPU allocator, in order."""
     from torch.profiler import ProfilerActivity, profile
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it reports each start and stop on stderr
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         call()
-    results = profiler.profiler.kineto_results
-    return [size for _, size in sorted(_walk(results.experimental_event_tree()), key=lambda pair: pair[0])]
-
-
-def _walk(events: Sequence[Any]) -> Iterator[tuple[int, int]]:
-    waiting = [*reversed(events)]
+    waiting, sizes = [*reversed(profiler.profiler.kineto_results.experimental_event_tree())], []
     while waiting:
         event = waiting.pop()
-        if event.tag.name == "Allocation":
-            yield event.start_time_ns, event.extra_fields.alloc_size
         waiting += reversed(event.children)
+        if event.tag.name == "Allocation":
+            sizes.append((event.start_time_ns, event.extra_fields.alloc_size))
+    return [size for _, size in sorted(sizes, key=lambda pair: pair[0])]

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import fields
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -95,6 +96,21 @@ def layer_choice(text: str) -> Callable[[int, str], bool]:
         if low.isdecimal() and (high.isdecimal() or not dash):
             numbers |= set(range(whole_number(low, 0), min(whole_number(high if dash else low, 0), MOST_LAYERS) + 1))
     return lambda at, name: at in numbers or any(fnmatchcase(name, part) for part in parts)
+
+
+KeysOption = Annotated[int | None, typer.Option(min=1, max=MOST, metavar="M", help="Tokens of k and v. Default: N.")]
+KvHeadsOption = Annotated[int | None, typer.Option(min=1, max=MOST, metavar="G", help="Heads of k and v. Default: H.")]
+NamedOptions = Annotated[
+    list[Any] | None,
+    typer.Option(parser=key_value, metavar="NAME=VALUE", help="An option of the mechanism or model; repeatable."),
+]
+DtypeOption = Annotated[
+    Dtype | None, typer.Option(help="Dtype of the tensors.", show_default="bfloat16 on cuda, float32 on a CPU")
+]
+PlotOption = Annotated[
+    Path | None, typer.Option(metavar="FILE.html", help="Also draw the result as a page.", show_default=False)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 def make_mechanism(name: str, options: dict[str, str]) -> "Mechanism":

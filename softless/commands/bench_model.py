@@ -1,7 +1,7 @@
 """softless bench-model: throughput and memory of a model, computed in every possible way on this machine.
 
 The model against its plain formulas, its softmax twin and timm's model. softless.bench.model_contest defines the
-numbers, and softless.bench.model_document the JSON.
+numbers, and softless.bench.documents the JSON.
 """
 
 from pathlib import Path
@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softless.commands.arguments import MOST, Backend, Dtype, Where, image_sizes, key_value, model_options, windows
-from softless.commands.bench import REPEATS, check_plot, machine, show_missing
-from softless.commands.common import command_line, console, emit_json, plain_table, print_dim, reports_errors
+from softless.commands import arguments
+from softless.commands.bench import REPEATS, show_results
+from softless.commands.common import check_plot, command_line, emit_json, plain_table, reports_errors
 from softless.commands.progress import progress
 from softless.errors import ArgumentError
 from softless.io.files import write_text
 from softless.report import units
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
-    from softless.bench.model_document import ModelDocument, ModelPlan, SettingResult
+    from softless.bench.documents import ModelDocument, SettingResult
 
 SUMMARY = "Images per second and memory of a model against its softmax twin and timm's."
 HELP = """Time a model against its plain formulas, its softmax twin and timm's model of the same family.
@@ -40,44 +39,40 @@ def run(
     image_size: Annotated[
         Any,
         typer.Option(
-            parser=image_sizes, metavar="HxW,...", help="Sizes of the images.", show_default="the model's own"
+            parser=arguments.image_sizes, metavar="HxW,...", help="Sizes of the images.", show_default="the model's own"
         ),
     ] = None,
     window: Annotated[
         Any,
-        typer.Option(parser=windows, metavar="W,...", help="Windows of the mixed blocks; none for no windows."),
+        typer.Option(
+            parser=arguments.windows, metavar="W,...", help="Windows of the mixed blocks; none for no windows."
+        ),
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST, metavar="B", help="Images per batch.", show_default="by their size"),
+        typer.Option(min=1, max=arguments.MOST, metavar="B", help="Images per batch.", show_default="by their size"),
     ] = None,
     train: Annotated[bool, typer.Option("--train", help="Also time forward and backward together.")] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="Also time each model under torch.compile.")] = False,
-    dtype: Annotated[
-        Dtype | None,
-        typer.Option(help="Dtype of weights and images.", show_default="bfloat16 on cuda, float32 on a CPU"),
-    ] = None,
-    device: Annotated[Where, typer.Option(help="auto is cuda if there is one.")] = "auto",
-    backend: Annotated[Backend, typer.Option(help="Backend of the model's linear attention.")] = "auto",
-    option: Annotated[
-        list[Any] | None,
-        typer.Option(parser=key_value, metavar="NAME=VALUE", help="An option of the model; repeatable."),
-    ] = None,
-    repeats: Annotated[int, typer.Option(min=1, max=MOST, metavar="NUMBER", help="Runs of each model.")] = REPEATS,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Also draw images per second.", show_default=False)
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    dtype: arguments.DtypeOption = None,
+    device: Annotated[arguments.Where, typer.Option(help="auto is cuda if there is one.")] = "auto",
+    backend: Annotated[arguments.Backend, typer.Option(help="Backend of the model's linear attention.")] = "auto",
+    option: arguments.NamedOptions = None,
+    repeats: Annotated[
+        int, typer.Option(min=1, max=arguments.MOST, metavar="NUMBER", help="Runs of each model.")
+    ] = REPEATS,
+    plot: arguments.PlotOption = None,
+    json: arguments.JsonOption = False,
 ) -> None:
     """Measure a model; draw and show the result."""
     check_plot(plot)
-    from softless.bench import figures, model_document
+    from softless.bench import documents, figures
 
     texts = dict(option or [])
-    options = model_options(name, texts)
+    options = arguments.model_options(name, texts)
     if window and "window" in options:
         raise ArgumentError(f"--option window={texts['window']} and --window are the same: give one of them")
-    plan = model_document.plan_model(
+    plan = documents.plan_model(
         name,
         options,
         image_sizes=image_size,
@@ -90,67 +85,53 @@ def run(
         backend=backend,
         repeats=repeats,
     )
-    command = command_line("softless bench-model", [name], _options(plan, window, batch, texts))
+    first, sizes = plan.settings[0], dict.fromkeys(setting.image_size for setting in plan.settings)
+    recorded: dict[str, Any] = {
+        "option": [f"{option}={text}" for option, text in texts.items()],
+        "image_size": tuple(f"{height}x{width}" for height, width in sizes),
+        "window": window and tuple(side or "none" for side in window),
+        "batch": batch,
+        "train": train,
+        "compile": compiled,
+        "dtype": str(first.dtype).removeprefix("torch."),
+        "device": first.device,
+        "backend": backend,
+        "repeats": repeats,
+    }
+    command = command_line("softless bench-model", [name], recorded)
     with progress(1.0, not json) as advance:
-        document = model_document.measure_model(plan, command=command, option_texts=texts, advance=advance)
+        document = documents.measure_model(plan, command=command, option_texts=texts, advance=advance)
     if plot is not None:
         write_text(plot, figures.model_page(document))
     if json:
         emit_json(document)
     else:
-        show(document, plot, console())
+        show(document, plot)
 
 
-def _options(
-    plan: "ModelPlan", windows: tuple[int | None, ...] | None, batch: int | None, texts: dict[str, str]
-) -> dict[str, object]:
-    setting = plan.settings[0]
-    sizes = dict.fromkeys(setting.image_size for setting in plan.settings)
-    return {
-        "--option": [f"{option}={text}" for option, text in texts.items()],
-        "--image-size": ",".join(f"{height}x{width}" for height, width in sizes),
-        "--window": windows and ",".join(str(side or "none") for side in windows),
-        "--batch": batch,
-        "--train": len(plan.passes) > 1,
-        "--compile": plan.compiled,
-        "--dtype": str(setting.dtype).removeprefix("torch."),
-        "--device": setting.device,
-        "--backend": setting.backend,
-        "--repeats": plan.repeats,
-    }
-
-
-def show(document: "ModelDocument", plot: Path | None, out: "Console") -> None:
+def show(document: "ModelDocument", plot: Path | None) -> None:
     """Print one table per setting and pass, a sentence on the largest images, and what was not timed."""
-    from rich.text import Text
-
-    print_dim(f"{machine(document)}, {document['dtype']}, torch {document['versions']['torch']}", out=out)
-    for result in document["results"]:
-        out.print()
-        out.print(Text(setting(result), style="bold"))
-        out.print(_table(result))
-    out.print()
-    out.print(Text(verdict(document), style="bold"))
+    heading = f"{document['dtype']}, torch {document['versions']['torch']}"
     eager = "eager: ordinary calls, launches included; " if document["device"] == "cuda" else ""
-    print_dim(f"x twin: against the softmax twin, compiled or not; {eager}memory: with the weights", out=out)
-    show_missing(document["results"], plot, out)
+    note = f"x twin: against the softmax twin, compiled or not; {eager}memory: with the weights"
+    show_results(document, heading, setting, _table, [verdict(document), note], plot)
 
 
 def verdict(document: "ModelDocument") -> str:
-    """Compare the model on the largest images with each of the others, all compiled or all not."""
+    """Compare the model with the others on the largest images: compiled with compiled, eager with eager."""
     result = max(document["results"], key=lambda result: result["image_size"][0] * result["image_size"][1])
     timed: list[Any] = [row for row in result["rows"] if row["images_per_second"] is not None]
     mine = [row for row in timed if row["role"] == "ours"]
     if not mine:
         return f"{setting(result)}: {document['model']} could not be timed."
     best = max(mine, key=lambda row: row["images_per_second"])
-    says = f"{setting(result)}: {best['label']} does {units.short(best['images_per_second'])} images/s"
+    own = f"{setting(result)}: {best['label']} does {units.short(best['images_per_second'])} images/s"
     ratios = [
         f"{units.short(best['images_per_second'] / row['images_per_second'])}x {row['label'].partition(',')[0]}"
         for row in timed
         if row["role"] != "ours" and row["compiled"] == best["compiled"]
     ]
-    return f"{says}: {', '.join(ratios)}." if ratios else f"{says}."
+    return f"{own}: {', '.join(ratios)}." if ratios else f"{own}."
 
 
 def setting(result: "SettingResult") -> str:

@@ -1,4 +1,4 @@
-"""What all verbs share: exit codes, one-line errors, tables, JSON, and folders that are checked before any work."""
+"""Code that all verbs share: exit codes, one-line errors, tables, JSON, and checks of folders before any work."""
 
 import errno
 import logging
@@ -64,14 +64,14 @@ def plain(name: str) -> str:
 
 @contextmanager
 def warnings_in_one_line() -> Iterator[None]:
-    """Show softless's own warnings at once, such as that of a damaged checkpoint."""
+    """Show softless's own warnings at once, for example about a damaged checkpoint."""
     with warnings.catch_warnings():
         warnings.filterwarnings("always", category=RuntimeWarning, module=r"softless\.")
         others = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
             if _library(filename) == "softless":
-                _warn(str(message))
+                complain(str(message), "warning")
             else:
                 others(message, category, filename, *rest, **more)
 
@@ -81,7 +81,7 @@ def warnings_in_one_line() -> Iterator[None]:
 
 @contextmanager
 def warnings_afterwards() -> Iterator[None]:
-    """Hold back warnings and log lines until the end, one line each, so that they do not break a table."""
+    """Hold back warnings and log lines until the end, so that they do not break a table. Each becomes one line."""
     lines: dict[str, None] = {}
 
     class Keep(logging.Handler):
@@ -100,7 +100,7 @@ def warnings_afterwards() -> Iterator[None]:
     finally:
         logging.getLogger().removeHandler(handler)
         for line in lines:
-            _warn(line)
+            complain(line, "warning")
 
 
 def _library(filename: str) -> str:
@@ -112,32 +112,27 @@ def _library(filename: str) -> str:
     return parts[known[-1]] if parts[known[-1]] == "softless" else Path(parts[known[-1] + 1]).stem
 
 
-def _warn(sentence: str) -> None:
-    _say("warning", sentence, "yellow")
-
-
-def complain(sentence: str) -> None:
-    """Print an error in one line on stderr, red on a terminal."""
-    _say("error", sentence, "red")
-
-
-def _say(kind: str, sentence: str, color: str) -> None:
+def complain(sentence: str, kind: str = "error") -> None:
+    """Print an error or a warning in one line on stderr: red or yellow on a terminal."""
+    color = {"error": "red", "warning": "yellow"}[kind]
     colored = False if "NO_COLOR" in os.environ else None
     typer.secho(f"{kind}: {' '.join(sentence.split())}", fg=color, err=True, color=colored)
 
 
 def refuse(arguments: dict[str, object], because: str) -> None:
-    """Refuse those of the arguments that have a value other than None, False or nothing."""
+    """Raise an error that names the arguments that were given: those that are not None, False or empty."""
     if names := [name for name, value in arguments.items() if value]:
         raise ArgumentError(f"{' and '.join(names)}: {because}")
 
 
-def command_line(verb: str, names: Iterable[str], options: dict[str, object]) -> str:
-    """Return a command to type: True is an option without a value, a list repeats it, None and False leave it out."""
+def command_line(verb: str, names: Iterable[str], options: dict[str, Any]) -> str:
+    """Return a command to type. True is an option without a value, a list repeats an option, None and False omit it."""
     parts = [verb, *names]
-    for option, value in options.items():
-        values = value if isinstance(value, list) else [] if value is None or value is False else [value]
-        parts += [option if item is True else f"{option} {item}" for item in values]
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        for item in value if isinstance(value, list) else [] if value is None or value is False else [value]:
+            text = ",".join(map(str, item)) if isinstance(item, tuple) else item
+            parts.append(option if item is True else f"{option} {text}")
     return " ".join(parts)
 
 
@@ -174,9 +169,8 @@ def emit_json(document: Mapping[str, object]) -> None:
 def prepare_folder(folder: Path) -> None:
     """Check that files can be written in a folder, before any work. It is not created yet."""
     try:
-        existing = folder.absolute()
-        while not _exists(existing):
-            existing = existing.parent
+        places = [folder.absolute(), *folder.absolute().parents]
+        existing = next(place for place in places if _exists(place))
         with tempfile.TemporaryFile(dir=existing):
             pass
     except (OSError, ValueError) as error:
@@ -184,8 +178,20 @@ def prepare_folder(folder: Path) -> None:
         raise ArgumentError(f"cannot write in the folder {str(folder)!r}: {reason}") from None
 
 
+def check_plot(plot: Path | None) -> None:
+    """Refuse a page that cannot be drawn or written, before any work."""
+    from softless.report import page
+
+    if plot is None:
+        return
+    page.require("plotly", by="--plot")
+    prepare_folder(plot.parent)
+    if plot.is_dir():
+        raise ArgumentError(f"--plot {str(plot)!r} is a folder and must be a file to write")
+
+
 def _exists(path: Path) -> bool:
-    """Return whether a path exists. Unlike `Path.exists`, raise for a path through a file or an impossible name."""
+    """Return whether a path exists. Unlike `Path.exists`, raise if the path leads through a file or is impossible."""
     try:
         path.stat()
     except FileNotFoundError:

@@ -3,21 +3,12 @@
 softless.bench.cost and softless.bench.anatomy define the numbers and the JSON.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from softless.commands.arguments import (
-    MOST,
-    Dtype,
-    four_numbers,
-    image_size,
-    key_value,
-    make_mechanism,
-    model_options,
-    option_text,
-)
+from softless.commands import arguments
 from softless.commands.common import console, emit_json, plain_table, print_dim, refuse, reports_errors
 from softless.errors import ArgumentError, did_you_mean
 from softless.report import units
@@ -58,81 +49,62 @@ def run(
     shape: Annotated[
         Any,
         typer.Option(
-            parser=four_numbers,
+            parser=arguments.four_numbers,
             metavar="B,H,N,D",
             help="Shape of q: batch, heads, tokens, dim.",
             show_default=SHAPE,
         ),
     ] = None,
-    keys: Annotated[
-        int | None, typer.Option(min=1, max=MOST, metavar="M", help="Tokens of k and v. Default: N.")
-    ] = None,
-    kv_heads: Annotated[
-        int | None, typer.Option(min=1, max=MOST, metavar="G", help="Heads of k and v. Default: H.")
-    ] = None,
+    keys: arguments.KeysOption = None,
+    kv_heads: arguments.KvHeadsOption = None,
     causal: Annotated[bool, typer.Option("--causal", help="Explain the causal form.")] = False,
-    dtype: Annotated[Dtype | None, typer.Option(help="Dtype of q, k and v.", show_default="float32")] = None,
+    dtype: Annotated[arguments.Dtype | None, typer.Option(help="Dtype of q, k and v.", show_default="float32")] = None,
     device: Annotated[
         Literal["cpu", "cuda"] | None, typer.Option(help="Where the tensors would be.", show_default="cpu")
     ] = None,
     image_size: Annotated[
         Any,
         typer.Option(
-            parser=image_size, metavar="HxW", help="Size of a model's images.", show_default="the model's own"
+            parser=arguments.image_size, metavar="HxW", help="Size of a model's images.", show_default="the model's own"
         ),
     ] = None,
-    option: Annotated[
-        list[Any] | None,
-        typer.Option(
-            parser=key_value, metavar="NAME=VALUE", help="An option of the mechanism or the model; repeatable."
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    option: arguments.NamedOptions = None,
+    json: arguments.JsonOption = False,
 ) -> None:
-    """Count one call and show it beside softmax, or one model and show its stages."""
+    """Count one call and show it beside softmax, or count one model and show its stages."""
+    import torch
+
     from softless.bench import anatomy, cost
+    from softless.mechanisms import list_mechanisms
     from softless.models.table import CONFIGS
 
     texts = dict(option or [])
     of_calls = {"--shape": shape, "--keys": keys, "--kv-heads": kv_heads, "--causal": causal}
+    of_calls |= {"--dtype": dtype, "--device": device}
     if name in CONFIGS:
-        refuse(
-            of_calls | {"--dtype": dtype, "--device": device},
-            f"'{name}' is a model, which takes --image-size and --option",
-        )
-        model = anatomy.explain_model(name, model_options(name, texts), image_size, option_texts=texts)
+        refuse(of_calls, f"'{name}' is a model, which takes --image-size and --option")
+        model = anatomy.explain_model(name, arguments.model_options(name, texts), image_size, option_texts=texts)
         if json:
             emit_json(model)
         else:
             show_model(model)
         return
     refuse({"--image-size": image_size}, f"'{name}' is no model; a call takes --shape")
-    _check_name(name, CONFIGS)
-    mechanism = make_mechanism(name, texts)
-    batch, heads, tokens, dim = shape or four_numbers(SHAPE)
-    call = cost.explain_call(
-        mechanism,
-        cost.Shape(batch, heads, tokens, dim, keys or tokens, kv_heads or heads),
-        causal=causal,
-        dtype=dtype or "float32",
-        device=device or "cpu",
-        options={option: option_text(value) for option, value in cost.option_values(mechanism).items()},
-    )
+    known = list_mechanisms()
+    if name not in known:
+        close = did_you_mean(name, [*known, *CONFIGS]) or f"the mechanisms are {', '.join(known)}"
+        raise ArgumentError(f"{name!r} is neither a mechanism nor a model of `softless list --models`: {close}")
+    mechanism = arguments.make_mechanism(name, texts)
+    batch, heads, tokens, dim = shape or arguments.four_numbers(SHAPE)
+    size = cost.Shape(batch, heads, tokens, dim, keys or tokens, kv_heads or heads)
+    number = getattr(torch, dtype or "float32")
+    terms = cost.Terms(shape=size, is_causal=causal, dtype=number, device=device or "cpu")
+    options = {option: arguments.option_text(value) for option, value in cost.option_values(mechanism).items()}
+    call = cost.explain_call(mechanism, terms, options=options)
     if json:
         emit_json(call)
     else:
         show_call(call)
-
-
-def _check_name(name: str, models: Iterable[str]) -> None:
-    from softless.mechanisms import list_mechanisms
-
-    known = list_mechanisms()
-    if name in known:
-        return
-    if close := did_you_mean(name, [*known, *models]):
-        raise ArgumentError(f"{name!r} is neither a mechanism nor a model: {close}")
-    raise ArgumentError(f"{name!r} is not one of {', '.join(known)}, nor a model of `softless list --models`")
 
 
 def _page(
@@ -167,20 +139,22 @@ def show_call(document: "CallExplanation") -> None:
     _page(document["mechanism"], about, facts, _call_table(document), _call_verdict(document), document["notes"])
 
 
-def _call_table(document: "CallExplanation") -> Any:
+def _call_table(document: "CallExplanation") -> "Table":
+    import torch
+
     name, costs = document["mechanism"], [document["cost"], document["softmax"]]
     costs = costs[:1] if name == "softmax" else costs
     table = plain_table(*("", name, "softmax")[: 1 + len(costs)])
     table.add_column("")
-    formed = [cost["form"] == "explicit weights" for cost in costs]
-    weights = [
-        units.size(cost["weight_bytes"]) if yes else "not formed" for cost, yes in zip(costs, formed, strict=True)
-    ]
+    explicit = document["cost"]["form"] == "explicit weights"
+    weights = [units.size(c["weight_bytes"]) if c["form"] == "explicit weights" else "not formed" for c in costs]
     states = ["none" if cost["state_bytes"] is None else units.size(cost["state_bytes"]) for cost in costs]
+    shape, itemsize = document["shape"], getattr(torch, document["dtype"]).itemsize
+    kv_bytes = 2 * shape["batch"] * shape["kv_heads"] * shape["keys"] * shape["head_dim"] * itemsize
     table.add_row("FLOPs", *_flops(document)[: len(costs)], _flop_ratio(document) if len(costs) > 1 else "")
     table.add_row("memory floor", *[units.size(cost["floor_bytes"]) for cost in costs], "q, k, v read, o written")
-    table.add_row("weight matrix", *weights, "" if formed[0] else f"{units.size(costs[0]['weight_bytes'])} if it were")
-    table.add_row("state to carry", *states, f"softmax keeps k and v: {units.size(_kv_bytes(document))}")
+    table.add_row("weight matrix", *weights, "" if explicit else f"{units.size(costs[0]['weight_bytes'])} if it were")
+    table.add_row("state to carry", *states, f"softmax keeps k and v: {units.size(kv_bytes)}")
     return table
 
 
@@ -204,14 +178,6 @@ def _flop_ratio(document: "CallExplanation") -> str:
     return units.compare(document["ratio"]["flops"], "more", "less")
 
 
-def _kv_bytes(document: "CallExplanation") -> int:
-    import torch
-
-    shape = document["shape"]
-    numbers = 2 * shape["batch"] * shape["kv_heads"] * shape["keys"] * shape["head_dim"]
-    return int(numbers * getattr(torch, document["dtype"]).itemsize)
-
-
 def show_model(document: "ModelExplanation") -> None:
     """Print what the model is, its stages, and a verdict."""
     facts = _options(document["options"])
@@ -225,7 +191,7 @@ def show_model(document: "ModelExplanation") -> None:
     _page(document["model"], f"  {document['about']}", facts, _model_table(document), model_verdict(document), notes)
 
 
-def _model_table(document: "ModelExplanation") -> Any:
+def _model_table(document: "ModelExplanation") -> "Table":
     table = plain_table("stage", "tokens", "blocks", "dim", "heads", "params", "MACs", "attn", gap=1)
     table.add_column("attention", overflow="fold")
     for number, stage in enumerate(document["stages"], 1):
@@ -246,16 +212,13 @@ def _model_table(document: "ModelExplanation") -> Any:
 def model_verdict(document: "ModelExplanation") -> str:
     """Return the size, attention's part of it, and the size of the softmax twin."""
     total, attention = document["total"], document["attention"]
-    parts = [attention[name] / total[name] for name in ("parameters", "macs")]
-    says = f"{document['model']}: {units.count(total['parameters'])} parameters, {units.macs(total['macs'])} at "
-    says += f"{units.picture(document['image_size'])}; attention has {units.percent(parts[0])} and "
-    says += f"{units.percent(parts[1])} of them."
+    size = f"{units.count(total['parameters'])} parameters, {units.macs(total['macs'])}"
+    shares = " and ".join(units.percent(attention[name] / total[name]) for name in ("parameters", "macs"))
+    verdict = f"{document['model']}: {size} at {units.picture(document['image_size'])}; attention has {shares} of them."
     if document["softmax_twin"] is None:
-        return says
+        return verdict
     twin = document["softmax_twin"]["macs"]
-    return (
-        f"{says} With softmax in its place: {units.macs(twin)}, {units.compare(twin / total['macs'], 'more', 'less')}."
-    )
+    return f"{verdict} With softmax instead: {units.macs(twin)}, {units.compare(twin / total['macs'], 'more', 'less')}."
 
 
 def _counts(count: dict[str, int]) -> tuple[str, str]:

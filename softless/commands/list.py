@@ -1,7 +1,6 @@
-"""softless list: every mechanism with its cost and abilities, or every model with its size, or every recipe.
+"""softless list: every mechanism with its cost and abilities, every model with its size, or every recipe.
 
-JSON: {"schema", "mechanisms": [ListedMechanism]}, {"schema", "models": [ListedModel]} or {"schema", "recipes":
-[ListedRecipe]}.
+The JSON document is {"schema", "mechanisms": [...]}, {"schema", "models": [...]} or {"schema", "recipes": [...]}.
 """
 
 from collections.abc import Callable
@@ -59,7 +58,7 @@ class ListedMechanism(TypedDict):
 
 
 class ListedModel(TypedDict):
-    """One model in the JSON document; parameters and multiply-adds as they are counted."""
+    """One model in the JSON document. Parameters and multiply-adds are our counts; `paper` has the printed ones."""
 
     name: str
     family: str

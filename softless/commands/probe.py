@@ -1,7 +1,7 @@
 """softless probe: measure the attention in each layer of a model, and the cost of a linear kernel there.
 
-Every number is a mean over images (or pieces of text) with its 95 % confidence interval. The JSON document (schema
-softless.probe/1) has the fields of `ProbeReport`.
+Every number is a mean over images (or pieces of text) with its 95 % confidence interval. The JSON document is
+softless.probes.findings.ProbeReport. Random weights get no verdict, because they say nothing about a trained model.
 """
 
 import time
@@ -167,7 +167,7 @@ def examined(
 
 
 def counted(count: int, what: str) -> str:
-    """100 images of 32 x 32 pixels, or 1 image of 32 x 32 pixels."""
+    """Write a count and its kind: 100 images of 32 x 32 pixels, or 1 image of 32 x 32 pixels."""
     if count == 1:
         what = what.replace("layers", "layer").replace("images", "image").replace("pieces", "piece")
     return f"{count:,} {what}"
@@ -188,10 +188,7 @@ def show(report: "ProbeReport", folder: Path | None) -> None:
     out.print(_summary(layers), soft_wrap=True)
     if missed := report.missed:
         more = f" and {counted(len(missed) - 1, 'more layers')}" if len(missed) > 1 else ""
-        they_are = "they are" if len(missed) > 1 else "it is"
-        out.print(
-            f"The attention of {missed[0]}{more} cannot be captured: {they_are} not in the table.", soft_wrap=True
-        )
+        out.print(f"Not in the table: {missed[0]}{more}, whose attention cannot be captured.", soft_wrap=True)
     out.print()
     table, width = _table(report), out.width
     out.width = max(width, Measurement.get(out, out.options.update(max_width=10_000), table).maximum)
@@ -214,7 +211,7 @@ def show(report: "ProbeReport", folder: Path | None) -> None:
 
 
 def _summary(layers: "Sequence[LayerFindings]") -> str:
-    """12 layers of softmax attention, 3 heads, 197 tokens: blocks.*.attn."""
+    """Return a line such as "12 layers of softmax attention, 3 heads, 197 tokens: blocks.*.attn"."""
     mechanisms = " and ".join(dict.fromkeys(layer.mechanism for layer in layers))
     counts = []
     for unit, values in (("head", {x.heads for x in layers}), ("token", {x.tokens for x in layers})):
@@ -275,14 +272,14 @@ def _precision(layers: "Sequence[LayerFindings]") -> str:
 
 
 def _percent(share: float) -> str:
-    """7.1%, 34%, <0.1%."""
+    """Write a share: 7.1%, 34%, <0.1%."""
     if not isfinite(share):
         return "-"
     return "<0.1%" if 0 < share < 0.001 else f"{share:.{0 if share >= 0.0995 else 1}%}"
 
 
 def _local(layer: "LayerFindings") -> str:
-    """9% (4%)."""
+    """Write the weight on 3 x 3 patches, and that of equal weights in brackets: 9% (4%)."""
     if layer.local_mass is None or layer.local_baseline is None:
         return "-"
     return f"{_percent(layer.local_mass.mean)} ({_percent(layer.local_baseline)})"

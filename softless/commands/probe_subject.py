@@ -116,9 +116,9 @@ def _run(name: str) -> Subject:
     from softless.train.recipe import from_document
     from softless.train.tasks.classify import trained
 
-    model, about = trained(Path(name))
-    recipe = from_document(about["recipe"])
-    return Subject(name, model, TRAINED, ImageInput(recipe.image_size, recipe.augment, source=about["data"]))
+    model, run = trained(Path(name))
+    recipe = from_document(run["recipe"])
+    return Subject(name, model, TRAINED, ImageInput(recipe.image_size, recipe.augment, source=run["data"]))
 
 
 def _timm(name: str, architecture: str, pretrained: bool) -> Subject:

@@ -1,7 +1,7 @@
-"""A progress bar on stderr: how much is done, how long it has taken, how long it will take. It vanishes at the end."""
+"""Show progress on stderr: the share that is done, the time so far and the time left. The bar vanishes at the end."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -9,8 +9,6 @@ from softless.report import units
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
-Advance = Callable[[str, float], None]
 
 
 class Bar:
@@ -29,7 +27,7 @@ class Bar:
             self.shown.update(self.task, completed=self.done, description=label, left=self.left(took))
 
     def skip(self, amount: float) -> None:
-        """Move over work that was done in an earlier run; it does not count for the time that is left."""
+        """Skip work that an earlier run did; the estimate of the time left ignores it."""
         self.skipped += amount
         self("starting", amount)
 

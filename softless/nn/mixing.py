@@ -45,6 +45,8 @@ class AttentionCall(NamedTuple):
 class Mixing(nn.Module):
     """Holds the tensors that a mechanism learns, and the local residual. The base of `Attention`."""
 
+    backend = "auto"  # softless.bench times a model on another one
+
     def __init__(
         self,
         dim: int,
@@ -137,10 +139,8 @@ class Mixing(nn.Module):
         dropped = self.training and self.attn_drop.p > 0
         if isinstance(qkv, Tensor) and not (dropped or is_causal or bias is not None):
             grid = grid if taps is not None or self.mechanism.reads_grid else None
-            inputs = self.inputs(source)
-            out = attention_qkv(
-                qkv, self.mechanism, taps=taps, grid=grid, prefix=prefix, key_mask=key_mask, inputs=inputs
-            )
+            options = {"key_mask": key_mask, "inputs": self.inputs(source), "backend": self.backend}
+            out = attention_qkv(qkv, self.mechanism, taps=taps, grid=grid, prefix=prefix, **options)
             return out.transpose(1, 2).flatten(2)
         q, k, v = as_heads(qkv)
         if dropped:

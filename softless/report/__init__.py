@@ -1,1 +1,1 @@
-"""Pages to look at: plain numbers go in, one HTML file comes out, and it fetches nothing."""
+"""Parts of the HTML pages, and numbers in the units that people read."""

@@ -1,4 +1,4 @@
-"""What every page shares: one HTML file that fetches nothing, its colors and its panels."""
+"""The frame, colors and panels that all HTML pages share. A page is one file and fetches nothing."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -9,10 +9,9 @@ from softless.errors import MissingExtraError
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by every kind of eye
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # safe for color-blind readers
 INK, GRAYS, FAINT = "#1a1a1a", ("#6b6b6b", "#9a9a9a", "#bdbdbd"), "#e8e8e8"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
-PANEL_HEIGHT = 520
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -40,13 +39,8 @@ code {{ background: #f4f4f4; padding: 2px 6px; border-radius: 4px; font-size: 13
 """
 
 
-def require_plotly() -> None:
-    """Say what is missing before anything is measured."""
-    require("plotly", by="--plot")
-
-
 def require(*packages: str, by: str) -> None:
-    """Say which package is missing, and how to get it."""
+    """Raise an error that says which package is missing and how to install it."""
     from importlib.util import find_spec
 
     for name in packages:
@@ -55,7 +49,7 @@ def require(*packages: str, by: str) -> None:
 
 
 def write(title: str, about: Sequence[str], figure: "Figure", document: Mapping[str, Any]) -> str:
-    """A document of `softless bench` as one page: what it is about, the figure, who is missing, how to repeat it."""
+    """Return one page: title, lines about it, figure, rows that were not timed, and the command that repeats it."""
     drawn = figure.to_html(full_html=False, include_plotlyjs=True, config={"displayModeBar": False, "responsive": True})
     return PAGE.format(
         title=escape(title),
@@ -67,30 +61,6 @@ def write(title: str, about: Sequence[str], figure: "Figure", document: Mapping[
         version=escape(document["versions"]["softless"]),
         font=FONT,
         ink=INK,
-    )
-
-
-def panels(titles: Sequence[str]) -> "Figure":
-    """One above the other."""
-    from plotly.subplots import make_subplots
-
-    spacing = 0.3 / len(titles) if len(titles) > 1 else 0
-    return make_subplots(rows=len(titles), cols=1, subplot_titles=list(titles), vertical_spacing=spacing)
-
-
-def dress(figure: "Figure", count: int, y_axis: dict[str, Any]) -> "Figure":
-    """Axes, fonts and legend of so many panels."""
-    grid = {"gridcolor": FAINT, "linecolor": INK, "ticks": "outside", "tickcolor": INK, "zeroline": False}
-    figure.update_xaxes(**grid)
-    figure.update_yaxes(**y_axis, **grid)
-    return figure.update_layout(
-        height=PANEL_HEIGHT * count,
-        plot_bgcolor="white",
-        paper_bgcolor="white",
-        font={"family": FONT, "size": 14, "color": INK},
-        hovermode="x unified",
-        legend={"traceorder": "normal", "font": {"size": 13}, "itemsizing": "constant"},
-        margin={"l": 70, "r": 20, "t": 60, "b": 60},
     )
 
 

@@ -134,8 +134,8 @@ def test_weights_that_would_not_fit_are_an_excuse(monkeypatch):
 
 
 def test_what_a_mechanism_needs_beyond_q_k_and_v_is_made():
-    made = softless.mechanism("linear", phi="affine_relu")
-    who = contestants.ours("linear", made, SMALL)
+    mechanism = softless.mechanism("linear", phi="affine_relu")
+    who = contestants.ours("linear", mechanism, SMALL)
     assert who.call(*contest.tensors(SMALL)).shape == (2, 4, 33, 8)
 
 

@@ -65,17 +65,17 @@ def each_way(later: bool) -> Iterator[Any]:
             yield pytest.param(*each.values, causal and not later, id=f"{each.id}-{causal and not later}", marks=marks)
 
 
-@pytest.mark.parametrize(("made", "is_causal"), [*each_way(False), *each_way(True)])
-def test_flops_grow_linearly_with_a_state_and_quadratically_without(made, is_causal):
-    if made.lacks(is_causal):
+@pytest.mark.parametrize(("mechanism", "is_causal"), [*each_way(False), *each_way(True)])
+def test_flops_grow_linearly_with_a_state_and_quadratically_without(mechanism, is_causal):
+    if mechanism.lacks(is_causal):
         return  # tests/laws/test_table.py has the refusal
-    some = 2**11 if made.form == BLOCKS else 2**14  # blocks are many, and counted one by one
+    some = 2**11 if mechanism.form == BLOCKS else 2**14  # blocks are many, and counted one by one
     calls = [sized(batch=1, queries=n, keys=n, head_dim=16) for n in (some, 2 * some)]
-    once, twice = (flops(made, replace(terms, is_causal=is_causal)) for terms in calls)
-    if made.name == "sparse":  # a window of fixed width, and columns of N / stride keys
+    once, twice = (flops(mechanism, replace(terms, is_causal=is_causal)) for terms in calls)
+    if mechanism.name == "sparse":  # a window of fixed width, and columns of N / stride keys
         assert 2 < twice / once < 4
         return
-    assert twice / once == pytest.approx(4 if form(made, is_causal) in (FUSED, EXPLICIT) else 2, rel=0.05)
+    assert twice / once == pytest.approx(4 if form(mechanism, is_causal) in (FUSED, EXPLICIT) else 2, rel=0.05)
 
 
 def test_the_floor_is_q_k_v_read_and_o_written():
@@ -85,13 +85,13 @@ def test_the_floor_is_q_k_v_read_and_o_written():
         assert cost(softless.mechanism("inline"), terms).floor_bytes == (2 * q + 2 * kv) * dtype.itemsize
 
 
-@pytest.mark.parametrize("made", CASES)
-def test_weight_and_state_bytes_are_those_of_the_real_tensors(made):
+@pytest.mark.parametrize("mechanism", CASES)
+def test_weight_and_state_bytes_are_those_of_the_real_tensors(mechanism):
     q, k, v = torch.randn(3, 2, 4, 9, 8).unbind()
-    counted = cost(made, Terms(shape=Shape(batch=2, heads=4, queries=9, head_dim=8, keys=9, kv_heads=4)))
-    assert counted.weight_bytes == softless.attention_weights(q, k, made).nbytes
-    if made.carries_state:
-        _, state = softless.attention_with_state(q, k, v, made)
+    counted = cost(mechanism, Terms(shape=Shape(batch=2, heads=4, queries=9, head_dim=8, keys=9, kv_heads=4)))
+    assert counted.weight_bytes == softless.attention_weights(q, k, mechanism).nbytes
+    if mechanism.carries_state:
+        _, state = softless.attention_with_state(q, k, v, mechanism)
         assert counted.state_bytes == sum(part.nbytes for part in state)
     else:
         assert counted.state_bytes is None
@@ -102,13 +102,13 @@ def test_half_precision_weights_are_computed_in_float32():
     assert half.weight_bytes == B * H * N * N * 4
 
 
-@pytest.mark.parametrize("made", SEARCHED)
-def test_crossover_is_where_flops_really_cross(made):
+@pytest.mark.parametrize("mechanism", SEARCHED)
+def test_crossover_is_where_flops_really_cross(mechanism):
     def ratio(tokens):
         here = sized(head_dim=16, queries=tokens, keys=tokens)
-        return flops(made, here) / flops(softless.mechanism("softmax"), here)
+        return flops(mechanism, here) / flops(softless.mechanism("softmax"), here)
 
-    tokens = crossover(made, sized(head_dim=16))
+    tokens = crossover(mechanism, sized(head_dim=16))
     if tokens is None:
         assert all(ratio(n) >= 1 for n in (64, 4096))
     else:
@@ -151,10 +151,10 @@ def test_a_shape_beyond_counting_is_refused_with_its_numbers(grow):
 
 def test_the_largest_shape_that_is_accepted_can_be_counted():
     for name, options in (("taylor", {"order": 2}), ("hydra", {}), ("linear", {"phi": "exp"})):
-        made = softless.mechanism(name, **options)
+        mechanism = softless.mechanism(name, **options)
         for shape in (Shape(1, 1, 1, 2**17, 1, 1), Shape(1, 1, 2**26, 64, 2**26, 1), Shape(2**44, 1, 1, 4, 1, 1)):
             for is_causal in (False, True):
-                assert math.isfinite(cost(made, Terms(shape=shape, is_causal=is_causal)).flops)
+                assert math.isfinite(cost(mechanism, Terms(shape=shape, is_causal=is_causal)).flops)
 
 
 def test_what_attention_refuses_cost_refuses():

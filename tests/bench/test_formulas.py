@@ -37,17 +37,17 @@ def assert_same(found, exact):
 @pytest.mark.parametrize("causal_by", [None, WEIGHTS, SUMS])
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_a_plain_formula_equals_the_float64_reference(name, options, causal_by, kv_heads):
-    made, tensors = softless.mechanism(name, **options), qkv(kv_heads=kv_heads)
-    exact = softless.attention(*tensors, made, is_causal=causal_by is not None, backend="reference")
-    assert_same(plain(made, causal_by=causal_by)(*tensors), exact)
+    mechanism, tensors = softless.mechanism(name, **options), qkv(kv_heads=kv_heads)
+    exact = softless.attention(*tensors, mechanism, is_causal=causal_by is not None, backend="reference")
+    assert_same(plain(mechanism, causal_by=causal_by)(*tensors), exact)
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_keys_may_be_more_or_fewer_than_queries(name, options):
-    made = softless.mechanism(name, **options)
+    mechanism = softless.mechanism(name, **options)
     for keys in (5, 29):
         tensors = qkv(keys=keys)
-        assert_same(plain(made)(*tensors), softless.attention(*tensors, made, backend="reference"))
+        assert_same(plain(mechanism)(*tensors), softless.attention(*tensors, mechanism, backend="reference"))
 
 
 @pytest.mark.parametrize("causal_by", [None, WEIGHTS, SUMS])
@@ -74,10 +74,10 @@ def test_an_option_without_one_says_so():
 @pytest.mark.parametrize(("name", "options"), [case for case in CASES if case[0] in ("linear", "inline")])
 def test_a_padded_formula_equals_the_masked_reference(name, options, kv_heads):
     """Whatever the padding holds, and where each sample has another number of tokens."""
-    made, tensors = softless.mechanism(name, **options), qkv(kv_heads=kv_heads)
+    mechanism, tensors = softless.mechanism(name, **options), qkv(kv_heads=kv_heads)
     mask = torch.arange(13) < torch.tensor([[13], [5]])
-    exact = softless.attention(*tensors, made, key_mask=mask, backend="reference")
-    assert_same(plain_padded(made, mask)(*tensors), exact)
+    exact = softless.attention(*tensors, mechanism, key_mask=mask, backend="reference")
+    assert_same(plain_padded(mechanism, mask)(*tensors), exact)
 
 
 @pytest.mark.parametrize("name", ["efficient", "taylor", "hydra"])

@@ -183,16 +183,16 @@ def test_images_beyond_memory_are_refused_with_both_sizes(monkeypatch):
     monkeypatch.setattr(stopwatch, "free_bytes", lambda _: 10**9)
     large = replace(SMALL, image_size=(4096, 4096), batch=64)
     with pytest.raises(ArgumentError, match=r"64 images of 4096 x 4096 need about .* GB and 1.0 GB are free"):
-        contest.check_memory("inline_swin_tiny", {}, large, train=False)
-    contest.check_memory("inline_swin_tiny", {}, SMALL, train=True)
+        contest.check_images("inline_swin_tiny", {}, large, train=False)
+    contest.check_images("inline_swin_tiny", {}, SMALL, train=True)
 
 
 def test_training_needs_more_than_a_forward_pass(monkeypatch):
     """A size between the two estimates runs forward and not backward."""
     monkeypatch.setattr(stopwatch, "free_bytes", lambda _: 40 * 10**6)
-    contest.check_memory("inline_deit_tiny", {}, SMALL, train=False)
+    contest.check_images("inline_deit_tiny", {}, SMALL, train=False)
     with pytest.raises(ArgumentError, match="are free"):
-        contest.check_memory("inline_deit_tiny", {}, replace(SMALL, image_size=(224, 224)), train=True)
+        contest.check_images("inline_deit_tiny", {}, replace(SMALL, image_size=(224, 224)), train=True)
 
 
 @pytest.mark.parametrize("name", ["inline_deit_tiny", pytest.param("inline_swin_tiny", marks=pytest.mark.slow)])
@@ -204,7 +204,7 @@ def test_the_estimate_is_no_less_than_what_a_forward_pass_takes(name, monkeypatc
     taken = found["memory_bytes"] - sum(weight.nbytes for weight in mine.model.parameters())
     monkeypatch.setattr(stopwatch, "free_bytes", lambda _: int(taken / stopwatch.FREE_SHARE) - 1)
     with pytest.raises(ArgumentError, match="are free"):
-        contest.check_memory(name, {}, setting, train=False)
+        contest.check_images(name, {}, setting, train=False)
 
 
 @pytest.mark.compile

@@ -53,7 +53,7 @@ def test_only_linear_layers_are_computed_otherwise():
     assert [layer.mechanism.name for layer in linear] == ["inline"] * 6
     by_plain_formulas(model)
     for layer in mixings(model).values():
-        assert ("mix" in vars(layer)) == (layer in linear)
+        assert ("_mix" in vars(layer)) == (layer in linear)
     assert linear_layers(small("swin_tiny")) == linear_layers(small("deit_tiny")) == []
 
 
@@ -69,7 +69,7 @@ def test_a_mechanism_without_a_plain_formula_says_so_and_the_model_is_as_it_was(
     model = small("inline_deit_tiny", mechanism="hydra", local=False)
     with pytest.raises(UnsupportedError, match="hydra has no plain formula here"):
         by_plain_formulas(model)
-    assert not any("mix" in vars(layer) for layer in mixings(model).values())
+    assert not any("_mix" in vars(layer) for layer in mixings(model).values())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -86,12 +86,6 @@ def test_a_backend_gets_what_its_mechanism_learned():
     model, x = model_and_images("deit", mechanism=affine)
     expected = model(x)
     assert_same(by_backend(model, "reference")(x), expected)
-
-
-def test_auto_leaves_a_model_alone():
-    model = small("inline_deit_tiny")
-    assert by_backend(model, "auto") is model
-    assert not any("mix" in vars(layer) for layer in mixings(model).values())
 
 
 def test_a_backend_that_cannot_run_says_why():

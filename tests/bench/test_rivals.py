@@ -47,17 +47,19 @@ def qkv():
 def test_a_rival_computes_our_function(installed, phi):
     tensors = qkv()
     normalized, raw = (softless.mechanism("linear", phi=phi, normalize=how) for how in ("divide", "none"))
-    for rival, made in ((CHUNK, normalized), (FUSED, raw), (BLA, normalized)):
-        exact = softless.attention(*tensors, made, is_causal=rival.causal, backend="reference")
-        assert (contestants.load(rival, made)(*tensors) - exact).abs().max() <= 1e-12 * (1 + exact.abs().max())
+    for rival, mechanism in ((CHUNK, normalized), (FUSED, raw), (BLA, normalized)):
+        exact = softless.attention(*tensors, mechanism, is_causal=rival.causal, backend="reference")
+        assert (contestants.load(rival, mechanism)(*tensors) - exact).abs().max() <= 1e-12 * (1 + exact.abs().max())
 
 
 def test_a_kernel_alone_has_its_features_given(installed):
     q, k, v = qkv()
     for rival, alone in zip(contestants.WITH_PHI, ALONE, strict=True):
-        made = softless.mechanism("linear", phi="exp")
+        mechanism = softless.mechanism("linear", phi="exp")
         assert alone.label == f"{rival.label} alone"
-        assert torch.equal(contestants.load(alone, made)(q.exp(), k.exp(), v), contestants.load(rival, made)(q, k, v))
+        assert torch.equal(
+            contestants.load(alone, mechanism)(q.exp(), k.exp(), v), contestants.load(rival, mechanism)(q, k, v)
+        )
 
 
 def test_no_rival_is_made_to_copy(installed, monkeypatch):

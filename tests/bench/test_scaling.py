@@ -122,10 +122,10 @@ def test_the_study_covers_every_mechanism_that_runs_on_q_k_and_v_alone():
     named = {case.name for case in study_cases()}
     for name in softless.list_mechanisms():
         try:
-            made = softless.mechanism(name)
+            mechanism = softless.mechanism(name)
         except softless.errors.ArgumentError:
             continue
-        alone = not made.inputs and not made.needs_grid and made.lacks(is_causal=False) is None
+        alone = not mechanism.inputs and not mechanism.needs_grid and mechanism.lacks(is_causal=False) is None
         assert (name in named) == alone
     labels = [case.label for case in study_cases()]
     assert len(labels) == len(set(labels))

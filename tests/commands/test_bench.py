@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from softless.bench import call_document, figures, stopwatch
+from softless.bench import documents, figures, stopwatch
 from softless.commands import arguments, bench
 from softless.commands.progress import progress
 from softless.errors import MissingExtraError
@@ -111,7 +111,7 @@ def test_a_name_given_twice_runs_once(softless):
 def test_what_is_printed_is_what_the_json_says(softless, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
     document = benched(softless, "linear", "hydra", "--backward")
-    monkeypatch.setattr(call_document, "measure_calls", lambda *_, **__: copy.deepcopy(document))
+    monkeypatch.setattr(documents, "measure_calls", lambda *_, **__: copy.deepcopy(document))
     result = softless("bench", *TINY)
     assert (result.exit_code, result.stderr) == (0, "")
     assert max(map(len, result.stdout.splitlines())) <= int(columns)
@@ -132,7 +132,7 @@ def test_an_eager_call_has_a_column_where_it_was_measured(softless, monkeypatch)
     for row in document["results"][0]["rows"]:
         if row["ms"] is not None:
             row |= {"eager_ms": 1234.0, "timing": "events" if row["label"] == "SDPA" else "graph"}
-    monkeypatch.setattr(call_document, "measure_calls", lambda *_, **__: document)
+    monkeypatch.setattr(documents, "measure_calls", lambda *_, **__: document)
     text = softless("bench", *TINY).stdout
     assert max(map(len, text.splitlines())) <= 80
     assert "x SDPA of copy eager extra of output" in " ".join(text.split())
@@ -158,7 +158,7 @@ def test_the_verdict_is_about_the_largest_call_and_the_fastest_of_ours():
 
 
 def test_a_mechanism_that_does_not_fit_in_memory_is_skipped_and_the_rest_is_timed(softless, monkeypatch):
-    monkeypatch.setattr(call_document.contest, "check_memory", lambda _: None)
+    monkeypatch.setattr(documents, "check_memory", lambda _: None)
     monkeypatch.setattr(stopwatch, "free_bytes", lambda _: 1000)
     rows = {row["label"]: row for row in benched(softless, "threshold", "inline")["results"][0]["rows"]}
     assert "are free" in rows["threshold"]["skipped"]
@@ -195,11 +195,11 @@ def test_the_page_escapes_what_it_is_told(softless):
 
 
 def test_a_page_without_plotly_is_refused_before_any_work(softless, monkeypatch):
-    def missing():
-        raise MissingExtraError("--plot needs plotly")
+    def missing(package, by):
+        raise MissingExtraError(f"{by} needs {package}")
 
-    monkeypatch.setattr(page, "require_plotly", missing)
-    monkeypatch.setattr(call_document, "measure_calls", lambda *_, **__: pytest.fail("it worked first"))
+    monkeypatch.setattr(page, "require", missing)
+    monkeypatch.setattr(documents, "measure_calls", lambda *_, **__: pytest.fail("it worked first"))
     result = softless("bench", *TINY, "--plot", "page.html")
     assert (result.exit_code, result.stderr) == (3, "error: --plot needs plotly\n")
 
@@ -207,7 +207,7 @@ def test_a_page_without_plotly_is_refused_before_any_work(softless, monkeypatch)
 def test_plotly_is_named_with_its_pip_command(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'softless\[report\]'"):
-        page.require_plotly()
+        page.require("plotly", by="--plot")
 
 
 BAD_INPUT = [

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from softless.bench import figures, model_contest, model_document, stopwatch
+from softless.bench import documents, figures, model_contest, stopwatch
 from softless.commands import arguments, bench_model
 from softless.errors import ArgumentError
 from softless.report.units import count, seconds, short, size
@@ -29,7 +29,7 @@ def benched(softless, *more):
 def document():
     """Two sizes, forward and backward, measured once for all who read it."""
     both = plan(image_sizes=[(16, 16), (32, 16)], batch=2, train=True, repeats=1)
-    return model_document.measure_model(both, command="softless bench-model", option_texts={})
+    return documents.measure_model(both, command="softless bench-model", option_texts={})
 
 
 def plan(name=NAME, options=None, **changes):
@@ -37,7 +37,7 @@ def plan(name=NAME, options=None, **changes):
         "image_sizes": None, "windows": None, "batch": None, "train": False, "compiled": False, "dtype": None,
         "device": "cpu", "backend": "auto", "repeats": 3,
     }  # fmt: skip
-    return model_document.plan_model(name, options or {}, **defaults | changes)
+    return documents.plan_model(name, options or {}, **defaults | changes)
 
 
 def test_the_json_schema_is_frozen(softless):
@@ -68,7 +68,7 @@ def test_numbers_follow_from_each_other(document):
 @pytest.mark.parametrize("columns", ["80", "120"])
 def test_what_is_printed_is_what_the_json_says(softless, monkeypatch, columns, document):
     monkeypatch.setenv("COLUMNS", columns)
-    monkeypatch.setattr(model_document, "measure_model", lambda *_, **__: copy.deepcopy(document))
+    monkeypatch.setattr(documents, "measure_model", lambda *_, **__: copy.deepcopy(document))
     result = softless("bench-model", *TINY)
     assert (result.exit_code, result.stderr) == (0, "")
     assert max(map(len, result.stdout.splitlines())) <= int(columns)
@@ -89,7 +89,7 @@ def test_skipped_models_and_eager_times_are_shown(softless, monkeypatch, documen
         row |= {"eager_images_per_second": 1234.0, "timing": "events" if row["role"] == "plain" else "graph"}
     first[3] |= dict.fromkeys(ROW[3:-1]) | {"skipped": "timm has no such model"}
     changed |= {"device": "cuda"}
-    monkeypatch.setattr(model_document, "measure_model", lambda *_, **__: changed)
+    monkeypatch.setattr(documents, "measure_model", lambda *_, **__: changed)
     text = softless("bench-model", *TINY).stdout
     assert max(map(len, text.splitlines())) <= 80
     text = " ".join(text.split())
@@ -141,7 +141,7 @@ def test_dtype_and_batch_are_what_the_device_is_used_with(monkeypatch, device, d
 
 
 def test_the_recorded_command_has_every_setting(softless, monkeypatch):
-    monkeypatch.setattr(model_document, "measure_model", lambda _, command, **__: {"command": command})
+    monkeypatch.setattr(documents, "measure_model", lambda _, command, **__: {"command": command})
     typed = ("--option", "local=false", "--image-size", "32x48", "--window", "4,none", "--batch", "2", "--repeats", "3")
     result = softless("bench-model", "inline_swin_tiny", *typed, "--train", "--compile", "--device", "cpu", "--json")
     assert json.loads(result.stdout)["command"] == (
@@ -174,7 +174,7 @@ def test_progress_adds_up_to_one():
     """The amounts add up for any number of models, passes and sizes."""
     moved = []
     both = plan(image_sizes=[(16, 16)], batch=1, train=True, repeats=1)
-    list(model_document._model_results(both, lambda _label, amount: moved.append(amount)))
+    list(documents._model_results(both, lambda _label, amount: moved.append(amount)))
     assert sum(moved) == pytest.approx(1)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import typer
 
-from softless.bench import call_document
+from softless.bench import documents
 from softless.cli import app
 from softless.commands import common
 from softless.errors import ArgumentError, FileError
@@ -352,7 +352,7 @@ def test_warnings_of_other_libraries_come_after_the_table_one_line_each(capsys):
 
 
 def test_one_of_a_thing_is_said_in_the_singular(softless, monkeypatch, flowers):
-    monkeypatch.setattr(call_document, "steady_threads", lambda: 1)
+    monkeypatch.setattr(documents, "steady_threads", lambda: 1)
     bench = softless("bench", "inline", "--shape", "1,1,8,4", "--keys", "1", "--repeats", "1", "--quick")
     train = softless(*training("--out", "a", "--set", "epochs=1", "--set", "batch=10", "--set", "log_every=1"))
     for result in (bench, train):

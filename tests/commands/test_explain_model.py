@@ -72,7 +72,7 @@ def test_options_make_another_model_of_which_the_paper_says_nothing(softless):
     assert own["softmax_twin"] == twin["total"]
     text = softless("explain", "inline_deit_tiny", "--image-size", "64", *words).stdout
     assert "mechanism=softmax  local=false" in text
-    assert "With softmax in its place" not in text
+    assert "With softmax instead" not in text
 
 
 @pytest.mark.parametrize("columns", ["80", pytest.param("120", marks=pytest.mark.slow)])
@@ -109,7 +109,7 @@ def test_a_verdict_says_how_much_more_softmax_takes():
     }
     assert explain.model_verdict(document) == (
         "inline_deit_tiny: 6.48 M parameters, 1 GMAC at 224 x 320; attention has 10% and 5% of them. "
-        "With softmax in its place: 2 GMAC, 2x more."
+        "With softmax instead: 2 GMAC, 2x more."
     )
 
 
@@ -124,7 +124,10 @@ BAD_INPUT = [
     (["inline_deit_tiny", "--shape", "1,1,1,1", "--causal"], "--shape and --causal: 'inline_deit_tiny' is a model"),
     (["inline_deit_tiny", "--dtype", "float32"], "--dtype: 'inline_deit_tiny' is a model"),
     (["inline", "--image-size", "224"], "--image-size: 'inline' is no model; a call takes --shape"),
-    (["inline_deit_tinny"], "'inline_deit_tinny' is neither a mechanism nor a model: did you mean 'inline_deit_tiny'?"),
+    (
+        ["inline_deit_tinny"],
+        "nor a model of `softless list --models`: did you mean 'inline_deit_tiny'?",
+    ),
     (["vit"], "nor a model of `softless list --models`"),
     (["inline_deit_tiny", "--image-size", "8x64"], "images are 8 x 64 pixels and must be at least 16 x 16"),
     (["inline_deit_tiny", "--option", "heads=3"], "has no option 'heads' here: it takes mechanism, local, window"),

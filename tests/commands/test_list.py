@@ -50,21 +50,27 @@ def test_every_mechanism_is_listed_with_its_options(softless):
 def test_abilities_are_those_the_mechanisms_show(softless):
     q, k, v = torch.randn(3, 1, 2, 4, 4).unbind()
     for row in listed(softless)["mechanisms"]:
-        made = make_mechanism(row["name"], {})
+        mechanism = make_mechanism(row["name"], {})
 
-        def can(call, made=made):
-            inputs = {name: torch.rand(shape) for name, shape in made.needed(q, k).items()}
+        def can(call, mechanism=mechanism):
+            inputs = {name: torch.rand(shape) for name, shape in mechanism.needed(q, k).items()}
             try:
-                call(made, inputs)
+                call(mechanism, inputs)
             except UnsupportedError:
                 return False
             return True
 
-        assert row["causal"] == can(lambda made, i: library.attention(q, k, v, made, inputs=i, is_causal=True))
-        assert row["state"] == can(lambda made, i: library.attention_with_state(q, k, v, made, inputs=i))
-        assert row["bias"] == can(lambda made, i: library.attention(q, k, v, made, inputs=i, bias=torch.zeros(4, 4)))
+        assert row["causal"] == can(
+            lambda mechanism, i: library.attention(q, k, v, mechanism, inputs=i, is_causal=True)
+        )
+        assert row["state"] == can(lambda mechanism, i: library.attention_with_state(q, k, v, mechanism, inputs=i))
+        assert row["bias"] == can(
+            lambda mechanism, i: library.attention(q, k, v, mechanism, inputs=i, bias=torch.zeros(4, 4))
+        )
         assert row["grid"] == can(
-            lambda made, i: library.attention(q, k, v, made, inputs=i, grid=(2, 2), is_causal=bool(made.lacks(False)))
+            lambda mechanism, i: library.attention(
+                q, k, v, mechanism, inputs=i, grid=(2, 2), is_causal=bool(mechanism.lacks(False))
+            )
         )
 
 
@@ -82,11 +88,13 @@ SMALL = {
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_the_cost_is_what_is_counted(name):
     """Twice the tokens: four times the products where the cost says N^2, and twice where it says N."""
-    made = make_mechanism(name, {}) if name == "general" else library.mechanism(name, **SMALL.get(name, {}))
-    tokens = 512 if made.family == "recurrent" else 4096
-    causal = made.lacks(False) is not None
-    once, twice = (flops(made, Terms(shape=Shape(1, 2, n, 8, n, 2), is_causal=causal)) for n in (tokens, 2 * tokens))
-    squared = "N^2" in made.cost or "N/l" in made.cost
+    mechanism = make_mechanism(name, {}) if name == "general" else library.mechanism(name, **SMALL.get(name, {}))
+    tokens = 512 if mechanism.family == "recurrent" else 4096
+    causal = mechanism.lacks(False) is not None
+    once, twice = (
+        flops(mechanism, Terms(shape=Shape(1, 2, n, 8, n, 2), is_causal=causal)) for n in (tokens, 2 * tokens)
+    )
+    squared = "N^2" in mechanism.cost or "N/l" in mechanism.cost
     assert twice / once == pytest.approx(4 if squared else 2, rel=0.1)
 
 

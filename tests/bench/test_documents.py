@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from softless.bench import call_document, stopwatch
+from softless.bench import documents, stopwatch
 from softless.bench.cost import Shape
 from softless.errors import ArgumentError
 from softless.mechanisms import mechanism
@@ -16,7 +16,7 @@ DEFAULTS = {
 
 def plan(*names, **changes):
     mechanisms = {name: mechanism(name) for name in names or ("inline",)}
-    return call_document.plan_calls(mechanisms, **DEFAULTS | changes)
+    return documents.plan_calls(mechanisms, **DEFAULTS | changes)
 
 
 def test_a_shape_is_that_of_q_and_k_and_v_follow_it():
@@ -71,5 +71,5 @@ def test_progress_adds_up_to_one():
     """The amounts add up for any number of contestants, passes and lengths."""
     moved = []
     both = plan("inline", "hydra", backward=True, tokens=[4, 8])
-    list(call_document._call_results(both, 1e9, lambda _label, amount: moved.append(amount)))
+    list(documents._call_results(both, 1e9, lambda _label, amount: moved.append(amount)))
     assert sum(moved) == pytest.approx(1)
