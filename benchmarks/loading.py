@@ -20,7 +20,7 @@ from softless.data.sampler import ResumableSampler
 from softless.errors import SoftlessError
 from softless.train.devices import Devices
 from softless.train.engine import Engine
-from softless.train.recipe import read_recipe
+from softless.train.recipe import parse_change, read_recipe
 from softless.train.tasks.classify import ClassificationLoss, build
 
 BAR = 0.9
@@ -50,7 +50,7 @@ def rate(engine: Engine, batches: Iterable[Batch]) -> float:
 
 def main() -> int:
     asked = arguments()
-    recipe = read_recipe(asked.recipe, (text.partition("=")[::2] for text in asked.set))
+    recipe = read_recipe(asked.recipe, map(parse_change, asked.set))
     devices = Devices(asked.device, recipe.precision, graph=asked.graph)
     bytes_ = torch.randint(0, 256, (asked.images, 3, recipe.image_size, recipe.image_size), dtype=torch.uint8)
     each = torch.arange(asked.images)

@@ -29,7 +29,7 @@ from softless.study.tables import PARAMETERS, groups, shared_spread, tables
 from softless.study.twin_run import RunRecord
 from softless.study.twins import QUESTIONS, Twin, side_of, twins_named, twins_of
 from softless.train.assemble import Runtime
-from softless.train.recipe import Recipe, read_recipe
+from softless.train.recipe import Recipe, parse_change, read_recipe
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
@@ -53,7 +53,7 @@ class Lines(Silent):
 
 
 def run(given: argparse.Namespace) -> int:
-    recipe = read_recipe(given.recipe, (text.partition("=")[::2] for text in given.set))
+    recipe = read_recipe(given.recipe, map(parse_change, given.set))
     chosen = twins_named(given.twins.split(","), recipe) if given.twins else twins_for(recipe, given.tables)
     found = run_grid(
         given.out, recipe, chosen, data=given.data, seeds=range(given.seeds), minutes=given.minutes, pack=given.pack,

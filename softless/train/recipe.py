@@ -188,6 +188,14 @@ def read_recipe(name: str = DEFAULT, changes: Iterable[tuple[str, str]] = ()) ->
     return changed(document_of(name), changes)
 
 
+def parse_change(text: str) -> tuple[str, str]:
+    """Split "epochs=3" into ("epochs", "3")."""
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise ArgumentError(f"{text!r} is not name=value")
+    return key, value
+
+
 def changed(document: Mapping[str, Any], changes: Iterable[tuple[str, str]]) -> Recipe:
     """Return the recipe of a document, after changing some keys to values that are given as text."""
     values = {**document}
