@@ -186,7 +186,7 @@ def warn_of_shrinking(start: Start, recipe: str | None) -> None:
     if recipe is not None and size is not None and min(size.height, size.width) >= MUCH * seen:
         warnings.warn(
             f"recipe {recipe!r} shrinks these images from {size.height} x {size.width} to {seen} x {seen} pixels; "
-            "leave out --recipe, and a recipe that fits them is chosen",
+            "leave --recipe out to have one chosen that fits them",
             RuntimeWarning,
             stacklevel=2,
         )
