@@ -155,7 +155,7 @@ def _captured(call: Call) -> Call:
 
 
 def _between_events(call: Call, repeats: int) -> list[float]:
-    """Seconds of each run. All runs are queued at once: the flush hides the time Python takes to launch the next."""
+    """Seconds of each run. All runs are queued at once: the flush hides the time to launch the next run."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     call()
     marks = []

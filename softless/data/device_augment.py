@@ -16,8 +16,8 @@ image with a poorer one, as `PIL.ImageEnhance` does:
     poorer + amount (image - poorer)        brightness  black             sharpness  smoothed
                                             contrast    its mean gray     color      its grays
 
-The operations that move pixels use a *map* [B, 2, 3]. It takes each place of the new image to a place in the old one,
-in pixels from the upper left corner:
+The operations that move pixels use a *map* [B, 2, 3]: for each point of the new image it gives the point of the old
+image to read, in pixels from the upper left corner:
 
     x_old = a x + b y + c        y_old = d x + e y + f
 

@@ -12,7 +12,7 @@ The references may depend on the future, as the gradients of keys and values do 
 sums over pieces of segments, and `later_kernel` the sums over all queries after each segment: D E + D + E numbers, the
 three sums one after the other.
 
-Beyond the end the last token is read again. It has no gain there, so it changes nothing, and it is not stored.
+Loads beyond the last token repeat that token with a gain of zero: they add nothing, and their results are not stored.
 """
 
 import triton
