@@ -27,6 +27,13 @@ _ZIP, _PICKLE, _OLD_TORCH = b"PK\x03\x04", b"\x80", b"\x80\x02\x8a\nl\xfc\x9cF\x
 class WeightsReport:
     """The report of `load_weights`: what it loaded, and what it left in the file.
 
+    >>> import os, tempfile, torch, softless
+    >>> layer, path = torch.nn.Linear(3, 2), os.path.join(tempfile.mkdtemp(), "layer.pth")
+    >>> torch.save(layer.state_dict(), path)
+    >>> report = softless.load_weights(layer, path)
+    >>> report.format, report.key, report.tensors, report.nonfinite
+    ('torch', None, 2, ())
+
     path       the file
     format     safetensors | torch
     key        the key of the weights in the file; None if the file itself is the dictionary

@@ -61,7 +61,7 @@ USAGE = [
     ["data", "check"],
 ]
 BAD_INPUT = [
-    (["explain", "nonsense"], "'nonsense' is not one of softmax"),
+    (["explain", "nonsense"], "'nonsense' is neither a mechanism nor a model"),
     (["explain", "linear", "--option", "phi=tanh"], "'tanh' is not one of identity"),
     (["explain", "linear", "--option", "color=red"], "has no option 'color'"),
     (["explain", "efficient", "--option", "x=1"], "takes no options"),

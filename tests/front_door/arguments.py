@@ -484,8 +484,8 @@ METHODS: dict[str, Case] = {
     "nn.FunnelDecoder.forward": Case(
         softless.nn.FunnelDecoder.forward,
         called("forward", softless.nn.FunnelDecoder, **SIZES, blocks=2),
-        {"found": funneled(0)},
-        {"found": funneled(1)},
+        {"encoded": funneled(0)},
+        {"encoded": funneled(1)},
     ),
     "nn.PreNorm.forward": Case(
         softless.nn.PreNorm.forward,

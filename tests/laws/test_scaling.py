@@ -11,7 +11,8 @@ import torch
 from softless import attention, mechanism
 from softless.bench.stopwatch import peak_bytes
 from softless.mechanisms import MECHANISMS, Mechanism, restricted
-from softless.mechanisms.sparse import PATTERNS
+
+PATTERNS = ("local", "strided", "local+strided", "fixed")
 
 TOKENS = (2048, 4096, 8192, 16384)
 

@@ -92,7 +92,7 @@ def test_unsupported_calls_of_longformer_attention_are_refused():
     for call in (layer, layer.with_weights):
         with pytest.raises(SoftlessError, match="x is packed sequences, and each has global tokens"):
             call(packed)
-    with pytest.raises(SoftlessError, match=r"'' is a LongformerAttention, .* a probe sees one"), capture(layer):
+    with pytest.raises(SoftlessError, match=r"'' is a LongformerAttention, .* a probe reads one set"), capture(layer):
         layer(torch.randn(2, 9, 12))
     with pytest.raises(SoftlessError, match="keep a KV cache"):
         layer.with_state(torch.randn(2, 9, 12))
