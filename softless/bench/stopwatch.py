@@ -212,12 +212,13 @@ def shortage(needed: int, device: str) -> str | None:
 
 def _allocations(call: Call) -> list[int]:
     """Return the bytes of every allocation (+) and release (-) of PyTorch's CPU allocator, in order."""
-    from torch.profiler import ProfilerActivity, profile
+    from torch.autograd.profiler import profile
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it reports each start and stop on stderr
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    with profile(profile_memory=True) as profiler:
         call()
-    waiting, sizes = [*reversed(profiler.profiler.kineto_results.experimental_event_tree())], []
+    assert profiler.kineto_results is not None
+    waiting, sizes = [*reversed(profiler.kineto_results.experimental_event_tree())], []
     while waiting:
         event = waiting.pop()
         waiting += reversed(event.children)

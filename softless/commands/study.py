@@ -162,6 +162,8 @@ class ProgressLines:
             self.images, self.decoded, self.shares = 0, 0, {}
         if finished:
             self.say(f"continuing: {finished} of {units.counted(runs, 'run')} trained before")
+        if runs > finished:
+            self.say(f"{units.counted(runs - finished, 'model')} to train; each is listed here when it is trained")
         self.bar.skip(finished)
 
     def decoding(self, images: int) -> None:

@@ -51,7 +51,8 @@ class Cosformer(Kernelized):
         if not is_causal or self.length is not None:
             return None
         return (
-            "weighs by the length of the sequence, which the future decides: fix it, mechanism('cosformer', length=M)"
+            "weighs by the length of the sequence, which the future decides: set the length, "
+            "mechanism('cosformer', length=M)"
         )
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:

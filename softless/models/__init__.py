@@ -95,6 +95,11 @@ def create_model(
         raise MissingExtraError(
             f"model '{name}' is built with timm, and {package} is not installed: pip install 'softless[models]'"
         ) from None
+    if "pretrained" in options:
+        raise ArgumentError(
+            f"model '{name}' has no option pretrained: no trained weights are shipped; "
+            f"softless.load_weights(model, path) reads a file of yours"
+        )
     if unknown := [option for option in options if option not in OPTIONS]:
         hint = did_you_mean(unknown[0], OPTIONS) or f"it takes {', '.join(OPTIONS)}"
         raise ArgumentError(f"model '{name}' has no option {', '.join(unknown)}: {hint}")

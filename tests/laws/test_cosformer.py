@@ -40,7 +40,7 @@ def test_without_a_length_cosformer_uses_the_length_of_each_sequence():
     long = attention_weights(q, k, "cosformer")[:, :, :7, :7]
     assert not torch.allclose(short / short.sum(-1, keepdim=True), long / long.sum(-1, keepdim=True))
     for call in (attention_with_state, lambda *qkv: attention(*qkv, is_causal=True)):
-        with pytest.raises(UnsupportedError, match=r"'cosformer' .* fix it, mechanism\('cosformer', length=M\)"):
+        with pytest.raises(UnsupportedError, match=r"'cosformer' .* the length, mechanism\('cosformer', length=M\)"):
             call(q, k, v, "cosformer")
 
 

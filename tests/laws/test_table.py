@@ -32,7 +32,11 @@ OWN_PLACE = r"gives keys to positions: it needs as many queries as keys, got {} 
 SCORED = ("softmax", "threshold", "topk", "sparse", "longformer", "nonlocal", "reformer")  # they take a bias
 # What has no causal form, or no other, says why.
 NO_PICTURE = r"needs grid=\(height, width\)"
-ONE_FORM = {"cosformer": "which the future decides: fix it", "mlla": "has no order", "a2": "gathers from all tokens"}
+ONE_FORM = {
+    "cosformer": "the future decides: set the length",
+    "mlla": "has no order",
+    "a2": "gathers from all tokens",
+}
 ONE_FORM |= dict.fromkeys(("delta", "efla", "decay"), "goes through tokens in their order")
 ONE_FORM |= dict.fromkeys(oracle_scored.NOT_CAUSAL, "mixes all tokens before it weighs them")
 

@@ -142,6 +142,7 @@ WRONG = [
     ({"img_size": -1}, "img_size -1 must be a positive number"),
     ({"global_pool": "max"}, "global_pool 'max' is not one of 'avg', ''"),
     ({"depth": 3}, "has no option depth: it takes in_chans"),
+    ({"pretrained": True}, "has no option pretrained: no trained weights are shipped"),
     ({"name": "swin_tiny", "mechanism": "inline"}, "mechanism would change no block of model 'swin_tiny'"),
     ({"name": "pvt_tiny", "local": True, "window": 7}, "local and window would change no block"),
     ({"attn_drop_rate": 0.1}, "attn_drop_rate 0.1 needs explicit weights, and 'inline' has none"),

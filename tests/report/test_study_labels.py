@@ -86,17 +86,23 @@ def two_lengths(whole):
     return report
 
 
-REPORTS = {"whole": deepcopy, "crowded": crowded, "two lengths": two_lengths}
+WIDE, NARROW = (1280, "light"), (390, "dark")
 
 
-@pytest.fixture(scope="module", params=REPORTS)
-def drawn(request, whole, tmp_path_factory):
-    return write_page(write(tmp_path_factory.mktemp("labels"), REPORTS[request.param](whole)))
-
-
-@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
-def test_no_name_lies_over_another_and_no_curve_runs_through_one(open_page, drawn, width, theme):
-    page = open_page(width, theme, drawn)
+@pytest.mark.parametrize(
+    ("report", "window"),
+    [
+        (crowded, WIDE),
+        (crowded, NARROW),
+        (two_lengths, NARROW),
+        pytest.param(two_lengths, WIDE, marks=pytest.mark.slow),
+        pytest.param(deepcopy, WIDE, marks=pytest.mark.slow),
+        pytest.param(deepcopy, NARROW, marks=pytest.mark.slow),
+    ],
+)
+def test_no_name_lies_over_another_and_no_curve_runs_through_one(open_page, whole, tmp_path, report, window):
+    width, theme = window
+    page = open_page(width, theme, write_page(write(tmp_path, report(whole))))
     found = page.evaluate(FIND)
     assert found["faults"] == []
     assert len(found["names"]) >= (15 if width > 700 else 5)
