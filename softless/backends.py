@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from softless.algebra.kernel_spec import RULES, KernelSpec
 from softless.algebra.neighbors import local_residual
-from softless.algebra.state import State, check_continues, keep
+from softless.algebra.state import State, keep
 from softless.errors import BackendError
 from softless.mechanisms import Call, Mechanism
 from softless.mechanisms.base import in_forward_mode, repeat_heads
@@ -26,6 +26,7 @@ def attend(
     v: Tensor,
     mechanism: Mechanism,
     call: Call,
+    spec: KernelSpec | None,
     backend: str,
     *,
     qkv: Tensor | None = None,
@@ -36,8 +37,7 @@ def attend(
 
     `qkv` is the packed tensor that q, k and v are views of, if any: the kernels read it in place.
     """
-    spec = fused(mechanism, call, q, k, v, backend, taps)
-    if spec is not None:
+    if spec is not None and not transformed(backend, q, k, v, taps, *call.inputs.values()):
         return _run(q, k, v, spec, call, qkv, taps, picture)
     dtype = q.dtype
     if backend == "reference" or q.is_cpu or not mechanism.fused_on_gpu:
@@ -56,11 +56,17 @@ def attend(
 
 
 def attend_with_state(
-    q: Tensor, k: Tensor, v: Tensor, state: State | None, mechanism: Mechanism, call: Call, backend: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: State | None,
+    mechanism: Mechanism,
+    call: Call,
+    spec: KernelSpec | None,
+    backend: str,
 ) -> tuple[Tensor, State]:
     """Compute causal attention that continues from a state."""
-    spec = fused(mechanism, call, q, k, v, backend, *(state or ()))
-    if spec is not None:
+    if spec is not None and not transformed(backend, q, k, v, *call.inputs.values(), *(state or ())):
         return _run_with_state(q, k, v, state, spec, call)
     k, v = hide(k, call.key_mask), hide(v, call.key_mask)
     with full_precision(q):
@@ -98,18 +104,19 @@ def autocasting(x: Tensor) -> bool:
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
-def fused(
-    mechanism: Mechanism, call: Call, q: Tensor, k: Tensor, v: Tensor, backend: str, *others: Tensor | None
-) -> KernelSpec | None:
-    """Return the spec to run on the kernels, or None for torch. `others` are the taps or the state, if any."""
+def choose(mechanism: Mechanism, call: Call, q: Tensor, k: Tensor, v: Tensor, backend: str) -> KernelSpec | None:
+    """Return the spec to run on the kernels, or None for torch."""
     if backend in ("reference", "torch") or (backend == "auto" and not on_gpu(q)):
         return None
-    reason = transform_refusal(q, k, v, *call.inputs.values(), *others)
-    reason = reason or refusal(mechanism, call, q, k, v, q.device, ask=backend == "triton")
+    reason = refusal(mechanism, call, q, k, v, q.device, ask=backend == "triton")
     if reason and backend == "triton":
-        raise BackendError(f"backend 'triton' was asked for and cannot run: {reason}; 'auto' runs torch here")
+        raise cannot_run(reason)
     empty = 0 in (q.shape[2], k.shape[2], v.shape[3])
     return None if reason or empty else mechanism.kernel_spec(call.scale)
+
+
+def cannot_run(reason: str) -> BackendError:
+    return BackendError(f"backend 'triton' was asked for and cannot run: {reason}; 'auto' runs torch here")
 
 
 def on_gpu(q: Tensor) -> bool:
@@ -117,14 +124,16 @@ def on_gpu(q: Tensor) -> bool:
     return q.is_cuda
 
 
-def transform_refusal(*tensors: Tensor | None) -> str | None:
-    """Say why the kernels cannot be transformed as this call is, or None. They support reverse mode only."""
+def transformed(backend: str, *tensors: Tensor | None) -> bool:
+    """Return whether torch must run, because this call is transformed: the kernels support reverse mode only."""
+    reason = None
     if torch._C._are_functorch_transforms_active():
-        return "torch.func transforms (grad, vjp, jvp, jacrev, vmap) cannot see into a kernel"
-    duals = tensors if in_forward_mode() else ()
-    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in duals):
-        return "the kernels have no forward-mode derivative"
-    return None
+        reason = "torch.func transforms (grad, vjp, jvp, jacrev, vmap) cannot see into a kernel"
+    elif in_forward_mode() and any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        reason = "the kernels have no forward-mode derivative"
+    if reason and backend == "triton":
+        raise cannot_run(reason)
+    return reason is not None
 
 
 def refusal(
@@ -156,7 +165,7 @@ def _run(
             return _run_with_state(q, k, v, None, spec, call)[0]
         from softless.kernels.causal.ops import causal
 
-        return causal(q, k, v, call.key_mask, None, spec)[0]
+        return causal(q, k, v, call.key_mask, spec)
     from softless.kernels.parallel.ops import attend_op
 
     parts = (q, k, v) if qkv is None else (qkv, None, None)
@@ -167,19 +176,18 @@ def _run_with_state(
     q: Tensor, k: Tensor, v: Tensor, state: State | None, spec: KernelSpec, call: Call
 ) -> tuple[Tensor, State]:
     """Run the causal kernels. A single token that needs no gradient takes the decode step."""
-    check_continues(state, _state_like(q, k, v, spec))
     if spec.reader in RULES:
         from softless.kernels.delta.ops import delta
 
         return delta(q, k, v, call.inputs["beta"], call.key_mask, state, spec.reader, spec.scale)
-    from softless.kernels.causal.ops import causal
+    from softless.kernels.causal.ops import continued
 
     recording = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *(state or ())))
     step = q.shape[2] == k.shape[2] == 1 and state is not None and not recording
-    return causal(q, k, v, call.key_mask, state, spec, step)
+    return continued(q, k, v, call.key_mask, state, spec, step)
 
 
-def _state_like(q: Tensor, k: Tensor, v: Tensor, spec: KernelSpec) -> State:
+def state_like(q: Tensor, k: Tensor, v: Tensor, spec: KernelSpec) -> State:
     """Return the shapes of the state that these tokens give, without data."""
     heads = k.shape[:2] if k.shape[1] == q.shape[1] else (*k.shape[:2], 1)
     d, e = q.shape[3] + spec.constant, v.shape[3]

@@ -16,11 +16,11 @@ from typing import Any
 
 from torch import Tensor
 
-from softless import backends, packed, validation
+from softless import backends, packed, routes, validation
 from softless.algebra.state import State
 from softless.errors import ArgumentError, BackendError
 from softless.mechanisms import Mechanism
-from softless.mechanisms.base import check_mark, mark
+from softless.mechanisms.base import mark
 
 
 @validation.explain_unknown_arguments
@@ -68,8 +68,8 @@ def attention(
     if packed.among(q, k, v):  # pads the sequences, and calls this function with a key mask
         return packed.attend(attention, q, k, v, mechanism, is_causal=is_causal, bias=bias, **options)
     q, k, v = backends.autocast(q, k, v)
-    mechanism, call = validation.prepare(q, k, v, mechanism, is_causal=is_causal, bias=bias, **options)
-    return backends.attend(q, k, v, mechanism, call, backend)
+    mechanism, call, spec, _ = routes.find(q, k, v, mechanism, is_causal=is_causal, bias=bias, **options)
+    return backends.attend(q, k, v, mechanism, call, spec, backend)
 
 
 @validation.explain_unknown_arguments
@@ -168,14 +168,12 @@ def attention_with_state(
     if packed.among(q, k, v):  # pads the sequences, and calls this function with a key mask
         return packed.attend_with_state(attention_with_state, q, k, v, mechanism, state, **options)
     q, k, v = backends.autocast(q, k, v)
-    mechanism, call = validation.prepare(q, k, v, mechanism, is_causal=True, **options)
-    validation.check_state(state, k)
-    check_mark(state, mechanism)
+    mechanism, call, spec, _ = routes.find(q, k, v, mechanism, is_causal=True, state=state, **options)
     if backend == "reference":
         raise BackendError("backend 'reference' forms all weights at once and has no state: use 'auto' or 'torch'")
     if q.shape[2] > k.shape[2]:
         raise ArgumentError(f"{q.shape[2]} queries and {k.shape[2]} keys: every query needs its own token's key")
-    out, state = backends.attend_with_state(q, k, v, state, mechanism, call, backend)
+    out, state = backends.attend_with_state(q, k, v, state, mechanism, call, spec, backend)
     return out, mark(state, mechanism)
 
 
@@ -219,10 +217,11 @@ def attention_with_residual(
         The output [B, H, N, e].
     """
     q, k, v, taps = backends.autocast(q, k, v, taps)
+    if not isinstance(taps, Tensor):
+        raise ArgumentError(f"taps is a {type(taps).__name__} and must be a tensor [B, H, 9, e]")
     options: dict[str, Any] = {"key_mask": key_mask, "scale": scale, "inputs": inputs, "grid": grid, "backend": backend}
-    mechanism, call = validation.prepare(q, k, v, mechanism, has_taps=True, **options)
-    picture = validation.check_taps(taps, grid, prefix, q, k, v)
-    return backends.attend(q, k, v, mechanism, call, backend, taps=taps, picture=picture)
+    mechanism, call, spec, picture = routes.find(q, k, v, mechanism, taps=taps, prefix=prefix, **options)
+    return backends.attend(q, k, v, mechanism, call, spec, backend, taps=taps, picture=picture)
 
 
 @validation.explain_unknown_arguments
@@ -263,11 +262,8 @@ def attention_qkv(
     qkv, taps = backends.autocast(qkv, taps)
     validation.check_packed(qkv)
     q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))  # in this order, the gradient of qkv is contiguous
-    options: dict[str, Any] = {"key_mask": key_mask, "inputs": inputs, "grid": grid, "backend": backend}
-    mechanism, call = validation.prepare(q, k, v, mechanism, has_taps=taps is not None, **options)
     if taps is None and prefix != 0:
         raise ArgumentError(f"prefix {prefix!r} is only read with taps, and no taps were passed")
-    if taps is None:
-        return backends.attend(q, k, v, mechanism, call, backend, qkv=qkv)
-    picture = validation.check_taps(taps, grid, prefix, q, k, v)
-    return backends.attend(q, k, v, mechanism, call, backend, qkv=qkv, taps=taps, picture=picture)
+    options: dict[str, Any] = {"key_mask": key_mask, "inputs": inputs, "grid": grid, "backend": backend}
+    mechanism, call, spec, picture = routes.find(q, k, v, mechanism, taps=taps, prefix=prefix, **options)
+    return backends.attend(q, k, v, mechanism, call, spec, backend, qkv=qkv, taps=taps, picture=picture)

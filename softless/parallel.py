@@ -96,7 +96,8 @@ def attention(
     own = own._replace(n=own.n.expand(own.v_mean.shape[:-1]))  # with or without a mask
     if is_causal:
         before = merged_before(own, group)
-        out, _ = backends.attend_with_state(q, k, v, before, mechanism, call, "auto")
+        spec = backends.choose(mechanism, call, q, k, v, "auto")
+        out, _ = backends.attend_with_state(q, k, v, before, mechanism, call, spec, "auto")
         if q.shape[2]:
             return out
         return out + (before.v_mean.sum() + q.sum()).to(out.dtype)  # a rank without tokens still joins the graph

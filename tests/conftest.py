@@ -131,6 +131,14 @@ def seed(request: pytest.FixtureRequest) -> int:
     return value
 
 
+@pytest.fixture(autouse=True)
+def no_route_of_an_earlier_test() -> None:
+    """Tests replace what routes depend on, such as the devices whose evidence is recorded."""
+    from softless import routes
+
+    routes.forget()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_network() -> Iterator[None]:
     """Make connections raise. Unix sockets stay open, because multiprocessing uses them."""

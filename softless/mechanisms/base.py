@@ -171,9 +171,14 @@ def check_mark(state: State | None, mechanism: Mechanism) -> None:
     """Raise if a state was made by another mechanism, or with other options."""
     if state is None or torch.compiler.is_compiling():
         return
-    maker, user = getattr(state.comoment, "softless_mechanism", None), _signature(mechanism)
-    if maker is not None and maker != user:
-        raise ArgumentError(f"the state was made by {maker}, and {user} cannot go on from it: it needs one of its own")
+    marked, user = maker(state), _signature(mechanism)
+    if marked is not None and marked != user:
+        raise ArgumentError(f"the state was made by {marked}, and {user} cannot go on from it: it needs one of its own")
+
+
+def maker(state: State) -> str | None:
+    """Return the mechanism that a state is marked with, if any."""
+    return getattr(state.comoment, "softless_mechanism", None)
 
 
 @lru_cache(maxsize=256)

@@ -79,7 +79,7 @@ REGIMES = {"whole": (256, None), "spans": (0, None), "one span": (0, 1)}
 @contextmanager
 def regime(name: str) -> Iterator[None]:
     """Inside, short sequences are cut as long ones are: one program a tile, or all tiles of a head in one."""
-    from softless.kernels.common import tiles
+    from softless.kernels.common import plan, tiles
     from softless.kernels.parallel import attend
 
     whole, most = REGIMES[name]
@@ -88,7 +88,24 @@ def regime(name: str) -> Iterator[None]:
     def fewer(tokens: int, heads: int, step: int, programs: int = tiles.PROGRAMS) -> tuple[int, int]:
         return spans(tokens, heads, step, programs if most is None else most)
 
+    plan.forget()
     with patch.object(tiles, "WHOLE", whole), patch.object(attend, "spans", fewer):
+        yield
+    plan.forget()
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Inside, memory that a plan allocates holds NaN, or 100 where numbers are integers."""
+    from softless.kernels.common import plan
+
+    allocate = plan.Allocate.__call__
+
+    def spoil(step: plan.Allocate, slots: plan.Slots, device: torch.device) -> None:
+        allocate(step, slots, device)
+        slots[step.slot].fill_(torch.nan if step.dtype.is_floating_point else 100)
+
+    with patch.object(plan.Allocate, "__call__", spoil):
         yield
 
 

@@ -69,3 +69,12 @@ def types_made_once() -> Iterator[None]:
         patch.setattr(interpreter, "_get_np_dtype", find_once)
         patch.setattr(core.block_type, "__init__", make_once)
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_plan_of_an_earlier_test() -> None:
+    """Tests change how work is cut, and a plan that was made before would not notice."""
+    if INTERPRETED:
+        from softless.kernels.common import plan
+
+        plan.forget()

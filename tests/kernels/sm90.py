@@ -63,44 +63,25 @@ class Hopper:
 @contextmanager
 def compiling() -> Iterator[list[Built]]:
     """Inside, kernels are compiled and not run: their outputs stay as they were allocated."""
-    from softless.kernels.common import launch as launching
+    from softless.kernels.common import plan
 
     built: list[Built] = []
 
-    def compile_only(kernel: Any, programs: int, like: torch.Tensor, *arguments: Any, **constants: Any) -> None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*FP_FUSION.*")
-            made = kernel.warmup(*arguments, grid=(programs,), **constants)
-        built.append(_report(made.result() if hasattr(made, "result") else made, programs))  # 3.6: a promise of one
+    def report(launch: plan.Launch, _device: torch.device) -> None:
+        made = launch.compiled
+        built.append(_report(made.result() if hasattr(made, "result") else made, launch.programs))
 
-    users = [module for module in _kernel_modules() if hasattr(module, "launch")]
     real = driver._active
     driver.set_active(Hopper())
+    plan.forget()
     try:
-        with _all(patch.object(module, "launch", compile_only) for module in users if module is not launching):
-            yield built
+        with warnings.catch_warnings(), patch.object(plan.Launch, "load", report):
+            warnings.filterwarnings("ignore", message=".*FP_FUSION.*")
+            with patch.object(plan.Launch, "__call__", lambda *_: None):
+                yield built
     finally:
         driver._active = real
-
-
-@contextmanager
-def _all(patches: Any) -> Iterator[None]:
-    from contextlib import ExitStack
-
-    with ExitStack() as stack:
-        for each in patches:
-            stack.enter_context(each)
-        yield
-
-
-def _kernel_modules() -> list[Any]:
-    import importlib
-    import pkgutil
-
-    import softless.kernels as package
-
-    names = [each.name for each in pkgutil.walk_packages(package.__path__, "softless.kernels.")]
-    return [importlib.import_module(name) for name in names]
+        plan.forget()
 
 
 def _report(made: Any, programs: int) -> Built:

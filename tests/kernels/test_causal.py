@@ -1,7 +1,5 @@
 """The causal kernels against explicit weights in float64, in Triton's interpreter: R1, R2, R5, R6, R9."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +8,8 @@ from softless import Mechanism, attention, attention_with_state, mechanism
 from softless.algebra.kernel_spec import KernelSpec
 from softless.algebra.state import State
 from softless.kernels.causal import tiles as causal_tiles
-from softless.kernels.causal.ops import causal
+from softless.kernels.causal.ops import continued
+from tests.kernels.cases import poisoned
 
 pytestmark = pytest.mark.kernels
 
@@ -72,7 +71,7 @@ def assert_close(ours: list[Tensor], exact: list[Tensor], tolerance: float = EXA
 def test_causal_outputs_and_gradients_match_the_weights(reader, phi, phi_k, tokens, d, e, heads, groups):
     leaves = draw(tokens, d, e, heads=heads, groups=groups)
     made, spec = specified(reader, phi, d, phi_k)
-    out, _ = causal(*leaves, None, None, spec)
+    out, _ = continued(*leaves, None, None, spec)
     wide = [x.detach().double().requires_grad_() for x in leaves]
     exact = attention(*wide, made, is_causal=True, backend="reference", **scaled(reader, spec))
     assert_close([out, *gradients([out], leaves)], [exact, *gradients([exact], wide)])
@@ -84,7 +83,7 @@ def test_cutting_into_segments_does_not_change_the_results(monkeypatch, reader, 
     leaves = draw(50)
     made, spec = specified(reader, "elu", 5)
     segments_of(monkeypatch, segments, 32 if segments == 2 else 20)
-    out, state = causal(*leaves, None, None, spec)
+    out, state = continued(*leaves, None, None, spec)
     wide = [x.detach().double().requires_grad_() for x in leaves]
     exact = attention(*wide, made, is_causal=True, backend="reference", **scaled(reader, spec))
     assert_close([out, *gradients([out], leaves)], [exact, *gradients([exact], wide)])
@@ -104,7 +103,7 @@ def test_hidden_tokens_are_not_read_and_get_no_gradient(monkeypatch, reader, seg
     wide = [x.detach().double().requires_grad_() for x in leaves]
     leaves[1:] = [torch.where(hidden, torch.nan, x.detach()).requires_grad_() for x in leaves[1:]]
     made, spec = specified(reader, "elu", 5)
-    out, state = causal(*leaves, mask, None, spec)
+    out, state = continued(*leaves, mask, None, spec)
     exact = attention(*wide, made, is_causal=True, key_mask=mask, backend="reference", **scaled(reader, spec))
     found = gradients([out], leaves)
     assert_close([out, *found], [exact, *gradients([exact], wide)])
@@ -118,7 +117,7 @@ def test_hidden_tokens_are_not_read_and_get_no_gradient(monkeypatch, reader, seg
 def test_a_sequence_cut_anywhere_continues_from_the_algebras_state(phi, cut):
     q, k, v = (x.detach() for x in draw(36, heads=2))
     made, spec = specified(DIVIDE, phi, 5)
-    first, state = causal(*(x[:, :, :cut] for x in (q, k, v)), None, None, spec)
+    first, state = continued(*(x[:, :, :cut] for x in (q, k, v)), None, None, spec)
     theirs = attention_with_state(*(x[:, :, :cut].double() for x in (q, k, v)), made)[1]
     assert [x.shape for x in state[1:]] == [x.shape for x in theirs[1:]]
     assert [x.dtype for x in state] == [torch.int64, *[torch.float32] * 4]
@@ -127,7 +126,7 @@ def test_a_sequence_cut_anywhere_continues_from_the_algebras_state(phi, cut):
     given = State(theirs.n, *(x.float() for x in theirs[1:]))
     exact = attention(q.double(), k.double(), v.double(), made, is_causal=True, backend="reference")
     for before in (state, given):
-        second, _ = causal(*(x[:, :, cut:] for x in (q, k, v)), None, before, spec)
+        second, _ = continued(*(x[:, :, cut:] for x in (q, k, v)), None, before, spec)
         assert_close([torch.cat([first, second], 2)], [exact])
 
 
@@ -142,7 +141,7 @@ def test_gradients_flow_through_the_state_in_and_out(monkeypatch, reader, phi, g
     segments_of(monkeypatch, segments, 24 if segments == 1 else 16)
     ours = [q, k, v, *(x.detach().requires_grad_() for x in past[1:4])]
     wide = [x.detach().double().requires_grad_() for x in ours]
-    out, after = causal(*ours[:3], None, State(past.n, *ours[3:], past.shift), spec)
+    out, after = continued(*ours[:3], None, State(past.n, *ours[3:], past.shift), spec)
     known = State(past.n, *wide[3:], past.shift.double())
     exact, truth = attention_with_state(*wide[:3], made, known, **scaled(reader, spec))
     found = gradients([out, *after[1:4]], ours)
@@ -158,7 +157,7 @@ def test_values_of_several_column_blocks_match_the_weights():
     past = attention_with_state(torch.randn(1, 1, 9, 40), torch.randn(1, 1, 9, 40), torch.randn(1, 1, 9, 70), made)[1]
     ours = [*leaves, *(x.detach().requires_grad_() for x in past[1:4])]
     wide = [x.detach().double().requires_grad_() for x in ours]
-    out, after = causal(*ours[:3], None, State(past.n, *ours[3:], past.shift), spec)
+    out, after = continued(*ours[:3], None, State(past.n, *ours[3:], past.shift), spec)
     known = State(past.n, *wide[3:], past.shift.double())
     exact, truth = attention_with_state(*wide[:3], made, known, scale=spec.scale)
     assert_close([out, *gradients([out, *after[1:4]], ours)], [exact, *gradients([exact, *truth[1:4]], wide)])
@@ -169,10 +168,10 @@ def test_later_tokens_do_not_change_earlier_outputs(monkeypatch, reader):
     segments_of(monkeypatch, 2, 32)
     q, k, v = (x.detach() for x in draw(50))
     _, spec = specified(reader, "elu", 5)
-    before, _ = causal(q, k, v, None, None, spec)
+    before, _ = continued(q, k, v, None, None, spec)
     for cut in (1, 20, 32, 40):
         changed = [torch.cat([x[:, :, :cut], 5 * torch.randn_like(x[:, :, cut:])], 2) for x in (q, k, v)]
-        after, _ = causal(*changed, None, None, spec)
+        after, _ = continued(*changed, None, None, spec)
         assert torch.equal(before[:, :, :cut], after[:, :, :cut])
 
 
@@ -181,12 +180,12 @@ def test_later_tokens_do_not_change_earlier_outputs(monkeypatch, reader):
 def test_decoding_one_token_matches_the_causal_kernel(reader, given):
     q, k, v = (x.detach() for x in draw(30, batch=2, heads=2))
     _, spec = specified(reader, "elu", 5)
-    _, state = causal(q, k, v, None, None, spec) if given else (None, None)
+    _, state = continued(q, k, v, None, None, spec) if given else (None, None)
     token = [x.detach() for x in draw(1, batch=2, heads=2)]
     mask = torch.tensor([[True], [False]])
     token[1][1], token[2][1] = torch.nan, torch.nan
-    out, after = causal(*token, mask, state, spec, step=True)
-    expected, truth = causal(*token, mask, state, spec)
+    out, after = continued(*token, mask, state, spec, step=True)
+    expected, truth = continued(*token, mask, state, spec)
     assert_close([out, *after[1:]], [expected.double(), *(x.double() for x in truth[1:])])
     assert torch.equal(after.n, truth.n)
 
@@ -194,8 +193,8 @@ def test_decoding_one_token_matches_the_causal_kernel(reader, given):
 def test_decoding_one_taylor_token_matches_the_causal_kernel():
     made, spec = specified(DIVIDE, "taylor", 5)
     q, k, v = (x.detach() for x in draw(9))
-    _, state = causal(*(x[:, :, :8] for x in (q, k, v)), None, None, spec)
-    out, after = causal(*(x[:, :, 8:] for x in (q, k, v)), None, state, spec, step=True)
+    _, state = continued(*(x[:, :, :8] for x in (q, k, v)), None, None, spec)
+    out, after = continued(*(x[:, :, 8:] for x in (q, k, v)), None, state, spec, step=True)
     exact, truth = attention_with_state(q.double(), k.double(), v.double(), made)
     assert_close([out, *after[1:]], [exact[:, :, 8:], *truth[1:]])
 
@@ -203,19 +202,13 @@ def test_decoding_one_taylor_token_matches_the_causal_kernel():
 def test_a_query_without_mass_reads_the_mean_and_nan_propagates():
     q, k, v = (x.detach() for x in draw(6))
     q[:, :, 3] = -1
-    out, _ = causal(q, k.abs(), v, None, None, KernelSpec("relu", "relu", DIVIDE))
+    out, _ = continued(q, k.abs(), v, None, None, KernelSpec("relu", "relu", DIVIDE))
     assert_close([out[:, :, 3]], [v[:, :, :4].double().mean(2)])
     k[:, :, 2] = torch.nan
-    out, state = causal(q, k, v, None, None, KernelSpec("elu", "elu", DIVIDE))
+    out, state = continued(q, k, v, None, None, KernelSpec("elu", "elu", DIVIDE))
     assert out[:, :, :2].isfinite().all()
     assert out[:, :, 2:].isnan().all()
     assert state.k_mean.isnan().all()
-
-
-def poisoned(self: Tensor, *size: Any, **options: Any) -> Tensor:
-    shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
-    dtype = options.get("dtype") or self.dtype
-    return torch.full(tuple(shape), torch.nan if dtype.is_floating_point else 100, dtype=dtype)
 
 
 def test_causal_kernels_read_no_uninitialized_memory(monkeypatch):
@@ -224,11 +217,10 @@ def test_causal_kernels_read_no_uninitialized_memory(monkeypatch):
     made, spec = specified(DIVIDE, "elu", 33)
     past = attention_with_state(*(torch.randn(1, 1, 4, 33) for _ in "qkv"), made)[1]
     mask = torch.arange(40)[None] > 3
-    monkeypatch.setattr(Tensor, "new_empty", poisoned)
-    monkeypatch.setattr(torch, "empty_like", lambda x, **options: poisoned(x, x.shape, **options))
-    out, after = causal(*leaves, mask, past, spec)
-    found = gradients([out, *after[1:4]], leaves)
-    step, later = causal(*(x.detach()[:, :, :1] for x in leaves), None, after, spec, step=True)
+    with poisoned():
+        out, after = continued(*leaves, mask, past, spec)
+        found = gradients([out, *after[1:4]], leaves)
+        step, later = continued(*(x.detach()[:, :, :1] for x in leaves), None, after, spec, step=True)
     assert all(x.isfinite().all() for x in (out, *after[1:], *found, step, *later[1:]))
     assert after.n.item() == 40
     assert later.n.item() == 41
@@ -238,7 +230,7 @@ def test_packed_projections_are_read_in_place_and_written_by_token():
     packed = torch.randn(2, 18, 3, 2, 5).requires_grad_()
     q, k, v = packed.permute(2, 0, 3, 1, 4)
     made, spec = specified(SUBTRACT, "identity", 5)
-    out, _ = causal(q, k, v, None, None, spec)
+    out, _ = continued(q, k, v, None, None, spec)
     assert out.transpose(1, 2).is_contiguous()
     wide = packed.detach().double().requires_grad_()
     exact = attention(*wide.permute(2, 0, 3, 1, 4), made, is_causal=True, backend="reference", scale=spec.scale)
@@ -251,22 +243,23 @@ def test_causal_kernels_use_64_bit_offsets():
     far = [x.as_strided(x.shape, (2**31, 2**31, 2**31, 1)) for x in (q, k, v)]
     _, spec = specified(DIVIDE, "elu", 5)
     leaves = [x.requires_grad_() for x in far]
-    out, _ = causal(*leaves, None, None, spec)
+    out, _ = continued(*leaves, None, None, spec)
     assert_close([out], [v.double()])
     assert all(x.isfinite().all() for x in gradients([out], leaves))
-    assert torch.equal(causal(*(x.detach() for x in far), None, None, spec, step=True)[0], out.detach())
+    assert torch.equal(continued(*(x.detach() for x in far), None, None, spec, step=True)[0], out.detach())
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own
 def test_causal_operators_pass_opcheck():
     q, k, v = draw(5, heads=2)
     _, spec = specified(DIVIDE, "elu", 5)
-    past = causal(*(x.detach() for x in draw(3, heads=2)), None, None, spec)[1]
+    past = continued(*(x.detach() for x in draw(3, heads=2)), None, None, spec)[1]
     state = [x.squeeze(2).contiguous() for x in past[:4]]
     operator = torch.ops.softless.causal.default
-    torch.library.opcheck(operator, (q, k, v, None, None, None, None, None, *spec[:5]))
-    torch.library.opcheck(operator, (q, k, v, torch.ones(1, 5).bool(), *state, *spec[:5]))
+    torch.library.opcheck(operator, (q, k, v, None, None, None, None, None, *spec[:5], True))
+    torch.library.opcheck(operator, (q, k, v, torch.ones(1, 5).bool(), *state, *spec[:5], True))
     step = [x.detach()[:, :, :1] for x in (q, k, v)]
+    torch.library.opcheck(operator, (*step, None, None, None, None, None, *spec[:5], False))
     torch.library.opcheck(torch.ops.softless.causal_step.default, (*step, None, *state, *spec[:5]))
 
 
@@ -274,7 +267,7 @@ def test_a_compiled_causal_call_is_one_graph_with_the_same_numbers():
     _, spec = specified(SUBTRACT, "elu", 5)
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, State]:
-        return causal(q, k, v, None, None, spec)
+        return continued(q, k, v, None, None, spec)
 
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
     for tokens in (17, 24):
@@ -291,7 +284,7 @@ def test_two_causal_runs_are_bitwise_equal(monkeypatch):
     _, spec = specified(DIVIDE, "elu", 5)
     runs = []
     for _ in range(2):
-        out, state = causal(*leaves, None, None, spec)
+        out, state = continued(*leaves, None, None, spec)
         runs.append([out, *state, *gradients([out], leaves)])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from softless import attention
 from softless.algebra.kernel_spec import KernelSpec
 from softless.kernels.causal import tiles as causal_tiles
-from softless.kernels.causal.ops import causal
+from softless.kernels.causal.ops import continued
 from tests.kernels.cases import INLINE_ELU, LINEAR_SOFTMAX
 from tests.numerics.budget import FORWARD, GRADIENT, assert_within_budget
 from tests.numerics.cases import CASES
@@ -79,7 +79,7 @@ def test_causal_errors_stay_within_the_budget(monkeypatch, case, family, dtype):
     exact = numbers(
         lambda q, k, v: attention(q, k, v, CASES[case], is_causal=True, backend="reference"), given, torch.float64
     )
-    ours = numbers(lambda q, k, v: causal(q, k, v, None, None, spec)[0], given, dtype)
+    ours = numbers(lambda q, k, v: continued(q, k, v, None, None, spec)[0], given, dtype)
     plain = numbers(lambda q, k, v: FORMULAS[case](q, k, v, visible(q, k, True), {}), given, dtype)
     for name, truth, mine, theirs in zip(("output", "dq", "dk", "dv"), exact, ours, plain, strict=True):
         if truth.abs().max() < torch.finfo(dtype).max:
@@ -91,8 +91,8 @@ def test_causal_errors_stay_within_the_budget(monkeypatch, case, family, dtype):
 def test_causal_errors_stay_within_the_budget_after_a_state(dtype):
     given = draw("offset", dtype)
     cut, spec = 50, KernelSpec("elu", "elu", "divide")
-    first, state = causal(*(x[:, :, :cut] for x in given), None, None, spec)
-    second, _ = causal(*(x[:, :, cut:] for x in given), None, state, spec)
+    first, state = continued(*(x[:, :, :cut] for x in given), None, None, spec)
+    second, _ = continued(*(x[:, :, cut:] for x in given), None, state, spec)
     wide = [x.double() for x in given]
     exact = attention(*wide, CASES["linear"], is_causal=True, backend="reference")
     plain = FORMULAS["linear"](*given, visible(given[0], given[1], True), {})
@@ -104,6 +104,6 @@ def test_the_first_query_of_a_subtraction_has_weight_one_in_the_keys_gradient():
     q, k, v = draw("outlier", torch.bfloat16)
     upstream = torch.randn_like(v) * (torch.arange(TOKENS) == 0)[:, None]
     v.requires_grad_()
-    out, _ = causal(q + 3, k, v, None, None, KernelSpec("elu", "identity", "subtract", scale=0.3))
+    out, _ = continued(q + 3, k, v, None, None, KernelSpec("elu", "identity", "subtract", scale=0.3))
     (gradient,) = torch.autograd.grad(out, v, upstream)
     assert torch.allclose(gradient, upstream, rtol=torch.finfo(torch.bfloat16).eps, atol=0)

@@ -6,7 +6,7 @@ import triton
 
 from softless.algebra.kernel_spec import KernelSpec
 from softless.kernels.causal import tiles as causal_tiles
-from softless.kernels.causal.ops import causal
+from softless.kernels.causal.ops import continued
 from tests.kernels import sm90
 
 SHARED = 227 * 1024
@@ -31,10 +31,10 @@ def test_bf16_causal_kernels_fit_into_registers_and_shared_memory(monkeypatch, w
     q, k, v = (torch.empty(1, 1, 4096, width, dtype=torch.bfloat16, requires_grad=True) for _ in "qkv")
     spec = KernelSpec(phi, phi, reader, scale=0.125)
     with sm90.compiling() as built:
-        out, state = causal(q, k, v, None, None, spec)
+        out, state = continued(q, k, v, None, None, spec)
         torch.autograd.grad(out, (q, k, v), torch.empty_like(out))
         with torch.no_grad():
-            causal(q[:, :, :1], k[:, :, :1], v[:, :, :1], None, state, spec, step=True)
+            continued(q[:, :, :1], k[:, :, :1], v[:, :, :1], None, state, spec, step=True)
     names = {each.name for each in built}
     assert names == {
         "segment_kernel", "prefix_kernel", "plain_kernel" if reader == "divide" else "forward_kernel",

@@ -4,10 +4,7 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -21,7 +18,7 @@ from softless import attention
 from softless.errors import UnsupportedError
 from softless.functional import attention_qkv, attention_with_residual
 from softless.kernels.parallel import ops  # noqa: F401, a counter knows the operators that exist when it is made
-from tests.kernels.cases import CASES, assert_same, draw, regime, run
+from tests.kernels.cases import CASES, assert_same, draw, poisoned, regime, run
 
 pytestmark = [
     pytest.mark.kernels,
@@ -80,7 +77,7 @@ def test_the_forward_operator_passes_opcheck(kind):
     """Schema, autograd registration, fake tensors, and compilation with dynamic shapes."""
     from softless.kernels.parallel.ops import attend_op
 
-    torch.library.opcheck(attend_op, ARGUMENTS[kind]())
+    torch.library.opcheck(attend_op.registered, ARGUMENTS[kind]())
 
 
 @opchecked
@@ -90,7 +87,7 @@ def test_the_backward_operator_passes_opcheck(kind):
 
     given = [x.detach() if isinstance(x, Tensor) else x for x in ARGUMENTS[kind]()]
     out, records = attend_op(*given)
-    torch.library.opcheck(attend_backward_op, (torch.randn_like(out), *given[:5], records, *given[5:]))
+    torch.library.opcheck(attend_backward_op.registered, (torch.randn_like(out), *given[:5], records, *given[5:]))
 
 
 @opchecked
@@ -99,10 +96,10 @@ def test_operators_in_spans_pass_opcheck():
     from softless.kernels.parallel.ops import attend_backward_op, attend_op
 
     with regime("spans"):
-        torch.library.opcheck(attend_op, ARGUMENTS["plain"]())
+        torch.library.opcheck(attend_op.registered, ARGUMENTS["plain"]())
         given = [x.detach() if isinstance(x, Tensor) else x for x in ARGUMENTS["plain"]()]
         out, records = attend_op(*given)
-        torch.library.opcheck(attend_backward_op, (torch.randn_like(out), *given[:5], records, *given[5:]))
+        torch.library.opcheck(attend_backward_op.registered, (torch.randn_like(out), *given[:5], records, *given[5:]))
 
 
 def results(function, leaves: list[Tensor], upstream: Tensor, *, dynamic: bool = False) -> list[Tensor]:
@@ -204,25 +201,6 @@ def test_one_tensor_may_be_query_key_and_value():
     out = attention(leaf, leaf, leaf, CASES["inline-elu"].mechanism, backend="triton")
     assert_same([out.detach()], [apart.out])
     torch.testing.assert_close(torch.autograd.grad(out, leaf, upstream)[0], sum(apart[1:]))
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """New memory holds NaN."""
-
-    def spoil(make):
-        def made(*args, **options):
-            x = make(*args, **options)
-            return x.fill_(torch.nan) if x.is_floating_point() else x
-
-        return made
-
-    with (
-        patch.object(torch, "empty", spoil(torch.empty)),
-        patch.object(torch, "empty_like", spoil(torch.empty_like)),
-        patch.object(torch.Tensor, "new_empty", spoil(torch.Tensor.new_empty)),
-    ):
-        yield
 
 
 @pytest.mark.parametrize("cut", ["whole", "spans"])

@@ -85,13 +85,13 @@ def starts(k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, spe
         size = sizes(k, v[..., part], width)
         cut = tiles.tile("segment", size["BD"], size["BE"], dtype)
         launch(
-            segment_kernel, k.shape[0] * k.shape[1] * (segments - 1), k, rows(k), rows(v[..., part]),
+            segment_kernel, k.shape[0] * k.shape[1] * (segments - 1), rows(k), rows(v[..., part]),
             mask_of(key_mask), memory_of(states.columns(part)), k.shape[1], k.shape[2], segments, length,
             PHI=spec.phi_k, EVEN=key_mask is None and length % cut.tokens == 0, DTYPE=as_triton(dtype), T=cut.tokens,
             num_warps=cut.warps, num_stages=cut.stages, **size,
         )  # fmt: skip
     launch(
-        prefix_kernel, k.shape[0] * k.shape[1] * -(-k.shape[3] // CHANNELS), k, memory_of(states), memory_of(past),
+        prefix_kernel, k.shape[0] * k.shape[1] * -(-k.shape[3] // CHANNELS), memory_of(states), memory_of(past),
         memory_of(before), segments, D=k.shape[3], E=v.shape[3], BE=block(v.shape[3]), ROWS=CHANNELS, STAGES=AHEAD,
         num_warps=2,
     )  # fmt: skip
@@ -99,22 +99,23 @@ def starts(k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, spe
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, out: Tensor, spec: KernelSpec
-) -> tuple[Past, Past | None]:
-    """Fill `out`; return the State after the last token, and the States before each segment if there are several."""
-    heads, after = q.shape[0] * q.shape[1], past_like(k, v)
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, out: Tensor, after: Past | None,
+    spec: KernelSpec,
+) -> Past | None:  # fmt: skip
+    """Fill `out`, and the State `after` the last token; return the States before each segment if there are several."""
+    heads = q.shape[0] * q.shape[1]
     segments, length = causal_tiles.cut(q.shape[2], heads, q.shape[3])
     starting = starts(k, v, key_mask, past, spec, heads) if segments > 1 else None
     dtype = products(spec, q.dtype)
     size = walk(causal_tiles.FORWARD, q, v, dtype)
     plain = spec.reader != "subtract" and dtype in (torch.bfloat16, torch.float16)
     launch(
-        plain_kernel if plain else forward_kernel, heads * segments * -(-v.shape[3] // size["BE"]), q, rows(q),
+        plain_kernel if plain else forward_kernel, heads * segments * -(-v.shape[3] // size["BE"]), rows(q),
         rows(k), rows(v), rows(out), mask_of(key_mask), memory_of(past if starting is None else starting),
         memory_of(after), q.shape[1], q.shape[2], segments, length, spec.scale, SHARED=q.shape[1] // k.shape[1],
         **named(spec), **size,
     )  # fmt: skip
-    return after, starting
+    return starting
 
 
 def decode(
@@ -124,7 +125,7 @@ def decode(
     after, d, e = past_like(k, v), k.shape[3], v.shape[3]
     columns = min(block(e), 64)  # 16 KB of State at d = 64, 64 numbers per thread: all loads in flight
     launch(
-        decode_kernel, k.shape[0] * k.shape[1] * -(-e // columns), q, rows(q), rows(k), rows(v), rows(out),
+        decode_kernel, k.shape[0] * k.shape[1] * -(-e // columns), rows(q), rows(k), rows(v), rows(out),
         mask_of(key_mask), memory_of(past), memory_of(after), k.shape[1], spec.scale,
         D=d, E=e, BD=block(d), BE=columns, SHARED=q.shape[1] // k.shape[1], num_warps=max(1, block(d) // 32),
         **named(spec),
@@ -187,13 +188,13 @@ def _backward(
     width, scalars = v_ref.stride(1), q.new_empty(batch, heads, 3, tokens, dtype=torch.float32)
     dtype, shared = products(spec, q.dtype), heads // groups
     launch(
-        query_gradient_kernel, batch * heads * segments, q, rows(q), rows(k), rows(v), rows(d_out), rows(filled[0]),
+        query_gradient_kernel, batch * heads * segments, rows(q), rows(k), rows(v), rows(d_out), rows(filled[0]),
         mask_of(key_mask), memory_of(before), v_ref, width, scalars, heads, tokens,
         segments, length, spec.scale, SHARED=shared, **named(spec), **walk(causal_tiles.QUERIES, q, v, dtype),
     )  # fmt: skip
     later = _later(q, k, d_out, key_mask, scalars, last, summed, spec)
     launch(
-        key_gradient_kernel, batch * groups * segments, q, rows(q), rows(k), rows(v), rows(d_out), rows(filled[1]),
+        key_gradient_kernel, batch * groups * segments, rows(q), rows(k), rows(v), rows(d_out), rows(filled[1]),
         rows(filled[2]), mask_of(key_mask), v_ref, width, scalars, later, groups, tokens, segments, length,
         SHARED=shared, PHI_Q=spec.phi_q, PHI_K=spec.phi_k, CENTERED=spec.reader == "subtract",
         **walk(causal_tiles.KEYS, q, v, dtype),
@@ -221,7 +222,7 @@ def _later(
     pieces, left_out = segments * causal_tiles.PIECES, skipped * causal_tiles.PIECES
     sums = q.new_empty(batch, groups, shared, pieces - left_out, size, dtype=torch.float32)
     launch(
-        sums_kernel, batch * heads * (pieces - left_out), q, rows(q), rows(k), rows(d_out), mask_of(key_mask), scalars,
+        sums_kernel, batch * heads * (pieces - left_out), rows(q), rows(k), rows(d_out), mask_of(key_mask), scalars,
         sums, heads, tokens, pieces, left_out, length // causal_tiles.PIECES, SHARED=shared, PHI_Q=spec.phi_q,
         PHI_K=spec.phi_k, CENTERED=spec.reader == "subtract",
         **walk(causal_tiles.KEYS, q, d_out, products(spec, q.dtype)),
@@ -229,7 +230,7 @@ def _later(
     later = q.new_empty(batch, groups, segments + 1, size, dtype=torch.float32)
     end = None if last is None else torch.cat([x.flatten(2) for x in last], 2)
     launch(
-        later_kernel, batch * groups * -(-size // LINE), q, sums, end, later, segments, skipped, size,
+        later_kernel, batch * groups * -(-size // LINE), sums, end, later, segments, skipped, size,
         PIECES=causal_tiles.PIECES, SHARED=shared, BLOCK=LINE, STAGES=AHEAD, num_warps=1,
     )  # fmt: skip
     return later

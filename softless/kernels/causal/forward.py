@@ -103,7 +103,7 @@ def forward_kernel(q, k, v, out, mask, before, after, heads, tokens, segments, l
         store(out, b, h, here, columns, (here < stop)[:, None] & valued, answer)
         n, k_mean, v_mean, comoment = absorb(n, k_mean, v_mean, comoment, keys, values, z, y, new, DTYPE)
 
-    if (segment + 1 == segments) & (h % SHARED == 0):
+    if after is not None and (segment + 1 == segments) & (h % SHARED == 0):
         remember(after, p, dims, columns, n, k_mean, v_mean, comoment, D, E)
 
 
@@ -173,7 +173,7 @@ def plain_kernel(q, k, v, out, mask, before, after, heads, tokens, segments, len
         k_sums, v_sums = column_sums(keys, k_sums, DTYPE), column_sums(values, v_sums, DTYPE)
         n += new
 
-    if (segment + 1 == segments) & (h % SHARED == 0):
+    if after is not None and (segment + 1 == segments) & (h % SHARED == 0):
         leave(after, p, dims, columns, n, turned, k_sums, v_sums, D, E)
 
 

@@ -1,7 +1,8 @@
 """Causal attention as PyTorch operators: differentiable, compilable, from one State of the algebra to the next.
 
-    causal(q, k, v, key_mask, state, spec) -> out, State         gradients in q, k, v and the state's means and comoment
-    causal(..., step=True)                                       the decode step, no gradient
+    causal(q, k, v, key_mask, spec) -> out                               gradients in q, k, v
+    continued(q, k, v, key_mask, state, spec) -> out, State              and in the state's means and comoment
+    continued(..., step=True)                                            the decode step, no gradient
 
 The gradient of the outgoing State stands for later queries that see every token: the sums of the keys' gradient start
 from it. Where these sums end, they are the gradient of the incoming State:
@@ -24,16 +25,25 @@ from softless.algebra.state import State
 from softless.kernels.causal import attend as causal_attend
 from softless.kernels.causal import tiles as causal_tiles
 from softless.kernels.causal.attend import Past, Sums, past_like
-from softless.kernels.common.launch import fake, gradient, no_gradient, operator
+from softless.kernels.common.launch import absent, fake, gradient, no_gradient, operator
 from softless.kernels.common.rows import dense, output_like
 
 
-def causal(
+def causal(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, spec: KernelSpec) -> Tensor:
+    """Return the output of a sequence. Its State is kept only for the backward pass."""
+    final = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    return _causal(dense(q), dense(k), dense(v), key_mask, None, None, None, None, *spec[:5], final)[0]
+
+
+def continued(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, state: State | None, spec: KernelSpec, step: bool = False
 ) -> tuple[Tensor, State]:
     """Continue from `state`; return the output and the State after the last token. A `step` has one token."""
     q, k, v, past = dense(q), dense(k), dense(v), _enter(state, k, spec.constant)
-    out, *after = (_decode if step else _causal)(q, k, v, key_mask, *past, *spec[:5])[:5]
+    if step:
+        out, *after = _decode(q, k, v, key_mask, *past, *spec[:5])
+    else:
+        out, *after = _causal(q, k, v, key_mask, *past, *spec[:5], True)[:5]
     return out, _leave(Past(*after), q, spec.constant, state)
 
 
@@ -42,6 +52,8 @@ def _enter(state: State | None, k: Tensor, constant: bool) -> tuple[Tensor | Non
     if state is None:
         return None, None, None, None
     heads, skip = k.shape[:2], int(constant)
+    if skip == 0 and state.n.shape == heads and all(x.is_contiguous() for x in state[:4]):
+        return state[:4]
     n = state.n.reshape(state.n.shape[:2]).expand(heads).contiguous()
     k_mean, v_mean = state.k_mean.reshape(*heads, -1), state.v_mean.reshape(*heads, -1)
     comoment = state.comoment.reshape(*heads, *state.comoment.shape[-2:])
@@ -65,33 +77,32 @@ def _past(n: Tensor | None, k_mean: Tensor | None, v_mean: Tensor | None, comome
     return Past(n, k_mean, v_mean, comoment)
 
 
+NOTHING = None, None, None, None
 Tensors5 = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 Tensors6 = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 Tensors9 = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-
-
-def _no_gradients(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return empty gradients, for a call without an incoming State."""
-    _, of_keys, of_values, of_both = past_like(k[:, :0], v[:, :0])
-    return of_keys, of_values, of_both
 
 
 @operator("causal")
 def _causal(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, n: Tensor | None, k_mean: Tensor | None,
     v_mean: Tensor | None, comoment: Tensor | None, phi_q: str, phi_k: str, reader: str, constant: bool, scale: float,
+    final: bool,
 ) -> Tensors9:  # fmt: skip
-    """Return out, the State after the last token, and the States before each segment: none if there is one segment."""
+    """Return out, the State after the last token if `final`, and the States before each of several segments."""
     out, past = output_like(q, v.shape[3]), _past(n, k_mean, v_mean, comoment)
+    after = past_like(k, v) if final else None
     spec = KernelSpec(phi_q, phi_k, reader, constant, scale)
-    after, before = causal_attend.forward(q, k, v, key_mask, past, out, spec)
-    return out, *after, *(past_like(k, v, 0) if before is None else before)
+    before = causal_attend.forward(q, k, v, key_mask, past, out, after, spec)
+    return out, *(after or NOTHING), *(before or NOTHING)
 
 
 @fake("causal")
-def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensors9:
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensors9:
     segments = causal_tiles.cut(q.shape[2], q.shape[0] * q.shape[1], q.shape[3])[0]
-    return output_like(q, v.shape[3]), *past_like(k, v), *past_like(k, v, 0 if segments == 1 else segments)
+    after = past_like(k, v) if rest[-1] else (absent(q) for _ in NOTHING)
+    before = past_like(k, v, segments) if segments > 1 else (absent(q) for _ in NOTHING)
+    return output_like(q, v.shape[3]), *after, *before
 
 
 @operator("causal_step")
@@ -113,11 +124,12 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensors5:
 @operator("causal_backward")
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, key_mask: Tensor | None, n: Tensor | None, k_mean: Tensor | None,
-    v_mean: Tensor | None, comoment: Tensor | None, n_cut: Tensor, k_cut: Tensor, v_cut: Tensor, comoment_cut: Tensor,
+    v_mean: Tensor | None, comoment: Tensor | None, n_cut: Tensor | None, k_cut: Tensor | None, v_cut: Tensor | None,
+    comoment_cut: Tensor | None,
     n_ref: Tensor, k_ref: Tensor, v_ref: Tensor, dk_mean: Tensor | None, dv_mean: Tensor | None,
     dcomoment: Tensor | None, phi_q: str, phi_k: str, reader: str, constant: bool, scale: float,
 ) -> Tensors6:  # fmt: skip
-    """Return the gradients of q, k, v, and of the incoming k_mean, v_mean and comoment: empty if there is no State."""
+    """Return the gradients of q, k, v, and of the incoming k_mean, v_mean and comoment, if there is a State."""
     filled = output_like(q, q.shape[3]), output_like(k, k.shape[3]), output_like(v, v.shape[3])
     past, cut = _past(n, k_mean, v_mean, comoment), _past(n_cut, k_cut, v_cut, comoment_cut)
     last = _after(n_ref, k_ref, v_ref, dk_mean, dv_mean, dcomoment)
@@ -127,7 +139,7 @@ def _backward(
         KernelSpec(phi_q, phi_k, reader, constant, scale),
     )  # fmt: skip
     if past is None or sums is None:
-        return *filled, *_no_gradients(k, v)
+        return *filled, None, None, None  # type: ignore[return-value]
     tokens = past.n[..., None]  # [B, G, 1]
     of_keys = (sums.outer * (past.v_mean - v_ref)[..., None, :]).sum(-1) - sums.of_queries
     of_values = (sums.outer * past.k_mean[..., None]).sum(-2) + sums.of_outputs
@@ -137,7 +149,7 @@ def _backward(
 @fake("causal_backward")
 def _(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, key_mask: Tensor | None, n: Tensor | None, *_: Any) -> Tensors6:
     filled = output_like(q, q.shape[3]), output_like(k, k.shape[3]), output_like(v, v.shape[3])
-    return *filled, *(_no_gradients(k, v) if n is None else past_like(k, v)[1:])
+    return *filled, *((absent(q) for _ in range(3)) if n is None else past_like(k, v)[1:])
 
 
 def _after(
@@ -157,7 +169,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors9) -> None:
     out, n_ref, k_ref, v_ref, _, *cut = output
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:8], *cut, n_ref, k_ref, v_ref)
-    ctx.spec = inputs[8:]
+    ctx.spec = inputs[8:-1]
     ctx.shape = out.shape
 
 
@@ -166,7 +178,7 @@ def _differentiate(ctx: Any, d_out: Tensor | None, _n: None, *state: Tensor | No
     d_out = q.new_zeros(ctx.shape) if d_out is None else d_out
     dq, dk, dv, *of_state = _backward(q, k, v, d_out, key_mask, n, *rest, *state[:3], *ctx.spec)
     of_state = [None, None, None] if n is None else of_state
-    return dq, dk, dv, None, None, *of_state, *(None for _ in ctx.spec)
+    return dq, dk, dv, None, None, *of_state, *(None for _ in ctx.spec), None
 
 
 gradient("causal", _differentiate, _save)

@@ -1,8 +1,10 @@
 """Start kernels on the device of their tensors, and register the functions that do so as PyTorch operators.
 
+An `Operator` repeats a plan (`plan`). It is registered with PyTorch, so that torch.compile, counters and transforms see
+it. A plain call does not go through the registration, which costs more than the launches.
+
 `torch.library.custom_op` would import PyTorch's compiler on the first call, which takes seconds; `operator`, `fake` and
-`gradient` register the same things without it. The first call of an operator in a process is rehearsed, so that its
-kernels are compiled in parallel.
+`gradient` register the same things without it.
 
 Triton 3.6 calls ptxas 12.8 for Hopper, which makes code that reads registers before writing them: the delta rule's
 backward walk adds up wrong rows for heads of 33, 40 and 63 in bfloat16. The same Triton brings ptxas 12.9 for later
@@ -11,12 +13,9 @@ chips, which assembles these kernels correctly, and later Tritons use 12.9 for H
 """
 
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 import torch
 import triton
@@ -26,9 +25,10 @@ from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
 from softless.errors import UnsupportedError
-from softless.kernels.common.arithmetic import INTERPRETED
+from softless.kernels.common.plan import Planned, recording
 
 LIBRARY = torch.library.Library("softless", "DEF")
+PLAIN = (Tensor, torch.nn.Parameter)
 # Arguments that Triton does not specialize on: a new value needs no new compilation.
 SIZES = ("N", "M", "H", "G", "span", "splits", "heads", "groups", "tokens", "chunks", "segments", "skipped", "length",
          "size")  # fmt: skip
@@ -54,39 +54,13 @@ def choose_ptxas() -> None:
 choose_ptxas()
 PTXAS = ptxas_version()
 
-rehearsed: ContextVar[list[tuple[Tensor, Any]] | None] = ContextVar("rehearsed", default=None)
 
-
-@contextmanager
-def rehearsal() -> Iterator[None]:
-    """Inside, kernels are compiled and loaded in parallel, but not run: outputs stay as they were allocated."""
-    kernels: list[tuple[Tensor, Any]] = []
-    token = rehearsed.set(kernels)
-    try:
-        with ThreadPoolExecutor() as pool:
-            with triton.AsyncCompileMode(pool):
-                yield
-            list(pool.map(load, kernels))
-    finally:
-        rehearsed.reset(token)
-
-
-def load(compiled: tuple[Tensor, Any]) -> None:
-    """Build a kernel's launcher and load its code on the device of its tensors."""
-    like, kernel = compiled
-    with torch.cuda.device_of(like):
-        _ = (kernel.result() if hasattr(kernel, "result") else kernel).run
-
-
-def launch(kernel: Any, programs: int, like: Tensor, *arguments: Any, **constants: Any) -> None:
-    """Run `programs` copies of a kernel on the device of `like`; constants include num_warps and num_stages."""
-    if programs == 0:
-        return
-    with torch.cuda.device_of(like):
-        if (kernels := rehearsed.get()) is not None:
-            kernels.append((like, kernel.warmup(*arguments, grid=(programs,), **constants)))
-        else:
-            kernel[(programs,)](*arguments, **constants)
+def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
+    """Run `programs` copies of a kernel; constants include num_warps and num_stages. Operators call this in a plan."""
+    recorder = recording.get()
+    assert recorder is not None, "kernels run as steps of a plan"
+    if programs > 0:
+        recorder.launch(kernel, programs, arguments, constants)
 
 
 def block(size: int) -> int:
@@ -99,31 +73,65 @@ def as_triton(dtype: torch.dtype) -> tl.dtype:
     return getattr(tl, str(dtype).removeprefix("torch."))
 
 
-def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
-    """Register the function as softless::name, with the schema that its annotations give."""
+class Operator:
+    """softless::name. Plain calls repeat its plan; calls that something watches go through PyTorch's dispatcher.
 
-    def define(run: Callable[..., Any]) -> Any:
+    An output that is not needed is None in a plain call, and `absent` in the dispatcher, which knows no other way.
+    """
+
+    def __init__(self, name: str, run: Callable[..., Any]):
         LIBRARY.define(name + torch.library.infer_schema(run, mutates_args=()), tags=(torch.Tag.pt2_compliant_tag,))
-        LIBRARY.impl(name, run if INTERPRETED.value else rehearsed_once(run), "CompositeExplicitAutograd")
-        return getattr(torch.ops.softless, name).default
+        self.planned = Planned(run)
+        LIBRARY.impl(name, self._run_registered(run), "CompositeExplicitAutograd")
+        self.registered = getattr(torch.ops.softless, name).default
+        self.function: Any = None  # with the derivative that `gradient` registers
 
-    return define
+    def __call__(self, *arguments: Any) -> Any:
+        if torch.compiler.is_compiling() or is_watched():
+            return self.registered(*arguments)
+        differentiated = False
+        for x in arguments:
+            if isinstance(x, Tensor):
+                if type(x) not in PLAIN or x.is_neg():
+                    return self.registered(*arguments)
+                differentiated = differentiated or x.requires_grad
+        if differentiated and torch.is_grad_enabled():
+            return self.function.apply(*arguments)
+        return self.planned(*arguments)
+
+    def _run_registered(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        returns_list = get_origin(get_type_hints(run)["return"]) is list
+
+        @wraps(run)
+        def call(*arguments: Any) -> Any:
+            out = [absent(arguments[0]) if x is None else x for x in self.planned(*arguments)]
+            return out if returns_list else tuple(out)
+
+        return call
 
 
-def rehearsed_once(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Rehearse the first call of `run`."""
-    new = True
+def is_watched() -> bool:
+    """Return whether PyTorch must see every operator, because it counts, traces or transforms them."""
+    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return transformed or torch._C._len_torch_dispatch_stack() > 0
 
-    @wraps(run)
-    def call(*arguments: Any) -> Any:
-        nonlocal new
-        if new:
-            new = False
-            with rehearsal():
-                run(*arguments)
-        return run(*arguments)
 
-    return call
+def absent(like: Tensor) -> Tensor:
+    """Return an empty tensor, which stands for None among the outputs of an operator."""
+    return like.new_empty(0)
+
+
+def present(x: Tensor | None) -> Tensor | None:
+    """Return x, or None if it is `absent`."""
+    return None if x is None or x.numel() == 0 else x
+
+
+OPERATORS: dict[str, Operator] = {}
+
+
+def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
+    """Make the function softless::name, with the schema that its annotations give."""
+    return lambda run: OPERATORS.setdefault(name, Operator(name, run))
 
 
 def fake(name: str) -> Callable[[Callable[..., Any]], Any]:
@@ -147,6 +155,20 @@ def gradient(name: str, backward: Callable[..., Any], setup_context: Callable[..
         return backward(ctx, *upstream)
 
     torch.library.register_autograd(f"softless::{name}", alone, setup_context=setup_context, lib=LIBRARY)
+    planned = OPERATORS[name].planned
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+            out = planned(*arguments)
+            setup_context(ctx, arguments, out)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, *upstream: Any) -> Any:
+            return alone(ctx, *upstream)
+
+    OPERATORS[name].function = Function
 
 
 def no_gradient(name: str) -> None:

@@ -71,7 +71,7 @@ def sizes(table: dict[torch.dtype, Tile], q: Tensor, k: Tensor, v: Tensor) -> di
 def solve(k: Tensor, beta: Tensor, key_mask: Tensor | None, rule: str) -> Solved:
     solved, chunks = solved_like(k), chunks_of(k)
     launch(
-        solve_kernel, k.shape[0] * k.shape[1] * chunks, k, rows(k), rows(beta[..., None]), mask_of(key_mask), *solved,
+        solve_kernel, k.shape[0] * k.shape[1] * chunks, rows(k), rows(beta[..., None]), mask_of(key_mask), *solved,
         k.shape[1], k.shape[2], chunks, D=k.shape[3], BD=block(k.shape[3]), CHUNK=WALK[k.dtype].tokens, RULE=rule,
         num_warps=4,
     )  # fmt: skip
@@ -85,7 +85,7 @@ def forward(
     """Fill `out`; return the memory after the last token."""
     after, size = memory_like(k, v), sizes(WALK, q, k, v)
     launch(
-        walk_kernel, k.shape[0] * k.shape[1] * -(-v.shape[3] // size["BE"]), k, rows(q), rows(k), rows(v), rows(out),
+        walk_kernel, k.shape[0] * k.shape[1] * -(-v.shape[3] // size["BE"]), rows(q), rows(k), rows(v), rows(out),
         mask_of(key_mask), *solved, memory, after, None, None, k.shape[1], k.shape[2], chunks_of(k), scale,
         STAGES=WALK[k.dtype].stages, **size,
     )  # fmt: skip
@@ -114,16 +114,16 @@ def backward(
     size = sizes(WALK, q, k, v) | {"STAGES": WALK[k.dtype].stages}
     programs, mask = batch * groups * -(-e // size["BE"]), mask_of(key_mask)
     launch(
-        walk_kernel, programs, k, rows(q), rows(k), rows(v), None, mask, *solved, memory, None, states, rows(written),
+        walk_kernel, programs, rows(q), rows(k), rows(v), None, mask, *solved, memory, None, states, rows(written),
         groups, tokens, chunks, scale, **size,
     )  # fmt: skip
     launch(
-        walk_back_kernel, programs, k, rows(q), rows(k), rows(d_out), rows(filled.v), mask, *solved, last,
+        walk_back_kernel, programs, rows(q), rows(k), rows(d_out), rows(filled.v), mask, *solved, last,
         filled.memory, later, rows(refused), groups, tokens, chunks, scale, **size,
     )  # fmt: skip
     table = WIDE_GRADIENT if max(d, e) > 64 else GRADIENT
     launch(
-        gradient_kernel, batch * groups * chunks, k, rows(q), rows(k), rows(v), rows(beta[..., None]), rows(d_out),
+        gradient_kernel, batch * groups * chunks, rows(q), rows(k), rows(v), rows(beta[..., None]), rows(d_out),
         rows(filled.q), rows(filled.k), rows(filled.beta[..., None]), mask, solved.scalars, states, rows(written),
         later, rows(refused), groups, tokens, chunks, scale, RULE=rule, num_stages=table[k.dtype].stages,
         **sizes(table, q, k, v),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from softless.algebra.state import State
-from softless.kernels.common.launch import fake, gradient, no_gradient, operator
+from softless.kernels.common.launch import absent, fake, gradient, no_gradient, operator
 from softless.kernels.common.rows import dense, output_like
 from softless.kernels.delta import attend as delta_attend
 from softless.kernels.delta.attend import Filled, Solved, memory_like, solved_like
@@ -58,19 +58,17 @@ def _backward(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, d_out: Tensor, key_mask: Tensor | None, memory: Tensor | None,
     scalars: Tensor, inverse: Tensor, last: Tensor | None, rule: str, scale: float,
 ) -> Tensors5:  # fmt: skip
-    """Return the gradients of q, k, v, beta and the incoming memory. Without a memory, the last one is empty."""
-    filled = _room(q, k, v, beta, memory)
+    """Return the gradients of q, k, v, beta, and of the incoming memory if there is one."""
+    into = _room(q, k, v, beta, memory)
     d_out = dense(d_out)
     last = None if last is None else last.contiguous()
-    into = Filled(*filled[:4], None if memory is None else filled[4])
     delta_attend.backward(q, k, v, beta, d_out, key_mask, memory, Solved(scalars, inverse), last, into, rule, scale)
-    return filled
+    return into  # type: ignore[return-value]
 
 
-def _room(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, memory: Tensor | None) -> Tensors5:
+def _room(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, memory: Tensor | None) -> Filled:
     filled = output_like(q, q.shape[3]), output_like(k, k.shape[3]), output_like(v, v.shape[3])
-    of_memory = memory_like(k[:, :0], v) if memory is None else memory_like(k, v)
-    return *filled, beta.new_empty(beta.shape), of_memory
+    return Filled(*filled, beta.new_empty(beta.shape), None if memory is None else memory_like(k, v))
 
 
 @fake("delta_backward")
@@ -78,7 +76,8 @@ def _(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, d_out: Tensor, key_mask: Tensor | None, memory: Tensor | None,
     *_: Any,
 ) -> Tensors5:  # fmt: skip
-    return _room(q, k, v, beta, memory)
+    *filled, of_memory = _room(q, k, v, beta, memory)
+    return *filled, absent(q) if of_memory is None else of_memory  # type: ignore[return-value]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors4) -> None:

@@ -67,7 +67,7 @@ class Operands(NamedTuple):
         return None if self.taps is None else rows(self.taps)
 
 
-def forward(x: Operands, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def forward(x: Operands, out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """Return the output, and the records if the backward pass gets them.
 
     The output is allocated last: the parts of a merge are freed by then.
@@ -76,7 +76,7 @@ def forward(x: Operands, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         out = output_like(x.q, x.v.shape[3])
         for part in cuts:
             forward(x.columns(part), out[..., part])
-        return out, x.records(0)
+        return out, None
     q, k, v, key_mask, taps, spec, picture = x
     (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
     sizes, mask, dtype = x.sizes(), mask_of(key_mask), _products(spec, q.dtype, backward=False)
@@ -85,28 +85,30 @@ def forward(x: Operands, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
     kind = ("whole" if whole else "read") if taps is None else ("whole local" if whole else "local")
     cut = tile(kind, *wide, dtype)
     constants = {"GROUP": heads // groups, "DTYPE": as_triton(dtype), **sizes, **named(spec), **_meta(cut)}
-    records = x.records(0) if whole else _observe(x, dtype)
+    records = None if whole else _observe(x, dtype)
     out = output_like(q, v.shape[3]) if out is None else out
     if whole and taps is None and tiles.is_short(keys, spec, *wide, dtype):
         size, cut = tiles.short(keys)
         launch(
-            short_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(out), mask, queries, keys, groups,
+            short_kernel, batch * groups, rows(q), rows(k), rows(v), rows(out), mask, queries, keys, groups,
             spec.scale, spec.t, KEYS=size, **(constants | _meta(cut)))  # fmt: skip
-        return out, records
-    if whole:
+        return out, None
+    if records is None:
         launch(
-            whole_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(out), x.tapped(), mask, queries, keys,
+            whole_kernel, batch * groups, rows(q), rows(k), rows(v), rows(out), x.tapped(), mask, queries, keys,
             groups, spec.scale, spec.t, picture, **constants)  # fmt: skip
-        return out, records
+        return out, None
     span, splits = spans(queries, batch * heads, cut.tokens, tiles.readers(*wide))
     launch(
-        read_kernel, batch * heads * splits, q, rows(q), rows(v), rows(out), x.tapped(), mask, records, queries,
+        read_kernel, batch * heads * splits, rows(q), rows(v), rows(out), x.tapped(), mask, records, queries,
         heads, span, splits, spec.scale, spec.t, picture, NUMBERS=records.shape[1],
         EVEN=queries % cut.tokens == 0, **constants)  # fmt: skip
-    return out, records if keeps_records(q, k, v, spec.phi_k) else x.records(0)
+    return out, records if keeps_records(q, k, v, spec.phi_k) else None
 
 
-def backward(d_out: Tensor, x: Operands, records: Tensor, d_q: Tensor, d_k: Tensor, d_v: Tensor) -> Tensor | None:
+def backward(
+    d_out: Tensor, x: Operands, records: Tensor | None, d_q: Tensor, d_k: Tensor, d_v: Tensor
+) -> Tensor | None:
     """Write the gradients of q, k and v; return the gradient of the taps in float32, if there are taps."""
     if len(x.slices()) > 1:
         return _sliced_backward(d_out, x, d_q, d_k, d_v)
@@ -120,18 +122,18 @@ def backward(d_out: Tensor, x: Operands, records: Tensor, d_q: Tensor, d_k: Tens
         cut = tile(kind if taps is None else "whole local gradient", *wide, dtype)
         d_taps = None if taps is None else q.new_empty(batch, heads, 9, v.shape[3], dtype=torch.float32)
         launch(
-            whole_gradient_kernel, batch * groups, q, rows(q), rows(k), rows(v), rows(d_out), x.tapped(), mask,
+            whole_gradient_kernel, batch * groups, rows(q), rows(k), rows(v), rows(d_out), x.tapped(), mask,
             rows(d_q), rows(d_k), rows(d_v), d_taps, queries, keys, groups, spec.scale, spec.t, picture,
             GROUP=heads // groups, STAGES=cut.stages, **constants, **named(spec), **_meta(cut))  # fmt: skip
         return d_taps
-    if records.shape[0] == 0:
+    if records is None:
         records = _observe(x, dtype)
     gradients = _query_gradient(d_out, x, records, d_q, dtype)
     cut = tile("key" if taps is None else "local key", *wide, dtype)
     span, splits = spans(keys, batch * groups, cut.tokens, tiles.readers(*wide))
     d_taps = None if taps is None else q.new_empty(batch, heads, splits, 9, v.shape[3], dtype=torch.float32)
     launch(
-        key_gradient_kernel, batch * groups * splits, q, rows(k), rows(v), rows(d_out), x.tapped(), mask, rows(d_k),
+        key_gradient_kernel, batch * groups * splits, rows(k), rows(v), rows(d_out), x.tapped(), mask, rows(d_k),
         rows(d_v), d_taps, records, gradients, keys, groups, span, splits, spec.t, picture, NUMBERS=records.shape[1],
         PHI_K=spec.phi_k, EVEN=mask is None and keys % cut.tokens == 0, **constants, **_meta(cut))  # fmt: skip
     return None if d_taps is None else d_taps.sum(2)
@@ -148,7 +150,7 @@ def _query_gradient(d_out: Tensor, x: Operands, records: Tensor, d_q: Tensor, dt
     gradients = None if split else x.records(batch * heads * splits)
     constants = {"DTYPE": as_triton(dtype), "NUMBERS": records.shape[1], **sizes}
     launch(
-        query_gradient_kernel, batch * heads * splits, x.q, rows(x.q), rows(d_out), rows(d_q), scalars, records,
+        query_gradient_kernel, batch * heads * splits, rows(x.q), rows(d_out), rows(d_q), scalars, records,
         gradients, queries, heads, span, splits, spec.scale, spec.t, GROUP=heads // groups,
         EVEN=queries % cut.tokens == 0, STAGES=cut.stages, **constants, **named(spec), **_meta(cut))  # fmt: skip
     if gradients is None:
@@ -156,7 +158,7 @@ def _query_gradient(d_out: Tensor, x: Operands, records: Tensor, d_q: Tensor, dt
         span, splits = spans(queries, batch * heads, cut.tokens)
         gradients = x.records(batch * heads * splits)
         launch(
-            query_sums_kernel, batch * heads * splits, x.q, rows(x.q), rows(d_out), scalars, gradients, queries, heads,
+            query_sums_kernel, batch * heads * splits, rows(x.q), rows(d_out), scalars, gradients, queries, heads,
             span, splits, spec.t, PHI_Q=spec.phi_q, PHI_K=spec.phi_k, EVEN=queries % cut.tokens == 0,
             STAGES=cut.stages, **constants, **_meta(cut))  # fmt: skip
     return gradients.view(batch * groups, heads // groups * splits, records.shape[1]).sum(1)
@@ -168,7 +170,7 @@ def _sliced_backward(d_out: Tensor, x: Operands, d_q: Tensor, d_k: Tensor, d_v: 
     share_q, share_k = torch.empty_like(sum_q), torch.empty_like(sum_k)
     d_taps = []
     for part in x.slices():
-        of_taps = backward(d_out[..., part], x.columns(part), x.records(0), share_q, share_k, d_v[..., part])
+        of_taps = backward(d_out[..., part], x.columns(part), None, share_q, share_k, d_v[..., part])
         d_taps += [] if of_taps is None else [of_taps]
         sum_q += share_q
         sum_k += share_k
@@ -200,14 +202,14 @@ def _observe(x: Operands, dtype: torch.dtype) -> Tensor:
     span, splits = spans(keys, batch * groups, cut.tokens, tiles.observers(sizes["BD"], sizes["BE"]))
     parts = x.records(batch * groups * splits)
     launch(
-        observe_kernel, batch * groups * splits, x.k, rows(x.k), rows(x.v), mask, parts, keys, groups, span, splits,
+        observe_kernel, batch * groups * splits, rows(x.k), rows(x.v), mask, parts, keys, groups, span, splits,
         spec.t, NUMBERS=parts.shape[1], PHI=spec.phi_k, CENTERED=spec.reader != "none", DTYPE=as_triton(dtype),
         EVEN=mask is None and keys % cut.tokens == 0, **sizes, **_meta(cut))  # fmt: skip
     if splits == 1:
         return parts
     records = x.records(batch * groups)
     launch(
-        merge_kernel, batch * groups * -(-d * e // MERGED), x.k, parts, records, splits, NUMBERS=parts.shape[1], D=d,
+        merge_kernel, batch * groups * -(-d * e // MERGED), parts, records, splits, NUMBERS=parts.shape[1], D=d,
         E=e, CELLS=MERGED, SHIFTED=spec.phi_k == "exp", num_warps=4)  # fmt: skip
     return records
 

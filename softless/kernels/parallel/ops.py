@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from softless.algebra.kernel_spec import KernelSpec
-from softless.kernels.common.launch import fake, gradient, no_gradient, operator
+from softless.kernels.common.launch import absent, fake, gradient, no_gradient, operator, present
 from softless.kernels.common.rows import dense, numbers, output_like
 from softless.kernels.parallel import attend
 from softless.kernels.parallel.attend import Operands, Picture
@@ -25,22 +25,23 @@ def attend_op(
     q: Tensor, k: Tensor | None, v: Tensor | None, key_mask: Tensor | None, taps: Tensor | None, phi_q: str, phi_k: str,
     reader: str, constant: bool, scale: float, t: float, picture: Sequence[int],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the output [B, H, N, e] and the records."""
-    return attend.forward(
-        _operands(dense_qkv(q, k, v), key_mask, taps, (phi_q, phi_k, reader, constant, scale, t), picture)
-    )
+    """Return the output [B, H, N, e] and the records, absent if the backward pass needs none."""
+    spec = phi_q, phi_k, reader, constant, scale, t
+    return attend.forward(_operands(dense_qkv(q, k, v), key_mask, taps, spec, picture))  # type: ignore[return-value]
 
 
 @operator("attend_backward")
 def attend_backward_op(
     d_out: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, key_mask: Tensor | None, taps: Tensor | None,
-    records: Tensor, phi_q: str, phi_k: str, reader: str, constant: bool, scale: float, t: float,
+    records: Tensor | None, phi_q: str, phi_k: str, reader: str, constant: bool, scale: float, t: float,
     picture: Sequence[int],
 ) -> list[Tensor]:  # fmt: skip
     """Return the gradients of q, k and v, or of the packed projection, then that of the taps if there are any."""
     qkv = dense_qkv(q, k, v)
     gradients, spec = gradients_like(qkv), (phi_q, phi_k, reader, constant, scale, t)
-    d_taps = attend.backward(d_out, _operands(qkv, key_mask, taps, spec, picture), records, *heads_of(gradients))
+    d_taps = attend.backward(
+        d_out, _operands(qkv, key_mask, taps, spec, picture), present(records), *heads_of(gradients)
+    )
     return gradients if taps is None or d_taps is None else [*gradients, d_taps.to(taps.dtype)]
 
 
@@ -52,8 +53,10 @@ def _operands(qkv, key_mask, taps, spec, picture) -> Operands:
 @fake("attend")
 def _(q, k, v, key_mask, taps, phi_q, phi_k, reader, constant, scale, t, picture):
     q, k, v = heads_of(dense_qkv(q, k, v))
-    heads = k.shape[0] * k.shape[1] if attend.keeps_records(q, k, v, phi_k) else 0
-    return output_like(q, v.shape[3]), q.new_empty(heads, numbers(q.shape[3], v.shape[3]), dtype=torch.float32)
+    if not attend.keeps_records(q, k, v, phi_k):
+        return output_like(q, v.shape[3]), absent(q)
+    heads, size = k.shape[0] * k.shape[1], numbers(q.shape[3], v.shape[3])
+    return output_like(q, v.shape[3]), q.new_empty(heads, size, dtype=torch.float32)
 
 
 @fake("attend_backward")
@@ -63,6 +66,7 @@ def _(d_out, q, k, v, key_mask, taps, records, phi_q, phi_k, reader, constant, s
 
 
 def _save(ctx, inputs, output) -> None:
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:5], output[1])
     ctx.options = inputs[5:]
 

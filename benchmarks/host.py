@@ -1,0 +1,215 @@
+"""Time calls as users make them: no CUDA graph, no preparation, by the clock.
+
+    python benchmarks/host.py                  all groups on the GPU, as a table; --json FILE writes the rows
+    python benchmarks/host.py --group host     one of: host, clock, modules, models, causal, ragged
+    python benchmarks/host.py --group cpu      the groups of one CPU thread: cpu
+
+A small call is over on the device before Python has started the next one, so its time is that of the host. Each row
+compares two calls in the same process, in turns, and holds the ratio of their medians to a bar.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import softless
+
+Call = Callable[[], object]
+TINY = (2, 12, 49, 32)
+SMALL = {(256, 6, 197, 32): 1.0, (128, 12, 49, 32): 0.7}  # shape: the least speed against SDPA
+SIDES = {224: (256, 1.0, 0.9), 1024: (16, 1.9, 1.5), 2048: (4, 5.0, 4.3)}  # pixels: batch, compiled and eager bars
+
+
+@dataclass(frozen=True)
+class Row:
+    """One ratio. `most`: the ratio of times is at most the bar; otherwise the ratio of speeds is at least the bar."""
+
+    group: str
+    what: str
+    against: str
+    ratio: float
+    bar: float
+    most: bool
+    microseconds: float
+    of_rival: float
+
+    @property
+    def holds(self) -> bool:
+        return self.ratio <= self.bar if self.most else self.ratio >= self.bar
+
+
+def finish() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def seconds(call: Call, count: int) -> float:
+    """Return the seconds of one call, when `count` follow each other."""
+    finish()
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    finish()
+    return (time.perf_counter() - start) / count
+
+
+def in_turns(ours: Call, rival: Call, rounds: int = 15, at_least: float = 0.02) -> tuple[float, float]:
+    """Return the median seconds of two calls, measured in turns."""
+    for call in (ours, rival):
+        seconds(call, 3)
+    counts = [max(1, round(at_least / seconds(call, 3))) for call in (ours, rival)]
+    laps = [(seconds(ours, counts[0]), seconds(rival, counts[1])) for _ in range(rounds)]
+    return statistics.median(lap[0] for lap in laps), statistics.median(lap[1] for lap in laps)
+
+
+def slower(group: str, what: str, against: str, ours: Call, rival: Call, bar: float) -> Row:
+    mine, other = in_turns(ours, rival)
+    return Row(group, what, against, mine / other, bar, True, 1e6 * mine, 1e6 * other)
+
+
+def faster(group: str, what: str, against: str, ours: Call, rival: Call, bar: float) -> Row:
+    mine, other = in_turns(ours, rival)
+    return Row(group, what, against, other / mine, bar, False, 1e6 * mine, 1e6 * other)
+
+
+def draw(shape: tuple[int, ...], device: str, dtype: torch.dtype, grad: bool = False) -> list[Tensor]:
+    return [torch.randn(shape, device=device, dtype=dtype).requires_grad_(grad) for _ in range(3)]
+
+
+def both_passes(attend: Callable[..., Tensor], leaves: list[Tensor]) -> Call:
+    upstream = torch.randn_like(attend(*leaves))
+    return lambda: torch.autograd.grad(attend(*leaves), leaves, upstream)
+
+
+def host() -> Iterator[Row]:
+    """Calls whose time is that of the host."""
+    q, k, v = draw(TINY, "cuda", torch.bfloat16)
+    leaves = draw(TINY, "cuda", torch.bfloat16, grad=True)
+    token = [x[:, :, :1] for x in (q, k, v)]
+    _, state = softless.attention_with_state(q, k, v, "linear")
+    calls = {
+        "inline": ({"mechanism": "inline"}, 2.0, 1.7),
+        "linear": ({"mechanism": "linear"}, 2.0, 1.7),
+        "causal linear": ({"mechanism": "linear", "is_causal": True}, 2.5, 2.0),
+        "causal inline": ({"mechanism": "inline", "is_causal": True}, 2.5, 2.0),
+    }
+    for name, (options, forward, backward) in calls.items():
+        ours = partial(softless.attention, **options)
+        rival = partial(sdpa, is_causal=options.get("is_causal", False))
+        one = partial(ours, q, k, v), partial(rival, q, k, v)
+        yield slower("host", f"{name} forward {list(TINY)}", "SDPA", *one, forward)
+        two = both_passes(ours, leaves), both_passes(rival, leaves)
+        one = partial(ours, q, k, v), partial(rival, q, k, v)
+        yield slower("host", f"{name} forward {list(TINY)}", "SDPA", *one, forward)
+        two = both_passes(ours, leaves), both_passes(rival, leaves)
+        yield slower("host", f"{name} forward + backward", "SDPA", *two, backward)
+    step = partial(softless.attention_with_state, *token, "linear", state)
+    yield slower("host", "decode step", "SDPA's forward", step, partial(sdpa, q, k, v), 2.5)
+
+
+def clock() -> Iterator[Row]:
+    """Shapes of vision models, where the device has something to do."""
+    for shape, bar in SMALL.items():
+        q, k, v = draw(shape, "cuda", torch.bfloat16)
+        calls = partial(softless.attention, q, k, v), partial(sdpa, q, k, v)
+        yield faster("clock", f"inline forward {list(shape)}", "SDPA", *calls, bar)
+
+
+def modules() -> Iterator[Row]:
+    from timm.layers import Attention
+
+    theirs = Attention(192, num_heads=6, qkv_bias=True).to("cuda", torch.bfloat16)
+    layer = softless.nn.Attention(192, 6, "inline", local=True).to("cuda", torch.bfloat16)
+    for batch in (2, 64):
+        x = torch.randn(batch, 196, 192, device="cuda", dtype=torch.bfloat16)
+        what = f"nn.Attention(192, 6, 'inline', local=True) forward [{batch}, 196, 192]"
+        calls = partial(layer, x, grid=(14, 14)), partial(theirs, x)
+        with torch.no_grad():
+            yield slower("modules", what, "timm's", *calls, 2.5)
+        yield slower("modules", what + ", grad", "timm's", *calls, 2.5)
+
+
+@cache
+def pair(side: int) -> tuple[nn.Module, nn.Module]:
+    import timm
+
+    ours = softless.create_model("inline_deit_tiny", img_size=side).to("cuda", torch.bfloat16).eval()
+    theirs = timm.create_model("deit_tiny_patch16_224", img_size=side).to("cuda", torch.bfloat16).eval()
+    return ours, theirs
+
+
+def models() -> Iterator[Row]:
+    """Images per second of InLine-DeiT-T and timm's DeiT-T."""
+    for side, (batch, compiled, eager) in SIDES.items():
+        x = torch.randn(batch, 3, side, side, device="cuda", dtype=torch.bfloat16)
+        for way, bar in (("eager", eager), ("torch.compile", compiled)):
+            ours, theirs = pair(side) if way == "eager" else map(torch.compile, pair(side))
+            what = f"InLine-DeiT-T {side} px, batch {batch}, {way}"
+            with torch.no_grad():
+                yield faster("models", what, "timm", partial(ours, x), partial(theirs, x), bar)
+        torch.compiler.reset()
+
+
+def cpu() -> Iterator[Row]:
+    """One CPU thread, float32."""
+    torch.set_num_threads(1)
+    for tokens, forward, training in ((17, 3.0, None), (64, 1.7, 1.5), (256, 1.7, 1.5)):
+        q, k, v = draw((1, 6, tokens, 32), "cpu", torch.float32)
+        leaves = draw((1, 6, tokens, 32), "cpu", torch.float32, grad=True)
+        for name in ("inline", "linear"):
+            what, ours = f"{name} [1, 6, {tokens}, 32]", partial(softless.attention, mechanism=name)
+            with torch.no_grad():
+                one = partial(ours, q, k, v), partial(sdpa, q, k, v)
+                yield slower("cpu", f"{what} forward", "SDPA", *one, forward)
+            if training:
+                two = both_passes(ours, leaves), both_passes(sdpa, leaves)
+                yield slower("cpu", f"{what} training step", "SDPA", *two, training)
+    for tokens in (16, 64, 256, 4096):
+        q, k, v = draw((1, 1, tokens, 64), "cpu", torch.float32)
+        with torch.no_grad():
+            one = partial(softless.attention, q, k, v, "linear"), partial(plain_linear, q, k, v)
+            yield slower("cpu", f"linear [1, 1, {tokens}, 64] forward", "its plain formula", *one, 1.0)
+
+
+def plain_linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Linear attention with elu + 1, as one writes it down."""
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    return q @ (k.mT @ v) / (q @ k.sum(-2)[..., None])
+
+
+GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
+    "host": host, "clock": clock, "modules": modules, "models": models, "cpu": cpu,
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--group", action="append", choices=GROUPS)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    groups = asked.group or (["host", "clock", "modules", "models"] if torch.cuda.is_available() else ["cpu"])
+    rows = []
+    for group in groups:
+        for row in GROUPS[group]():
+            rows.append(row)
+            sign, mark = "<=" if row.most else ">=", "" if row.holds else "   missed"
+            print(
+                f"{row.what:<64} {row.microseconds:10.1f} us {row.of_rival:10.1f} us {row.against:<18} "
+                f"{row.ratio:6.2f}x {sign} {row.bar}x{mark}", flush=True,
+            )  # fmt: skip
+    if asked.json:
+        asked.json.write_text(json.dumps([asdict(row) | {"holds": row.holds} for row in rows], indent=1))
+
+
+if __name__ == "__main__":
+    main()
