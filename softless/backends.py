@@ -6,6 +6,7 @@ cannot run raises and says why. Nothing here imports triton before CUDA tensors,
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,29 +17,34 @@ from softless.algebra.kernel_spec import RULES, KernelSpec
 from softless.algebra.neighbors import local_residual
 from softless.algebra.state import State, keep
 from softless.errors import BackendError
+from softless.kernels.common.watch import starts_at_once
 from softless.mechanisms import Call, Mechanism
 from softless.mechanisms.base import in_forward_mode, repeat_heads
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mechanism: Mechanism,
-    call: Call,
-    spec: KernelSpec | None,
-    backend: str,
-    *,
-    qkv: Tensor | None = None,
-    taps: Tensor | None = None,
-    picture: tuple[int, int, int] = (0, 0, 0),
-) -> Tensor:
-    """Compute attention, plus the local residual if there are taps. `picture` is (prefix, height, width).
+@dataclass(slots=True)
+class Route:
+    """How a kind of call runs. `softless.routes` finds it."""
 
-    `qkv` is the packed tensor that q, k and v are views of, if any: the kernels read it in place.
-    """
-    if spec is not None and not transformed(backend, q, k, v, taps, *call.inputs.values()):
-        return _run(q, k, v, spec, call, qkv, taps, picture)
+    mechanism: Mechanism
+    call: Call  # without tensors
+    backend: str
+    spec: KernelSpec | None  # what the kernels run; None for torch
+    picture: tuple[int, int, int]  # prefix, height and width, for the local residual
+    plan: Any = None  # the kernels' steps, after the first call without gradients
+
+
+def attend(
+    route: Route, call: Call, q: Tensor, k: Tensor | None, v: Tensor | None, taps: Tensor | None = None
+) -> Tensor:
+    """Compute attention, plus the local residual if there are taps. q may be packed: see `heads_of`."""
+    if route.plan is not None and starts_at_once(q, k, v, taps):
+        return route.plan([x for x in (q, k, v, call.key_mask, taps) if x is not None])[0]
+    if route.spec is not None and not transformed(route.backend, q, k, v, taps, *call.inputs.values()):
+        return _run(route, route.spec, call, q, k, v, taps)
+    mechanism, backend, picture = route.mechanism, route.backend, route.picture
+    if k is None or v is None:
+        q, k, v = heads_of(q)
     dtype = q.dtype
     if backend == "reference" or q.is_cpu or not mechanism.fused_on_gpu:
         q, k, v = widen(q), widen(k), widen(v)
@@ -55,22 +61,25 @@ def attend(
     return out.to(dtype)
 
 
+def heads_of(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v [B, H, N, d] of a packed projection [B, N, 3, H, d]."""
+    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))  # in this order, the gradient of qkv is contiguous
+    return q, k, v
+
+
 def attend_with_state(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    state: State | None,
-    mechanism: Mechanism,
-    call: Call,
-    spec: KernelSpec | None,
-    backend: str,
+    route: Route, call: Call, q: Tensor, k: Tensor, v: Tensor, state: State | None
 ) -> tuple[Tensor, State]:
     """Compute causal attention that continues from a state."""
-    if spec is not None and not transformed(backend, q, k, v, *call.inputs.values(), *(state or ())):
-        return _run_with_state(q, k, v, state, spec, call)
+    if route.plan is not None and state is not None and starts_at_once(q, k, v, *state):
+        mask = () if call.key_mask is None else (call.key_mask,)
+        out, *after = route.plan([q, k, v, *mask, *state[:4]])
+        return out, State._make((*after, state.shift))
+    if route.spec is not None and not transformed(route.backend, q, k, v, *call.inputs.values(), *(state or ())):
+        return _run_with_state(route, route.spec, call, q, k, v, state)
     k, v = hide(k, call.key_mask), hide(v, call.key_mask)
     with full_precision(q):
-        out, state = mechanism.attend_with_state(widen(q), widen(k), widen(v), state, call)
+        out, state = route.mechanism.attend_with_state(widen(q), widen(k), widen(v), state, call)
     return out.to(q.dtype), state
 
 
@@ -91,6 +100,8 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:
     """Cast as SDPA does where autocast is on: everything but float64."""
+    if not torch._C._is_any_autocast_enabled():
+        return tensors
     return tuple(
         x.to(torch.get_autocast_dtype(x.device.type))
         if isinstance(x, Tensor) and autocasting(x) and x.is_floating_point() and x.dtype != torch.float64
@@ -150,40 +161,41 @@ def refusal(
 
 
 def _run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    spec: KernelSpec,
-    call: Call,
-    qkv: Tensor | None,
-    taps: Tensor | None,
-    picture: tuple[int, int, int],
+    route: Route, spec: KernelSpec, call: Call, q: Tensor, k: Tensor | None, v: Tensor | None, taps: Tensor | None
 ) -> Tensor:
-    """Run the kernels on q, k and v, or on the packed tensor they are views of."""
+    """Run the kernels on q, k and v, or on a packed projection."""
     if call.is_causal:
+        assert k is not None
+        assert v is not None
         if spec.reader in RULES:
-            return _run_with_state(q, k, v, None, spec, call)[0]
-        from softless.kernels.causal.ops import causal
+            return _run_with_state(route, spec, call, q, k, v, None)[0]
+        from softless.kernels.causal.ops import causal, plan_of_causal
 
+        if starts_at_once(q, k, v):
+            route.plan = plan_of_causal(q, k, v, call.key_mask, spec)
         return causal(q, k, v, call.key_mask, spec)
     from softless.kernels.parallel.ops import attend_op
 
-    parts = (q, k, v) if qkv is None else (qkv, None, None)
-    return attend_op(*parts, call.key_mask, taps, *spec, list(picture))[0]
+    arguments = q, k, v, call.key_mask, taps, *spec, list(route.picture)
+    if starts_at_once(q, k, v, taps):
+        route.plan = attend_op.planned.plan(*arguments)
+    return attend_op(*arguments)[0]
 
 
 def _run_with_state(
-    q: Tensor, k: Tensor, v: Tensor, state: State | None, spec: KernelSpec, call: Call
+    route: Route, spec: KernelSpec, call: Call, q: Tensor, k: Tensor, v: Tensor, state: State | None
 ) -> tuple[Tensor, State]:
     """Run the causal kernels. A single token that needs no gradient takes the decode step."""
     if spec.reader in RULES:
         from softless.kernels.delta.ops import delta
 
         return delta(q, k, v, call.inputs["beta"], call.key_mask, state, spec.reader, spec.scale)
-    from softless.kernels.causal.ops import continued
+    from softless.kernels.causal.ops import continued, plan_of_step
 
     recording = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *(state or ())))
     step = q.shape[2] == k.shape[2] == 1 and state is not None and not recording
+    if step and state is not None and starts_at_once(q, k, v, *state):
+        route.plan = plan_of_step(q, k, v, call.key_mask, state, spec)
     return continued(q, k, v, call.key_mask, state, spec, step)
 
 

@@ -68,8 +68,8 @@ def attention(
     if packed.among(q, k, v):  # pads the sequences, and calls this function with a key mask
         return packed.attend(attention, q, k, v, mechanism, is_causal=is_causal, bias=bias, **options)
     q, k, v = backends.autocast(q, k, v)
-    mechanism, call, spec, _ = routes.find(q, k, v, mechanism, is_causal=is_causal, bias=bias, **options)
-    return backends.attend(q, k, v, mechanism, call, spec, backend)
+    route, call = routes.find(q, k, v, mechanism, is_causal=is_causal, bias=bias, **options)
+    return backends.attend(route, call, q, k, v)
 
 
 @validation.explain_unknown_arguments
@@ -168,13 +168,13 @@ def attention_with_state(
     if packed.among(q, k, v):  # pads the sequences, and calls this function with a key mask
         return packed.attend_with_state(attention_with_state, q, k, v, mechanism, state, **options)
     q, k, v = backends.autocast(q, k, v)
-    mechanism, call, spec, _ = routes.find(q, k, v, mechanism, is_causal=True, state=state, **options)
+    route, call = routes.find(q, k, v, mechanism, is_causal=True, state=state, **options)
     if backend == "reference":
         raise BackendError("backend 'reference' forms all weights at once and has no state: use 'auto' or 'torch'")
     if q.shape[2] > k.shape[2]:
         raise ArgumentError(f"{q.shape[2]} queries and {k.shape[2]} keys: every query needs its own token's key")
-    out, state = backends.attend_with_state(q, k, v, state, mechanism, call, spec, backend)
-    return out, mark(state, mechanism)
+    out, state = backends.attend_with_state(route, call, q, k, v, state)
+    return out, mark(state, route.mechanism)
 
 
 @validation.explain_unknown_arguments
@@ -220,8 +220,8 @@ def attention_with_residual(
     if not isinstance(taps, Tensor):
         raise ArgumentError(f"taps is a {type(taps).__name__} and must be a tensor [B, H, 9, e]")
     options: dict[str, Any] = {"key_mask": key_mask, "scale": scale, "inputs": inputs, "grid": grid, "backend": backend}
-    mechanism, call, spec, picture = routes.find(q, k, v, mechanism, taps=taps, prefix=prefix, **options)
-    return backends.attend(q, k, v, mechanism, call, spec, backend, taps=taps, picture=picture)
+    route, call = routes.find(q, k, v, mechanism, taps=taps, prefix=prefix, **options)
+    return backends.attend(route, call, q, k, v, taps)
 
 
 @validation.explain_unknown_arguments
@@ -260,10 +260,8 @@ def attention_qkv(
         The output [B, H, N, d].
     """
     qkv, taps = backends.autocast(qkv, taps)
-    validation.check_packed(qkv)
-    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))  # in this order, the gradient of qkv is contiguous
     if taps is None and prefix != 0:
         raise ArgumentError(f"prefix {prefix!r} is only read with taps, and no taps were passed")
     options: dict[str, Any] = {"key_mask": key_mask, "inputs": inputs, "grid": grid, "backend": backend}
-    mechanism, call, spec, picture = routes.find(q, k, v, mechanism, taps=taps, prefix=prefix, **options)
-    return backends.attend(q, k, v, mechanism, call, spec, backend, qkv=qkv, taps=taps, picture=picture)
+    route, call = routes.find(qkv, None, None, mechanism, packed=True, taps=taps, prefix=prefix, **options)
+    return backends.attend(route, call, qkv, None, None, taps)

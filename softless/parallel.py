@@ -97,7 +97,8 @@ def attention(
     if is_causal:
         before = merged_before(own, group)
         spec = backends.choose(mechanism, call, q, k, v, "auto")
-        out, _ = backends.attend_with_state(q, k, v, before, mechanism, call, spec, "auto")
+        route = backends.Route(mechanism, call, "auto", spec, (0, 0, 0))
+        out, _ = backends.attend_with_state(route, call, q, k, v, before)
         if q.shape[2]:
             return out
         return out + (before.v_mean.sum() + q.sum()).to(out.dtype)  # a rank without tokens still joins the graph

@@ -1,45 +1,35 @@
 """The route of a call: its arguments checked and its backend chosen, once for every kind of call.
 
-What `validation` checks and what `backends` chooses depends on shapes, dtypes, devices and options, never on numbers.
-So the answer for one call is kept for all calls that agree in these. A call with anything else is checked anew, and a
-call that raises keeps nothing.
+What `validation` checks, what `backends` chooses and which kernels then run depends on shapes, strides, dtypes, devices
+and options, never on numbers. So the answer for one call is kept for all calls that agree in these, and finding it is
+one look-up. A call with anything else is checked anew, and a call that raises keeps nothing.
 """
 
 from collections.abc import Mapping
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from softless import backends, validation
-from softless.algebra.kernel_spec import KernelSpec
 from softless.algebra.state import State, check_continues
+from softless.backends import Route
 from softless.mechanisms import Call, Mechanism
 from softless.mechanisms.base import check_mark, maker
 
 MOST = 4096  # routes that are kept; the oldest gives way
-
-
-class Route(NamedTuple):
-    """How a kind of call runs."""
-
-    mechanism: Mechanism
-    call: Call  # without tensors
-    spec: KernelSpec | None  # what the kernels run; None for torch
-    picture: tuple[int, int, int] = (0, 0, 0)  # prefix, height and width, for the local residual
-
-
 ROUTES: dict[Any, Route] = {}
 LOCK = Lock()
 
 
 def find(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Any,
+    v: Any,
     mechanism: str | Mechanism,
     *,
+    packed: bool = False,
     is_causal: bool = False,
     key_mask: Tensor | None = None,
     bias: Tensor | None = None,
@@ -50,27 +40,27 @@ def find(
     prefix: int = 0,
     state: State | None = None,
     backend: str = "auto",
-) -> Route:
-    """Return the route of a call, with the call's tensors in it."""
-    arguments = q, k, v, mechanism, is_causal, key_mask, bias, scale, inputs, grid, taps, prefix, state, backend
+) -> tuple[Route, Call]:
+    """Return the route of a call, and the call itself. A packed q is [B, N, 3, H, d], with None for k and v."""
+    arguments = q, k, v, packed, mechanism, is_causal, key_mask, bias, scale, inputs, grid, taps, prefix, state, backend
     try:
         key = None if torch.compiler.is_compiling() else tuple([kind(x) for x in arguments])
         route = ROUTES.get(key)
-    except TypeError:  # an argument that cannot be right
+    except (TypeError, RuntimeError):  # an argument that is wrong, or a tensor without memory
         key, route = None, None
     if route is None:
         route = decide(*arguments)
         if key is not None:
             keep(key, route)
     if key_mask is None and bias is None and not inputs:
-        return route
-    return route._replace(call=route.call._replace(key_mask=key_mask, bias=bias, inputs=inputs or {}))
+        return route, route.call
+    return route, route.call._replace(key_mask=key_mask, bias=bias, inputs=inputs or {})
 
 
 def kind(x: Any) -> Any:
     """Return what a route depends on in an argument; 1 and True are equal, and not of one kind."""
     if isinstance(x, Tensor) and not x.is_nested:
-        return type(x), x.shape, x.dtype, x.device, x.layout
+        return type(x), x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16
     if x is None or isinstance(x, str | bool | Mechanism):
         return x
     if isinstance(x, State):
@@ -86,8 +76,9 @@ def kind(x: Any) -> Any:
 
 def decide(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Any,
+    v: Any,
+    packed: bool,
     mechanism: str | Mechanism,
     is_causal: bool,
     key_mask: Tensor | None,
@@ -101,6 +92,9 @@ def decide(
     backend: str,
 ) -> Route:
     """Check every argument, and choose a backend."""
+    if packed:
+        validation.check_packed(q)
+        q, k, v = backends.heads_of(q)
     mechanism, call = validation.prepare(
         q, k, v, mechanism, is_causal=is_causal, key_mask=key_mask, bias=bias, scale=scale, inputs=inputs, grid=grid,
         backend=backend, has_taps=taps is not None,
@@ -112,7 +106,7 @@ def decide(
     spec = backends.choose(mechanism, call, q, k, v, backend)
     if spec is not None:
         check_continues(state, backends.state_like(q, k, v, spec))
-    return Route(mechanism, call._replace(key_mask=None, bias=None, inputs={}), spec, picture)
+    return Route(mechanism, call._replace(key_mask=None, bias=None, inputs={}), backend, spec, picture)
 
 
 def keep(key: Any, route: Route) -> None:

@@ -26,6 +26,7 @@ from softless.kernels.causal import attend as causal_attend
 from softless.kernels.causal import tiles as causal_tiles
 from softless.kernels.causal.attend import Past, Sums, past_like
 from softless.kernels.common.launch import absent, fake, gradient, no_gradient, operator
+from softless.kernels.common.plan import Plan
 from softless.kernels.common.rows import dense, output_like
 
 
@@ -45,6 +46,24 @@ def continued(
     else:
         out, *after = _causal(q, k, v, key_mask, *past, *spec[:5], True)[:5]
     return out, _leave(Past(*after), q, spec.constant, state)
+
+
+def plan_of_causal(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, spec: KernelSpec) -> Plan | None:
+    """Return the steps of `causal` without gradients, if it copies none of these tensors."""
+    if not all(x.stride(-1) == 1 for x in (q, k, v)):
+        return None
+    return _causal.planned.plan(q, k, v, key_mask, None, None, None, None, *spec[:5], False)
+
+
+def plan_of_step(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, state: State, spec: KernelSpec
+) -> Plan | None:
+    """Return the steps of a decode step, if the kernels take these tensors and this State as they are."""
+    past = _enter(state, k, spec.constant)
+    as_it_is = all(a is b for a, b in zip(past, state[:4], strict=True)) and q.shape[1] == k.shape[1]
+    if not as_it_is or any(x.stride(-1) != 1 for x in (q, k, v)):
+        return None
+    return _decode.planned.plan(q, k, v, key_mask, *past, *spec[:5])
 
 
 def _enter(state: State | None, k: Tensor, constant: bool) -> tuple[Tensor | None, ...]:

@@ -26,9 +26,9 @@ from torch.autograd import forward_ad
 
 from softless.errors import UnsupportedError
 from softless.kernels.common.plan import Planned, recording
+from softless.kernels.common.watch import is_special, is_watched
 
 LIBRARY = torch.library.Library("softless", "DEF")
-PLAIN = (Tensor, torch.nn.Parameter)
 # Arguments that Triton does not specialize on: a new value needs no new compilation.
 SIZES = ("N", "M", "H", "G", "span", "splits", "heads", "groups", "tokens", "chunks", "segments", "skipped", "length",
          "size")  # fmt: skip
@@ -87,12 +87,12 @@ class Operator:
         self.function: Any = None  # with the derivative that `gradient` registers
 
     def __call__(self, *arguments: Any) -> Any:
-        if torch.compiler.is_compiling() or is_watched():
+        if is_watched():
             return self.registered(*arguments)
         differentiated = False
         for x in arguments:
             if isinstance(x, Tensor):
-                if type(x) not in PLAIN or x.is_neg():
+                if is_special(x):
                     return self.registered(*arguments)
                 differentiated = differentiated or x.requires_grad
         if differentiated and torch.is_grad_enabled():
@@ -108,12 +108,6 @@ class Operator:
             return out if returns_list else tuple(out)
 
         return call
-
-
-def is_watched() -> bool:
-    """Return whether PyTorch must see every operator, because it counts, traces or transforms them."""
-    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    return transformed or torch._C._len_torch_dispatch_stack() > 0
 
 
 def absent(like: Tensor) -> Tensor:

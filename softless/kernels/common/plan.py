@@ -181,13 +181,14 @@ class Plan:
         self.device, self.steps, self.outputs = device, steps, outputs
         self.empty: Slots = [None] * slots
 
-    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
+        """Run the steps on the tensors among an operator's arguments; return its outputs, None for absent ones."""
         if self.device.type == "cuda" and torch._C._cuda_getDevice() != self.device.index:
             with torch.cuda.device(self.device):
                 return self._repeat(inputs)
         return self._repeat(inputs)
 
-    def _repeat(self, inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    def _repeat(self, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
         slots: Slots = [*inputs, *self.empty]
         for step in self.steps:
             step(slots, self.device)
@@ -308,9 +309,11 @@ class Planned:
         ALL.append(self)
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
+        return self.plan(*arguments)([x for x in arguments if isinstance(x, Tensor)])
+
+    def plan(self, *arguments: Any) -> Plan:
         key = tuple([kind(x) for x in arguments])
-        plan = self.plans.get(key) or self._remember(key, record(self.run, arguments))
-        return plan([x for x in arguments if isinstance(x, Tensor)])
+        return self.plans.get(key) or self._remember(key, record(self.run, arguments))
 
     def _remember(self, key: Any, plan: Plan) -> Plan:
         with self.lock:

@@ -1,0 +1,27 @@
+"""When kernels start without PyTorch's dispatcher: where nothing differentiates, traces, counts or transforms."""
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+PLAIN = (Tensor, nn.Parameter)
+
+
+def is_watched() -> bool:
+    """Return whether PyTorch must see every operator."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def is_special(x: Tensor) -> bool:
+    """Return whether only the dispatcher knows what x holds: a subclass, or a view with the other sign."""
+    return type(x) not in PLAIN or x.is_neg()
+
+
+def starts_at_once(*tensors: Tensor | None) -> bool:
+    """Return whether kernels that read these tensors may be started without the dispatcher and without autograd."""
+    if is_watched():
+        return False
+    differentiable = torch.is_grad_enabled()
+    return not any(x is not None and (is_special(x) or (differentiable and x.requires_grad)) for x in tensors)
