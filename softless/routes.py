@@ -44,7 +44,7 @@ def find(
     """Return the route of a call, and the call itself. A packed q is [B, N, 3, H, d], with None for k and v."""
     arguments = q, k, v, packed, mechanism, is_causal, key_mask, bias, scale, inputs, grid, taps, prefix, state, backend
     try:
-        key = None if torch.compiler.is_compiling() else tuple([kind(x) for x in arguments])
+        key = None if torch.compiler.is_compiling() else tuple([x if x is None else kind(x) for x in arguments])
         route = ROUTES.get(key)
     except (TypeError, RuntimeError):  # an argument that is wrong, or a tensor without memory
         key, route = None, None
@@ -59,9 +59,9 @@ def find(
 
 def kind(x: Any) -> Any:
     """Return what a route depends on in an argument; 1 and True are equal, and not of one kind."""
-    if isinstance(x, Tensor) and not x.is_nested:
+    if isinstance(x, Tensor):
         return type(x), x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16
-    if x is None or isinstance(x, str | bool | Mechanism):
+    if x is None or isinstance(x, (str, bool, Mechanism)):
         return x
     if isinstance(x, State):
         return *[kind(part) for part in x], maker(x)

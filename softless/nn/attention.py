@@ -180,7 +180,7 @@ class Attention(Mixing):
             return self._cross_heads(x, context)
         packable = self.kv_heads == self.heads and not x.is_nested
         if packable and not (self.shares_keys or self.norms_or_rotates):
-            return self.qkv(x).unflatten(-1, (3, self.heads, self.head_dim))
+            return self.qkv(x).view(*x.shape[:2], 3, self.heads, self.head_dim)
         q, k, v = self._heads(self.qkv(x), self._positions(x, key_mask))
         return torch.stack([part.transpose(1, 2) for part in (q, k, v)], 2) if packable else (q, k, v)
 

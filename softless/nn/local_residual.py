@@ -53,11 +53,10 @@ class LocalResidual(nn.Sequential):
         first, _, last = layers
         if not (is_plain(first, nn.Conv1d) and is_plain(last, nn.Conv1d)):
             return super().forward(context[..., None])[..., 0].unflatten(1, (heads, d, 9)).mT
-        x = context.unflatten(1, (heads, d)).transpose(0, 1)  # [heads, B, d]
+        x = context.view(-1, heads, d).transpose(0, 1)  # [heads, B, d]
         x = F.gelu(torch.baddbmm(first.bias.view(heads, 1, d), x, first.weight.view(heads, d, d).mT))
-        to_taps = last.weight.view(heads, d, 9, d).transpose(1, 2).reshape(heads, 9 * d, d)  # its output is 9 c + tap
-        offset = last.bias.view(heads, d, 9).mT.reshape(heads, 1, 9 * d)
-        return torch.baddbmm(offset, x, to_taps.mT).unflatten(2, (9, d)).transpose(0, 1)
+        x = torch.baddbmm(last.bias.view(heads, 1, 9 * d), x, last.weight.view(heads, 9 * d, d).mT)
+        return x.view(heads, -1, d, 9).permute(1, 0, 3, 2)  # the output is 9 c + tap
 
     def forward(  # type: ignore[override]  # Sequential's takes one argument
         self, context: Float[Tensor, "b c"], v: Float[Tensor, "b heads n d"], grid: tuple[int, int], prefix: int = 0

@@ -78,6 +78,7 @@ class Mixing(nn.Module):
                 f"attn_drop {attn_drop} needs explicit weights, and '{self.mechanism.name}' has none"
             )
         self.inputs = Inputs(self.mechanism, dim, heads, kv_heads)
+        self.takes_inputs = len(self.mechanism.inputs) > 0
         self.residual = LocalResidual(dim, heads) if local else None
         self.attn_drop = nn.Dropout(attn_drop)
 
@@ -139,7 +140,8 @@ class Mixing(nn.Module):
         dropped = self.training and self.attn_drop.p > 0
         if isinstance(qkv, Tensor) and not (dropped or is_causal or bias is not None):
             grid = grid if taps is not None or self.mechanism.reads_grid else None
-            options = {"key_mask": key_mask, "inputs": self.inputs(source), "backend": self.backend}
+            inputs = self.inputs(source) if self.takes_inputs else None
+            options: dict[str, Any] = {"key_mask": key_mask, "inputs": inputs, "backend": self.backend}
             out = attention_qkv(qkv, self.mechanism, taps=taps, grid=grid, prefix=prefix, **options)
             return out.transpose(1, 2).flatten(2)
         q, k, v = as_heads(qkv)
@@ -188,7 +190,8 @@ class Mixing(nn.Module):
             context = source.mean(1)
         else:
             context = keep(source, key_mask).sum(1) / key_mask.sum(1, keepdim=True).clamp(min=1)
-        return self.residual.taps(context.to(source.dtype)), tokens - grid[0] * grid[1]
+            context = context.to(source.dtype)
+        return self.residual.taps(context), tokens - grid[0] * grid[1]
 
 
 def split_heads(x: Float[Tensor, "b n c"], head_dim: int) -> Float[Tensor, "b heads n d"]:

@@ -124,6 +124,9 @@ class Launch:
         self.kernel, self.programs, self.arguments, self.constants = kernel, programs, arguments, constants
         self.pointers = [(at, x) for at, x in enumerate(arguments) if isinstance(x, Pointer)]
         self.tuples = [(at, x) for at, x in enumerate(arguments) if isinstance(x, tuple)]
+        # (place, slot, bytes, the numbers that follow): most tuples are a tensor and its strides
+        self.rows = [(at, x[0].slot, x[0].bytes, x[1:]) for at, x in self.tuples if _is_rows(x)]
+        self.others = [(at, x) for at, x in self.tuples if not _is_rows(x)]
         if not INTERPRETED.value:
             self.compiled = kernel.warmup(*arguments, grid=(programs,), **constants)
             others = kernel.params[len(arguments) :]
@@ -144,7 +147,9 @@ class Launch:
         filled = self.all.copy()
         for at, x in self.pointers:
             filled[at] = slots[x.slot].data_ptr() + x.bytes  # type: ignore[union-attr]
-        for at, parts in self.tuples:
+        for at, slot, offset, numbers in self.rows:
+            filled[at] = (slots[slot].data_ptr() + offset, *numbers)  # type: ignore[union-attr]
+        for at, parts in self.others:
             filled[at] = tuple(
                 [slots[x.slot].data_ptr() + x.bytes if type(x) is Pointer else x for x in parts]  # type: ignore[union-attr]
             )
@@ -169,6 +174,11 @@ class Launch:
     def reads(self) -> list[int]:
         parts = [x for _, x in self.pointers] + [x for _, parts in self.tuples for x in parts]
         return [x.slot for x in parts if isinstance(x, Pointer)]
+
+
+def _is_rows(x: tuple[Any, ...]) -> bool:
+    """Return whether a tuple is one tensor, followed by numbers."""
+    return len(x) > 0 and isinstance(x[0], Pointer) and not any(isinstance(part, Pointer) for part in x[1:])
 
 
 Step = Allocate | Release | Operation | Launch

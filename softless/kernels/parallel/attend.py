@@ -15,11 +15,11 @@ from softless.algebra.kernel_spec import KernelSpec
 from softless.kernels.common import tiles
 from softless.kernels.common.features import may_cancel, named
 from softless.kernels.common.launch import as_triton, block, launch
-from softless.kernels.common.rows import Rows, dense, mask_of, numbers, output_like, rows
+from softless.kernels.common.rows import dense, mask_of, numbers, output_like, rows
 from softless.kernels.common.tiles import Tile, finer, slice_width, spans, tile
 from softless.kernels.parallel.gradients import key_gradient_kernel, query_gradient_kernel, query_sums_kernel
 from softless.kernels.parallel.observe import merge_kernel, observe_kernel
-from softless.kernels.parallel.read import read_kernel
+from softless.kernels.parallel.read import Taps, read_kernel
 from softless.kernels.parallel.short import short_kernel, whole_gradient_kernel, whole_kernel
 
 MERGED = 128  # numbers of a comoment per program of a merge: one per thread, many programs, all loads in flight at once
@@ -46,8 +46,7 @@ class Operands(NamedTuple):
 
     def columns(self, part: slice) -> "Operands":
         """Return the same arguments with only these value columns."""
-        taps = None if self.taps is None else self.taps[..., part].contiguous()
-        return self._replace(v=self.v[..., part], taps=taps)
+        return self._replace(v=self.v[..., part], taps=None if self.taps is None else self.taps[..., part])
 
     def slices(self) -> list[slice]:
         """Cut the value columns into slices that fit beside the features."""
@@ -63,8 +62,8 @@ class Operands(NamedTuple):
         """Allocate the records of `count` States."""
         return self.q.new_empty(count, numbers(self.q.shape[3], self.v.shape[3]), dtype=torch.float32)
 
-    def tapped(self) -> Rows | None:
-        return None if self.taps is None else rows(self.taps)
+    def tapped(self) -> Taps | None:
+        return None if self.taps is None else Taps(self.taps, *self.taps.stride())
 
 
 def forward(x: Operands, out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

@@ -46,7 +46,6 @@ def attend_backward_op(
 
 
 def _operands(qkv, key_mask, taps, spec, picture) -> Operands:
-    taps = None if taps is None else dense(taps)
     return Operands(*heads_of(qkv), key_mask, taps, KernelSpec(*spec), Picture(*picture))
 
 

@@ -19,6 +19,8 @@ Tokens from `prefix` on are a picture, row by row, `width` wide. The tokens befo
 The nine shifted tiles come from the cache: only the first read of a row costs memory bandwidth.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -26,6 +28,17 @@ from softless.kernels.common.arithmetic import ONES, dots, exponential, factor, 
 from softless.kernels.common.features import feature, slope
 from softless.kernels.common.launch import SIZES
 from softless.kernels.common.rows import FLOOR, keep, load, read_state, real, store
+
+
+class Taps(NamedTuple):
+    """The 3x3 kernels [batch, heads, 9, dim] with their strides, as a kernel argument."""
+
+    at: Any
+    batch: int
+    head: int
+    tap: int
+    channel: int
+
 
 TINY = tl.constexpr(2.0**-126)  # above this, 1 / x is finite
 ALIVE = tl.constexpr(2.0**-100)  # above this, with room to spare for a gradient
@@ -192,7 +205,7 @@ def residual_gradient(d_out, taps, values, sums, b, h, tokens, seen, prefix, hei
 @triton.jit
 def weights_of(taps, b, h, tap, channels, E: tl.constexpr):
     """One tap for every channel, [1, BE]."""
-    at = taps.at + b * taps.batch + h * taps.head + tap * taps.token + channels
+    at = taps.at + b * taps.batch + h * taps.head + tap * taps.tap + channels * taps.channel
     return tl.load(at, mask=channels < E, other=0.0).to(tl.float32)[None, :]
 
 
