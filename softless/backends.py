@@ -31,6 +31,7 @@ class Route:
     backend: str
     spec: KernelSpec | None  # what the kernels run; None for torch
     picture: tuple[int, int, int]  # prefix, height and width, for the local residual
+    signature: str  # of the mechanism, for the states it makes
     plan: Any = None  # the kernels' steps, after the first call without gradients
 
 

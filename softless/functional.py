@@ -174,7 +174,7 @@ def attention_with_state(
     if q.shape[2] > k.shape[2]:
         raise ArgumentError(f"{q.shape[2]} queries and {k.shape[2]} keys: every query needs its own token's key")
     out, state = backends.attend_with_state(route, call, q, k, v, state)
-    return out, mark(state, route.mechanism)
+    return out, mark(state, route.signature)
 
 
 @validation.explain_unknown_arguments

@@ -84,7 +84,10 @@ def nested(values: Tensor, offsets: Tensor) -> Tensor:
 
 def among(*tensors: object) -> bool:
     """Whether any argument is a nested tensor."""
-    return any(isinstance(x, Tensor) and x.is_nested for x in tensors)
+    for x in tensors:  # noqa: SIM110, a generator would take twice as long
+        if isinstance(x, Tensor) and x.is_nested:
+            return True
+    return False
 
 
 def attend(

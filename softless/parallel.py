@@ -20,7 +20,7 @@ from softless import backends, validation
 from softless.algebra.state import State, merge, rescale
 from softless.errors import ArgumentError, UnsupportedError
 from softless.mechanisms import Mechanism
-from softless.mechanisms.base import refuse_transforms
+from softless.mechanisms.base import refuse_transforms, signature
 from softless.mechanisms.kernelized import Kernelized
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def attention(
     if is_causal:
         before = merged_before(own, group)
         spec = backends.choose(mechanism, call, q, k, v, "auto")
-        route = backends.Route(mechanism, call, "auto", spec, (0, 0, 0))
+        route = backends.Route(mechanism, call, "auto", spec, (0, 0, 0), signature(mechanism))
         out, _ = backends.attend_with_state(route, call, q, k, v, before)
         if q.shape[2]:
             return out

@@ -16,7 +16,7 @@ from softless import backends, validation
 from softless.algebra.state import State, check_continues
 from softless.backends import Route
 from softless.mechanisms import Call, Mechanism
-from softless.mechanisms.base import check_mark, maker
+from softless.mechanisms.base import check_mark, maker, signature
 
 MOST = 4096  # routes that are kept; the oldest gives way
 ROUTES: dict[Any, Route] = {}
@@ -106,7 +106,9 @@ def decide(
     spec = backends.choose(mechanism, call, q, k, v, backend)
     if spec is not None:
         check_continues(state, backends.state_like(q, k, v, spec))
-    return Route(mechanism, call._replace(key_mask=None, bias=None, inputs={}), backend, spec, picture)
+    return Route(
+        mechanism, call._replace(key_mask=None, bias=None, inputs={}), backend, spec, picture, signature(mechanism)
+    )
 
 
 def keep(key: Any, route: Route) -> None:

@@ -155,15 +155,15 @@ def readable(x: Tensor) -> bool:
     return type(x) is Tensor and x.is_cpu and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
-def mark(state: State, mechanism: Mechanism) -> State:
-    """Mark a state with the mechanism that made it, and return it.
+def mark(state: State, maker: str) -> State:
+    """Mark a state with the `signature` of the mechanism that made it, and return it.
 
     The states of two mechanisms may have the same shapes and mean different things. The mark is a string on the
     co-moment tensor. It is lost in a file, in a copy to another device and in a compiled call; a state without a mark
     is checked by its shapes only.
     """
     if not torch.compiler.is_compiling():
-        state.comoment.softless_mechanism = _signature(mechanism)  # type: ignore[attr-defined]
+        state.comoment.softless_mechanism = maker  # type: ignore[attr-defined]
     return state
 
 
@@ -171,7 +171,7 @@ def check_mark(state: State | None, mechanism: Mechanism) -> None:
     """Raise if a state was made by another mechanism, or with other options."""
     if state is None or torch.compiler.is_compiling():
         return
-    marked, user = maker(state), _signature(mechanism)
+    marked, user = maker(state), signature(mechanism)
     if marked is not None and marked != user:
         raise ArgumentError(f"the state was made by {marked}, and {user} cannot go on from it: it needs one of its own")
 
@@ -182,7 +182,7 @@ def maker(state: State) -> str | None:
 
 
 @lru_cache(maxsize=256)
-def _signature(mechanism: Mechanism) -> str:
+def signature(mechanism: Mechanism) -> str:
     """Return the name and the options. Functions appear by name, which is the same in every process."""
     values = [(field.name, getattr(mechanism, field.name)) for field in fields(mechanism)]
     values = [(name, float(value) if type(value) is int else value) for name, value in values]

@@ -83,11 +83,11 @@ class Allocate(NamedTuple):
     stride: tuple[int, ...]
     dtype: torch.dtype
 
-    def __call__(self, slots: Slots, device: torch.device) -> None:
-        if device.type == "cuda":
+    def __call__(self, slots: Slots, device: int) -> None:
+        if device >= 0:
             slots[self.slot] = empty_cuda(self.size, self.stride, self.dtype)
         else:
-            slots[self.slot] = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
+            slots[self.slot] = torch.empty_strided(self.size, self.stride, dtype=self.dtype)
 
     def reads(self) -> list[int]:
         return []
@@ -96,7 +96,7 @@ class Allocate(NamedTuple):
 class Release(NamedTuple):
     slots: tuple[int, ...]
 
-    def __call__(self, slots: Slots, device: torch.device) -> None:
+    def __call__(self, slots: Slots, device: int) -> None:
         for slot in self.slots:
             slots[slot] = None
 
@@ -107,8 +107,9 @@ class Operation(NamedTuple):
     options: dict[str, Any]
     results: tuple[int, ...]  # slots; none for an operation in place
 
-    def __call__(self, slots: Slots, device: torch.device) -> None:
-        options = {name: device if name == "device" else value for name, value in self.options.items()}
+    def __call__(self, slots: Slots, device: int) -> None:
+        place = torch.device("cuda", device) if device >= 0 else torch.device("cpu")
+        options = {name: place if name == "device" else value for name, value in self.options.items()}
         out = self.function(*tree_map_only(View, lambda view: view.of(slots), self.arguments), **options)
         for slot, x in zip(self.results, out if isinstance(out, tuple | list) else [out], strict=False):
             slots[slot] = x
@@ -139,7 +140,7 @@ class Launch:
             self.run = self.compiled.run
         self.first = self.compiled.function, self.compiled.packed_metadata
 
-    def __call__(self, slots: Slots, device: torch.device) -> None:
+    def __call__(self, slots: Slots, device: int) -> None:
         if INTERPRETED.value:
             arguments = [self._tensors(x, slots) for x in self.arguments]
             self.kernel[(self.programs,)](*arguments, **self.constants)
@@ -148,12 +149,12 @@ class Launch:
         for at, x in self.pointers:
             filled[at] = slots[x.slot].data_ptr() + x.bytes  # type: ignore[union-attr]
         for at, slot, offset, numbers in self.rows:
-            filled[at] = (slots[slot].data_ptr() + offset, *numbers)  # type: ignore[union-attr]
+            filled[at] = (slots[slot].data_ptr() + offset, *numbers)
         for at, parts in self.others:
             filled[at] = tuple(
                 [slots[x.slot].data_ptr() + x.bytes if type(x) is Pointer else x for x in parts]  # type: ignore[union-attr]
             )
-        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        stream = torch._C._cuda_getCurrentRawStream(device)
         enter, leave = HOOKS.launch_enter_hook, HOOKS.launch_exit_hook
         if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
             grid = self.programs, 1, 1
@@ -185,15 +186,18 @@ Step = Allocate | Release | Operation | Launch
 
 
 class Plan:
-    """Steps, and where their outputs are."""
+    """Steps, and where their outputs are: in a slot of their own, in a view of one, or absent.
 
-    def __init__(self, device: torch.device, slots: int, steps: Sequence[Step], outputs: Sequence[View | None]):
+    device  the index of a GPU; -1 for the CPU, where Triton's interpreter runs the kernels
+    """
+
+    def __init__(self, device: int, slots: int, steps: Sequence[Step], outputs: Sequence[int | View | None]):
         self.device, self.steps, self.outputs = device, steps, outputs
         self.empty: Slots = [None] * slots
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
         """Run the steps on the tensors among an operator's arguments; return its outputs, None for absent ones."""
-        if self.device.type == "cuda" and torch._C._cuda_getDevice() != self.device.index:
+        if self.device >= 0 and torch._C._cuda_getDevice() != self.device:
             with torch.cuda.device(self.device):
                 return self._repeat(inputs)
         return self._repeat(inputs)
@@ -202,7 +206,7 @@ class Plan:
         slots: Slots = [*inputs, *self.empty]
         for step in self.steps:
             step(slots, self.device)
-        return tuple([None if view is None else view.of(slots) for view in self.outputs])
+        return tuple([slots[x] if type(x) is int else x and x.of(slots) for x in self.outputs])  # type: ignore[union-attr]
 
 
 class Recorder(TorchDispatchMode):
@@ -279,8 +283,10 @@ def record(run: Callable[..., Sequence[Tensor | None]], arguments: Sequence[Any]
         recording.reset(token)
     outputs = [None if x is None else recorder.view(x) for x in out]
     shown = [view for view in outputs if view is not None]
-    steps = _released([_as_output(step, shown) for step in recorder.steps], len(inputs), shown)
-    return Plan(device, len(recorder.slots) - len(inputs), steps, outputs)
+    steps = [_as_output(step, shown) for step in recorder.steps]
+    alone = {(step.slot, step.size, step.stride) for step in steps if isinstance(step, Allocate)}
+    places = [x.slot if x and x.offset == 0 and (x.slot, x.size, x.stride) in alone else x for x in outputs]
+    return Plan(inputs[0].get_device(), len(recorder.slots) - len(inputs), _released(steps, len(inputs), shown), places)
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:

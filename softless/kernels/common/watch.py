@@ -24,7 +24,7 @@ def starts_at_once(*tensors: Tensor | None) -> bool:
     if is_watched():
         return False
     differentiable = torch.is_grad_enabled()
-    for x in tensors:  # noqa: SIM110, a generator would take as long as the rest
-        if x is not None and (is_special(x) or (differentiable and x.requires_grad)):
+    for x in tensors:
+        if x is not None and (type(x) not in PLAIN or (differentiable and x.requires_grad) or x.is_neg()):
             return False
     return True
