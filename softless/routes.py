@@ -106,9 +106,8 @@ def decide(
     spec = backends.choose(mechanism, call, q, k, v, backend)
     if spec is not None:
         check_continues(state, backends.state_like(q, k, v, spec))
-    return Route(
-        mechanism, call._replace(key_mask=None, bias=None, inputs={}), backend, spec, picture, signature(mechanism)
-    )
+    user = "" if torch.compiler.is_compiling() else signature(mechanism)  # a compiled call marks no state
+    return Route(mechanism, call._replace(key_mask=None, bias=None, inputs={}), backend, spec, picture, user)
 
 
 def keep(key: Any, route: Route) -> None:
