@@ -3,7 +3,8 @@
     python benchmarks/front_page.py          # writes docs/pictures/front.svg and README.md's table
 
 The picture shows accuracy on real images (twins-cifar10.json, twins-imagenette.json) and images per second of a whole
-model (the newest gpu-DATE.json). The table compares a plain call with the same call in a CUDA graph.
+model (the newest gpu-DATE.json). The table compares a plain call (the newest host-DATE.json) with the same call in a
+CUDA graph (gpu-DATE.json).
 """
 
 import json
@@ -43,8 +44,14 @@ def cpu_ratio(what: str) -> float:
     return next(row["ratio"] for row in rows if row["what"] == what)
 
 
+def plain_call(what: str) -> float:
+    """Return how many times faster than its rival a plain call was, by the clock."""
+    rows = json.loads(max(RESULTS.glob("host-*.json")).read_text())["rows"]
+    return next(row["ratio"] for row in rows if row["what"] == what)
+
+
 def table() -> str:
-    """Six rows: the speed of a plain call, and of the same call in a CUDA graph, each relative to what it replaces."""
+    """Six rows: a plain call against a plain call, and a CUDA graph against a CUDA graph."""
     lines = ["| what runs | plain call | in a CUDA graph |", "|---|---|---|"]
     for mechanism in ("inline", "linear"):
         ratio = cpu_ratio(f"{mechanism} forward, N = 4096, against SDPA")
@@ -55,12 +62,11 @@ def table() -> str:
         ("forward at every N, against SDPA", "inline [4, 16, 4096, 64]", "[4, 16, 4096, 64]"),
         ("forward [256, 6, 197, 32], against SDPA", "inline", "[256, 6, 197, 32]"),
     ):
-        row = gpu_row(group, what)
-        plain = row["against_ms"] / row["eager_ms"]
+        row, plain = gpu_row(group, what), plain_call(f"inline forward {shape}")
         lines.append(f"| H200, `inline` forward {shape}, against SDPA | {plain:.1f}x | {row['value']:.1f}x |")
-    for pixels in (224, 2048):
+    for pixels, batch in ((224, 256), (2048, 4)):
         row = gpu_row(MODELS.format(pixels))
-        plain = row["value"] * row["ms"] / row["eager_ms"]
+        plain = plain_call(f"InLine-DeiT-T {pixels} px, batch {batch}, torch.compile")
         name = f"H200, `inline_deit_tiny` at {pixels} px, compiled, images per second, against timm's DeiT-T"
         lines.append(f"| {name} | {plain:.1f}x | {row['value']:.1f}x |")
     return "\n".join(lines)

@@ -1,8 +1,9 @@
 """Time calls as users make them: no CUDA graph, no preparation, by the clock.
 
-    python benchmarks/host.py                  all groups on the GPU, as a table; --json FILE writes the rows
-    python benchmarks/host.py --group host     one of: host, clock, modules, models, causal, ragged
-    python benchmarks/host.py --group cpu      the groups of one CPU thread: cpu
+    python benchmarks/host.py                  all groups of this device, as a table
+    python benchmarks/host.py --group host     one of: host, clock, modules, models; cpu for one CPU thread
+    python benchmarks/host.py --json           also writes benchmarks/results/host-DATE.json
+    python benchmarks/host.py --page           fills the table of docs/kernels.md from the newest of these files
 
 A small call is over on the device before Python has started the next one, so its time is that of the host. Each row
 compares two calls in the same process, in turns, and holds the ratio of their medians to a bar.
@@ -19,14 +20,19 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from gpu import fill
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import softless
+from softless.machine import circumstances, timestamp
 
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[1] / "docs" / "kernels.md"
+MARKS = ("<!-- host: python benchmarks/host.py --page -->", "<!-- end of host -->")
 Call = Callable[[], object]
 TINY = (2, 12, 49, 32)
-SMALL = {(256, 6, 197, 32): 1.0, (128, 12, 49, 32): 0.7}  # shape: the least speed against SDPA
+SHAPES = {(256, 6, 197, 32): 1.0, (128, 12, 49, 32): 0.7, (4, 16, 4096, 64): 1.0}  # the least speed against SDPA
 SIDES = {224: (256, 1.0, 0.9), 1024: (16, 1.9, 1.5), 2048: (4, 5.0, 4.3)}  # pixels: batch, compiled and eager bars
 
 
@@ -119,7 +125,7 @@ def host() -> Iterator[Row]:
 
 def clock() -> Iterator[Row]:
     """Shapes of vision models, where the device has something to do."""
-    for shape, bar in SMALL.items():
+    for shape, bar in SHAPES.items():
         q, k, v = draw(shape, "cuda", torch.bfloat16)
         calls = partial(softless.attention, q, k, v), partial(sdpa, q, k, v)
         yield faster("clock", f"inline forward {list(shape)}", "SDPA", *calls, bar)
@@ -192,11 +198,30 @@ GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
 }  # fmt: skip
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the table of docs/kernels.md."""
+    lines = ["| plain call | against | ours | theirs | ratio | bar |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        bar = f"{'at most' if row['most'] else 'at least'} {row['bar']}x{'' if row['holds'] else ', missed'}"
+        times = " | ".join(f"{row[name]:,.0f} µs" for name in ("microseconds", "of_rival"))
+        lines.append(f"| {row['what']} | {row['against']} | {times} | {row['ratio']:.2f}x | {bar} |")
+    return "\n".join(lines)
+
+
+def fill_page() -> None:
+    rows = json.loads(max(RESULTS.glob("host-*.json")).read_text())["rows"]
+    PAGE.write_text(fill(PAGE.read_text(), table(rows), MARKS))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--group", action="append", choices=GROUPS)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, nargs="?", const=RESULTS / f"host-{timestamp()[:10]}.json")
+    parser.add_argument("--page", action="store_true")
     asked = parser.parse_args()
+    if asked.page:
+        fill_page()
+        return
     groups = asked.group or (["host", "clock", "modules", "models"] if torch.cuda.is_available() else ["cpu"])
     rows = []
     for group in groups:
@@ -208,7 +233,9 @@ def main() -> None:
                 f"{row.ratio:6.2f}x {sign} {row.bar}x{mark}", flush=True,
             )  # fmt: skip
     if asked.json:
-        asked.json.write_text(json.dumps([asdict(row) | {"holds": row.holds} for row in rows], indent=1))
+        shown = [asdict(row) | {"holds": row.holds} for row in rows]
+        evidence = {"date": timestamp(), **circumstances("auto", "triton", "timm"), "rows": shown}
+        asked.json.write_text(json.dumps(evidence, indent=1) + "\n")
 
 
 if __name__ == "__main__":
