@@ -95,8 +95,14 @@ def test_the_plain_residual_equals_nine_shifted_products(grid, prefix):
 
 @pytest.mark.compile
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # torch 2.11's compiler imports it
-@pytest.mark.parametrize("causal_by", [None, WEIGHTS])
-@pytest.mark.parametrize("name", ["linear", "inline"])
+@pytest.mark.parametrize(
+    ("name", "causal_by"),
+    [
+        ("linear", None),
+        ("inline", WEIGHTS),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("linear", WEIGHTS), ("inline", None))),
+    ],
+)
 def test_a_compiled_formula_computes_the_same(name, causal_by):
     formula, tensors = plain(softless.mechanism(name), causal_by=causal_by), qkv()
     assert_same(torch.compile(formula, fullgraph=True, dynamic=False)(*tensors), formula(*tensors))

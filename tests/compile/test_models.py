@@ -54,7 +54,10 @@ def gradients(model: nn.Module, run: nn.Module, images: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(run(images).square().mean(), list(model.parameters())))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# Their exports trace every family whole, at every change; swin speaks for the pyramids here.
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=[pytest.mark.slow] * (each not in ("deit", "swin"))) for each in FAMILIES]
+)
 def test_a_model_compiles_to_one_graph_with_the_same_output(family):
     model, images = short(family, blocks=1), pictures(height=52, width=80)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

@@ -345,8 +345,12 @@ def test_values_without_channels_give_an_output_without_channels(cut):
     assert all((x == 0).all() for x in ours)
 
 
-# The interpreter is slow: eight cases of the twenty-five.
+# The interpreter is slow: eight examples of the twenty-five, and options that a chosen case speaks for in make slow.
 a_third_of_the_cases = settings(max_examples=max(2, settings.default.max_examples // 3))
+chosen_now = pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.slow] * (case not in (*CHOSEN, "linear-identity"))) for case in CASES],
+)
 
 
 @st.composite
@@ -368,7 +372,7 @@ def questions(choose: st.DrawFn, case: str, *, tame: bool = False) -> tuple[laws
     return law, laws.Ask(q, k, v, mask, {}).to(torch.float32), choose(st.sampled_from(list(REGIMES)))
 
 
-@every_case
+@chosen_now
 @a_third_of_the_cases
 @given(st.data())
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")  # in a branch not taken

@@ -57,12 +57,17 @@ def last_dual(call: Callable[..., Tensor], tensors: list[Tensor], along: list[Te
         return [out.primal.clone(), out.tangent.clone()]
 
 
+def pulled(call: Callable[..., Tensor], tensors: list[Tensor], along: list[Tensor]) -> list[Tensor]:
+    out, pull = torch.func.vjp(call, *tensors)
+    return list(pull(torch.ones_like(out)))
+
+
 TRANSFORMS: dict[str, Callable[..., list[Tensor]]] = {
     "reverse": reverse,
     "forward_ad": dual,
     "forward_ad of the last": last_dual,
     "grad": lambda f, x, _: list(torch.func.grad(lambda *x: f(*x).square().sum(), tuple(range(len(x))))(*x)),
-    "vjp": lambda f, x, _: list(torch.func.vjp(f, *x)[1](torch.ones_like(f(*x)))),
+    "vjp": pulled,
     "jvp": lambda f, x, along: list(torch.func.jvp(f, tuple(x), tuple(along))),
     "jacrev": lambda f, x, _: [torch.func.jacrev(lambda *x: f(*x).sum((0, 2, 3)))(*x)],
     "vmap": lambda f, x, along: [torch.func.vmap(f)(*(torch.stack(pair) for pair in zip(x, along, strict=True)))],

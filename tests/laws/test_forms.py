@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -125,6 +125,7 @@ def true_reading(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, reader: str) -> 
 
 
 @pytest.mark.parametrize(("reader", "log_q", "log_k"), FEATURES)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(data=st.data())
 def test_all_forms_of_the_algebra_agree(reader: str, log_q: bool, log_k: bool, data: st.DataObject):
     """weights, parallel, chunked, recurrent, and merged states, for any feature map."""

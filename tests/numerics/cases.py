@@ -18,38 +18,38 @@ def gaussian(q: Tensor, k: Tensor) -> Tensor:
 CASES: dict[str, Mechanism] = {
     "softmax": mechanism("softmax"),
     "softmax-relu": mechanism("softmax", confusion="relu"),
-    "softmax-affine_relu": mechanism("softmax", confusion="affine_relu"),
+    Variant("softmax-affine_relu"): mechanism("softmax", confusion="affine_relu"),
     "general": mechanism("general", sim=gaussian),
     "linear": mechanism("linear"),
     "linear-identity": mechanism("linear", phi="identity"),
-    "linear-relu": mechanism("linear", phi="relu"),
-    "linear-leaky_relu": mechanism("linear", phi="leaky_relu"),
+    Variant("linear-relu", WITH_EXAMPLES): mechanism("linear", phi="relu"),
+    Variant("linear-leaky_relu"): mechanism("linear", phi="leaky_relu"),
     "linear-exp": mechanism("linear", phi="exp", t=0.5),
     Variant("linear-softmax"): mechanism("linear", phi="softmax"),
-    "linear-affine_relu": mechanism("linear", phi="affine_relu"),
-    "linear-exp-elu": mechanism("linear", phi="exp", phi_k="elu"),
+    Variant("linear-affine_relu"): mechanism("linear", phi="affine_relu"),
+    Variant("linear-exp-elu", WITH_EXAMPLES): mechanism("linear", phi="exp", phi_k="elu"),
     Variant("linear-elu-exp"): mechanism("linear", phi="elu", phi_k="exp"),
     "linear-none": mechanism("linear", normalize="none"),
-    "linear-exp-none": mechanism("linear", phi="exp", normalize="none"),
+    Variant("linear-exp-none", WITH_EXAMPLES): mechanism("linear", phi="exp", normalize="none"),
     "inline": mechanism("inline"),
-    "inline-relu": mechanism("inline", phi="relu"),
+    Variant("inline-relu", WITH_EXAMPLES): mechanism("inline", phi="relu"),
     "inline-leaky_relu": mechanism("inline", phi="leaky_relu"),
     Variant("inline-elu"): mechanism("inline", phi="elu"),
     "inline-exp": mechanism("inline", phi="exp", t=0.2),
     Variant("inline-elu-exp"): mechanism("inline", phi="elu", phi_k="exp"),
-    "inline-softmax": mechanism("inline", phi="softmax"),
+    Variant("inline-softmax", WITH_EXAMPLES): mechanism("inline", phi="softmax"),
     "inline-affine_relu": mechanism("inline", phi="affine_relu"),
     "inline-sum": mechanism("inline", gain="sum"),
-    "inline-sum-exp": mechanism("inline", phi="exp", t=0.2, gain="sum"),
+    Variant("inline-sum-exp", WITH_EXAMPLES): mechanism("inline", phi="exp", t=0.2, gain="sum"),
     "efficient": mechanism("efficient"),
     "taylor": mechanism("taylor"),
-    "taylor-2": mechanism("taylor", order=2),
+    Variant("taylor-2", WITH_EXAMPLES): mechanism("taylor", order=2),
     Variant("taylor-2-unit"): mechanism("taylor", order=2, normalize=True),
     "hydra": mechanism("hydra"),
     "angular": mechanism("angular"),
-    "angular-exact": mechanism("angular", exact=True),
+    Variant("angular-exact", WITH_EXAMPLES): mechanism("angular", exact=True),
     "focused": mechanism("focused"),
-    "focused-learned": mechanism("focused", learned_scale=True),
+    Variant("focused-learned", WITH_EXAMPLES): mechanism("focused", learned_scale=True),
     "threshold": mechanism("threshold"),
     Variant("threshold-mean"): mechanism("threshold", expansion="mean", tau=0.9),
     "threshold-minimax-mean": mechanism("threshold", expansion="minimax", tail="mean"),
@@ -91,15 +91,18 @@ FORMS = {case: [form for form in CAUSALITY.values() if made.lacks(form) is None]
 CAUSAL = [case for case in CASES if True in FORMS[case]]
 
 
-def forms(chosen: Iterable[str] = CASES) -> pytest.MarkDecorator:
-    """Each case, causal and not, where it has both forms."""
+def forms(chosen: Iterable[str] = CASES, *, both: bool = True) -> pytest.MarkDecorator:
+    """Each case, causal and not, where it has both forms; without `both`, causal speaks for the other until `slow`."""
     each = [
-        (case, form, f"{name}-{case}") for case in chosen for name, form in CAUSALITY.items() if form in FORMS[case]
+        pytest.param(case, form, id=f"{name}-{case}", marks=[pytest.mark.slow] * (not both and form != FORMS[case][-1]))
+        for case in chosen
+        for name, form in CAUSALITY.items()
+        if form in FORMS[case]
     ]
-    return pytest.mark.parametrize(("case", "is_causal"), [pytest.param(*pair, id=name) for *pair, name in each])
+    return pytest.mark.parametrize(("case", "is_causal"), each)
 
 
-every_form = forms()
+every_form, one_form = forms(), forms(both=False)
 # One head is as good as another, but some have norms over all of them.
 HEADS = {case: 2 if CASES[case].name in ("hydra", "focused", "transnormer", "diagonal") else 1 for case in CASES}
 NORMALIZED = [case for case in CASES if case.startswith(("angular", "transnormer", "diagonal-t1"))]  # their outputs are

@@ -66,14 +66,15 @@ def scales(case: str) -> tuple[float | None, ...]:
 
 
 def asked(case: str, count: int) -> list[tuple[str, bool, float | None, float]]:
-    """(kind of keys, causal or not, scale, offset of the values)."""
+    """(kind of keys, causal or not, scale, offset of the values); where each is asked once, the offsets take turns."""
     chosen = SIGNED.get(case, KINDS)
     return [
         (kind, form, scale, offset)
-        for kind in chosen * count
-        for form in FORMS[case]
-        for scale in scales(case)
-        for offset in (0.0, 10.0)
+        for h, kind in enumerate(chosen * count)
+        for i, form in enumerate(FORMS[case])
+        for j, scale in enumerate(scales(case))
+        for k, offset in enumerate((0.0, 10.0))
+        if count > 1 or (h + i + j) % 2 == k
     ]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tests.annotations import same_shapes
-from tests.numerics.cases import attend, draw, every_form, gradients
+from tests.numerics.cases import attend, draw, gradients, one_form
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +21,7 @@ def call(case: str, is_causal: bool, dtype: torch.dtype) -> list[torch.Tensor]:
     return [out, *gradients(out, torch.randn(out.shape), leaves)]
 
 
-@every_form
+@one_form
 def test_twenty_repeats_give_the_same_bits(case, is_causal):
     first = call(case, is_causal, torch.float32)
     with same_shapes():

@@ -25,6 +25,7 @@ from tests.numerics.cases import (
     forms,
     gradients,
     grid,
+    one_form,
 )
 
 every_stateful_case = pytest.mark.parametrize("case", STATEFUL)
@@ -51,7 +52,7 @@ def test_the_specification_is_differentiated_right(case, is_causal):
     assert exactly(gradcheck, output, asking(given))
 
 
-@every_form
+@one_form
 def test_the_specification_is_differentiated_right_twice(case, is_causal):
     given = draw_smooth(case, tokens=3, dim=2, heads=HEADS[case], is_causal=is_causal)
 

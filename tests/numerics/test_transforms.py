@@ -19,7 +19,18 @@ from softless import State, attention_with_state
 from softless.errors import UnsupportedError
 from softless.functional import attention_qkv, attention_with_residual
 from softless.nn import Attention, Reversible
-from tests.numerics.cases import CASES, HEADS, STATEFUL, Draw, attend, draw, draw_smooth, every_form, gradients
+from tests.numerics.cases import (
+    CASES,
+    HEADS,
+    STATEFUL,
+    Draw,
+    attend,
+    draw,
+    draw_smooth,
+    every_form,
+    gradients,
+    one_form,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:There is a performance drop"),  # SDPA on a CPU has no batching rule
@@ -126,7 +137,7 @@ def samples(given: Draw) -> list[Tensor]:
     return [*given[:3], *([given.inputs["beta"]] if "beta" in given.inputs else [])]
 
 
-@every_form
+@one_form
 @both_backends
 def test_vmap_is_a_loop_for_outputs_gradients_and_tangents(case, is_causal, backend):
     given = draw(case, 5, 3, batch=3)

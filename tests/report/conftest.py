@@ -54,10 +54,16 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def open_page(browser, folder):
+def sent(folder, tmp_path_factory) -> Path:
+    """The page alone, in a folder that was empty."""
+    return Path(shutil.copy(folder / "index.html", tmp_path_factory.mktemp("alone") / "sent.html"))
+
+
+@pytest.fixture(scope="module")
+def open_page(browser, sent):
     """The page in a window of this width and theme, with all it said and asked for."""
 
-    def opened(width: int, theme: str, path: Path = folder / "index.html"):
+    def opened(width: int, theme: str, path: Path = sent):
         window = {"width": width, "height": 900}
         page = browser.new_page(viewport=window, color_scheme=theme, reduced_motion="reduce")
         page.said, page.asked = [], []
@@ -80,9 +86,3 @@ def wide(open_page):
 @pytest.fixture(scope="module")
 def narrow(open_page):
     return open_page(390, "dark")
-
-
-@pytest.fixture(scope="module")
-def first_maps(open_page):
-    """The page whose viewer keeps to the first image and the last layer: tests may look from another patch."""
-    return open_page(1280, "light")

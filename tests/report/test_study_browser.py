@@ -1,5 +1,7 @@
 """The page in a real browser: quiet, complete, and answering to mouse, keyboard and paper."""
 
+import base64
+import json
 from pathlib import Path
 
 import pytest
@@ -68,15 +70,17 @@ def test_the_button_changes_the_theme_and_back(wide):
     assert trace(wide, "local-mass-0", twin="inline")["line"]["color"] == "#0072b2"
 
 
-def test_hovering_a_patch_shows_where_each_mechanism_looks_from_there(first_maps):
-    before = pixels(first_maps, "#viewer-maps canvas")
-    first_maps.hover("#viewer-source", position={"x": 10, "y": 10})
-    assert first_maps.get_attribute("#viewer-source", "data-patch") == "0"
-    assert first_maps.text_content("#viewer-says").startswith(
+def test_hovering_a_patch_shows_where_each_mechanism_looks_from_there(wide):
+    shown = []
+    for patch, place in ((18, 100), (0, 10)):
+        wide.hover("#viewer-source", position={"x": place, "y": place})
+        assert wide.get_attribute("#viewer-source", "data-patch") == str(patch)
+        shown.append(pixels(wide, "#viewer-maps canvas"))
+    assert shown[0] != shown[1]
+    assert wide.text_content("#viewer-says").startswith(
         "From row 1, column 1, this share of the positive weight falls on the 3 x 3 patches around it: softmax "
     )
-    assert pixels(first_maps, "#viewer-maps canvas") != before
-    assert first_maps.locator("#viewer-maps canvas").count() == 6
+    assert wide.locator("#viewer-maps canvas").count() == 6
 
 
 def test_a_click_holds_the_patch_and_another_lets_go(wide):
@@ -102,19 +106,17 @@ def test_arrow_keys_move_the_patch_and_stop_at_the_edge(page):
     assert page.text_content("#viewer-says").startswith("From row 2, column 2")
 
 
-def test_the_viewer_states_the_share_that_the_report_has(first_maps, whole):
-    import base64
-
-    first_maps.focus("#viewer-source")
-    patch = int(first_maps.get_attribute("#viewer-source", "data-patch"))
+def test_the_viewer_states_the_share_that_the_report_has(wide, whole):
+    wide.focus("#viewer-source")
+    patch = int(wide.get_attribute("#viewer-source", "data-patch"))
+    layer = wide.input_value("#viewer-layer")
+    image = int(wide.get_attribute(".thumbs button[aria-checked=true]", "data-image"))
     row, column = divmod(patch, 8)
-    found = next(
-        m for m in whole["viewer"]["maps"] if (m["twin"], m["layer"], m["image"]) == ("inline", "blocks.3.attn", 0)
-    )
+    found = next(m for m in whole["viewer"]["maps"] if (m["twin"], m["layer"], m["image"]) == ("inline", layer, image))
     weights = base64.b64decode(found["weights"])[64 * patch : 64 * patch + 64]
     near = [weights[8 * r + c] for r in range(8) for c in range(8) if abs(r - row) <= 1 and abs(c - column) <= 1]
     share = round(100 * sum(near) / sum(weights))
-    assert f"inline {share}%" in first_maps.text_content("#viewer-says")
+    assert f"inline {share}%" in wide.text_content("#viewer-says")
 
 
 def test_another_image_another_layer_and_one_scale_change_the_maps(page):
@@ -177,28 +179,22 @@ def test_a_switch_changes_what_is_shown(wide):
     assert wide.evaluate("document.getElementById('speed-curves-0').layout.yaxis.title.text").endswith("MB")
 
 
-def test_alone_in_an_empty_folder_every_link_works(open_page, folder, whole, tmp_path):
-    import json
-    import shutil
-
-    alone = shutil.copy(folder / "index.html", tmp_path / "sent.html")
+def test_alone_in_an_empty_folder_every_link_works(wide, narrow, sent, folder, whole):
+    assert [each.name for each in sent.parent.iterdir()] == ["sent.html"]
     taken = {}
-    for half in (slice(9), slice(9, None)):  # Chromium starts no more than ten downloads of one page at a time
-        page = open_page(1280, "light", Path(alone))
+    for page, half in ((wide, slice(9)), (narrow, slice(9, None))):  # Chromium starts ten downloads of a page at most
         links = page.locator("a[download]").all()
         assert len(links) == 12 + 5
         for link in links[half]:
             with page.expect_download() as download:
                 link.click()
             taken[download.value.suggested_filename] = Path(download.value.path()).read_text()
+        for link in page.locator("a:not([download])").all():
+            assert page.locator(link.get_attribute("href")).count() == 1
+        assert page.said == []
     assert taken["twins.csv"] == (folder / "twins.csv").read_text()
     assert json.loads(taken["layers.json"]) == whole["layers"]
     assert json.loads(taken["report.json"]) == whole
-    inside = page.locator("a:not([download])").all()
-    for link in inside:
-        assert page.locator(link.get_attribute("href")).count() == 1
-    assert page.said == []
-    page.close()
 
 
 def test_elements_that_scroll_sideways_have_a_cue(narrow, wide):
@@ -218,13 +214,15 @@ def test_elements_that_scroll_sideways_have_a_cue(narrow, wide):
     narrow.wait_for_selector(".chips[data-more=right]")
 
 
-def test_another_width_draws_the_figures_anew(open_page):
-    page = open_page(1280, "light")
-    page.set_viewport_size({"width": 390, "height": 900})
-    narrower = "document.getElementById('cost-0').layout.width < 390 && document.documentElement.scrollWidth === 390"
-    wait = f"(done) => {{ const look = () => {narrower} ? done() : setTimeout(look, 50); look(); }}"
-    page.evaluate(f"new Promise({wait})")
-    page.close()
+def test_another_width_draws_the_figures_anew(wide):
+    drawn = "document.getElementById('cost-0').layout.width"
+    before = wide.evaluate(drawn)
+    assert before > 390
+    for width, fits in ((390, f"{drawn} < 390"), (1280, f"{drawn} === {before}")):
+        wide.set_viewport_size({"width": width, "height": 900})
+        done = f"{fits} && document.documentElement.scrollWidth === {width}"
+        wait = f"(finish) => {{ const look = () => {done} ? finish() : setTimeout(look, 50); look(); }}"
+        wide.evaluate(f"new Promise({wait})")
 
 
 def test_everything_that_can_be_done_can_be_reached_with_the_tab_key(wide):
