@@ -1,11 +1,10 @@
-"""One rank of several: `python -m tests.parallel.ranks RANK RANKS FOLDER FIRST COUNT` writes FOLDER/RANK.json.
+"""Several ranks: `python -m tests.parallel.ranks FOLDER RANKS FIRST COUNT` writes a FOLDER/RANK.json for each.
 
 Every rank makes the same whole sequence, takes its own tokens, and compares what it gets with what the whole gives
 alone, in float64.
 """
 
 import json
-import os
 import random
 import sys
 from datetime import timedelta
@@ -20,6 +19,7 @@ from softless.errors import SoftlessError
 from softless.mechanisms.kernelized import Kernelized
 from tests.laws import cases
 from tests.laws.cases import Ask, Case, ask
+from tests.ranks import fork
 
 # A sum of terms of both signs may be divided by: the error is then of the question, not of the answer.
 CANCELS = ("identity", "leaky_relu")
@@ -129,8 +129,8 @@ def refusals(rank: int) -> dict[str, str]:
 
 
 def main() -> None:
-    (rank, ranks), folder, (first, count) = map(int, sys.argv[1:3]), Path(sys.argv[3]), map(int, sys.argv[4:])
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    folder, (ranks, first, count) = Path(sys.argv[1]), map(int, sys.argv[2:])
+    rank = fork(folder, ranks)
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=100))

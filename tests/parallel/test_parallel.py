@@ -1,10 +1,7 @@
 """Attention over ranks is attention on one device: outputs and gradients to 1e-12 in float64 (R20)."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,30 +13,16 @@ from softless.mechanisms.kernelized import Kernelized
 from softless.validation import prepare
 from tests.laws.cases import STATEFUL, ask
 from tests.parallel.ranks import CASES, MERGED, cut
+from tests.ranks import run as start_ranks
 
-ROOT = Path(__file__).parents[2]
 TOLERANCE = 1e-12
 FIRST = 324  # from there, affine_relu, whose keys differ by query head, meets grouped heads both ways
 
 
 def run(folder: Path, ranks: int, first: int, count: int) -> list[dict]:
-    """What each rank wrote, from processes of their own."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    words = [str(ranks), str(folder), str(first), str(count)]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.parallel.ranks", str(rank), *words],
-            cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    try:
-        said = [process.communicate(timeout=500)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in started] == [0] * ranks, "".join(said)[-3000:]
+    """What each rank wrote."""
+    ended = start_ranks("tests.parallel.ranks", folder, ranks, str(first), str(count))
+    assert [each.status for each in ended] == [0] * ranks, "".join(each.said for each in ended)[-3000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 

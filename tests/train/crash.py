@@ -27,15 +27,8 @@ from softless.train.run import Run
 from tests.io.faults import calls
 from tests.train import jobs
 
-for late in (
-    "accelerate",
-    "timm.data",
-    "timm.optim",
-    "timm.scheduler",
-    "timm.utils",
-    "tensorboard.summary.writer.record_writer",
-):
-    import_module(late)  # what a training imports when it first needs it
+for late in jobs.IMPORTED_LATE:
+    import_module(late)
 
 PROGRESS = mmap.mmap(-1, 8)  # updates made, seen by both processes
 

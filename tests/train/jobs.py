@@ -33,6 +33,16 @@ RECIPE = Recipe(
 )  # fmt: skip
 SMALL = [("epochs", "1"), ("warmup_epochs", "0"), ("batch", "400"), ("model.depths", "1"), ("checkpoint_every", "2")]
 
+# What a training imports when it first needs it: a program that forks has it before.
+IMPORTED_LATE = (
+    "accelerate",
+    "tensorboard.summary.writer.record_writer",
+    "timm.data",
+    "timm.optim",
+    "timm.scheduler",
+    "timm.utils",
+)
+
 
 class Pictures:
     """Images of 4 x 4 pixels in three classes."""

@@ -1,12 +1,12 @@
-"""What every rank of a group runs (R20); started once a rank, with RANK and WORLD_SIZE in the environment.
+"""What every rank of a group runs (R20).
 
-    python tests/train/ranks.py FOLDER compare COUNT    updates of this group against updates of one process
-    python tests/train/ranks.py FOLDER uneven           evaluations of as many images as do not divide
-    python tests/train/ranks.py FOLDER train            whole trainings, in FOLDER/ddp and FOLDER/fsdp
-    python tests/train/ranks.py FOLDER resume           go on with those
-    python tests/train/ranks.py FOLDER apart            the same, where rank 1 sees an older checkpoint, or none
-    python tests/train/ranks.py FOLDER again            a training as the command makes one, and another
-    python tests/train/ranks.py FOLDER die              rank 1 is killed during a training
+    python -m tests.train.ranks FOLDER RANKS compare:COUNT    updates of this group against updates of one process
+    python -m tests.train.ranks FOLDER RANKS uneven           evaluations of as many images as do not divide
+    python -m tests.train.ranks FOLDER RANKS train            whole trainings, in FOLDER/ddp and FOLDER/fsdp
+    python -m tests.train.ranks FOLDER RANKS resume           go on with those
+    python -m tests.train.ranks FOLDER RANKS apart            the same, where rank 1 sees an older checkpoint, or none
+    python -m tests.train.ranks FOLDER RANKS again            a training as the command makes one, and another
+    python -m tests.train.ranks FOLDER RANKS die              rank 1 is killed during a training
 
 Several words make several acts. Each act of rank 0 writes FOLDER/ACT.json.
 """
@@ -19,9 +19,8 @@ import signal
 import sys
 from dataclasses import asdict, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 from torch import nn
@@ -37,7 +36,8 @@ from softless.train.metrics import ClassCounts
 from softless.train.recipe import Recipe, read_recipe
 from softless.train.tasks import all_skipped, evaluate
 from softless.train.tasks.classify import ClassificationLoss, image_loader
-from tests.train.jobs import RECIPE, SMALL, Pictures, Quiet, job
+from tests.ranks import fork
+from tests.train.jobs import IMPORTED_LATE, RECIPE, SMALL, Pictures, Quiet, job
 
 EXACT = {"mixup": 0.0, "cutmix": 0.0, "checkpoint_every": 5}
 WAYS = ("ddp", "fsdp")
@@ -176,4 +176,9 @@ def main(folder, acts):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [word.split(":") for word in sys.argv[2:]])
+    where, ranks = Path(sys.argv[1]), int(sys.argv[2])
+    for late in (*IMPORTED_LATE, "sklearn.datasets"):
+        import_module(late)
+    rank = str(fork(where, ranks))
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+    main(where, [word.split(":") for word in sys.argv[3:]])

@@ -1,24 +1,19 @@
 """Many devices are one (R20): DDP and FSDP2 on gloo, checkpoints for any number of ranks, no rank left waiting."""
 
 import json
-import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from softless.io import checkpoint
 from softless.train.loop import fit
 from softless.train.run import Run
+from tests.ranks import run
 from tests.train.jobs import job
 from tests.train.ranks import EXACT, Blocks
 
-ROOT = Path(__file__).parents[2]
 EXACTLY = 1e-12
 ENDS_WITHIN = 60  # seconds after one rank was killed
 
@@ -27,21 +22,12 @@ def start(folder, ranks, *acts):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    shared = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    shared |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, ROOT / "tests/train/ranks.py", folder, *acts]
-    return [
-        subprocess.Popen(
-            command, env=shared | {"RANK": str(r), "LOCAL_RANK": str(r)}, stderr=subprocess.PIPE, text=True
-        )
-        for r in range(ranks)
-    ]
+    group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return run("tests.train.ranks", folder, ranks, *acts, **group)
 
 
-def finish(processes):
-    errors = [process.communicate()[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * len(processes), errors
-    return errors
+def finish(ended):
+    assert [each.status for each in ended] == [0] * len(ended), [each.said for each in ended]
 
 
 def gap(folder, expected):
@@ -69,11 +55,7 @@ def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     for name in ("ddp", "fsdp", "dead"):
         (folder / name).mkdir()
-    processes = start(folder, 2, "compare:10", "uneven", "train", "apart", "again", "die")
-    processes[1].communicate()
-    killed = time.monotonic()
-    _, said = processes[0].communicate()
-    return folder, processes, time.monotonic() - killed, said
+    return folder, start(folder, 2, "compare:10", "uneven", "train", "apart", "again", "die")
 
 
 def middle(folder, place):
@@ -84,15 +66,15 @@ def middle(folder, place):
 
 
 def test_an_update_of_two_ranks_equals_that_of_one(pair):
-    folder, _, _, said = pair
-    assert (folder / "compare.json").exists(), said
+    folder, ended = pair
+    assert (folder / "compare.json").exists(), ended
     found = json.loads((folder / "compare.json").read_text())
     assert max(found.values()) <= EXACTLY
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 def test_a_training_of_two_ranks_equals_that_of_one(pair, alone, way):
-    folder, *_ = pair
+    folder, _ = pair
     assert gap(folder / way, alone) <= EXACTLY
     logs = [
         [json.loads(line) for line in (place / "log.jsonl").read_text().splitlines()] for place in (folder / way, alone)
@@ -105,8 +87,8 @@ def test_a_training_of_two_ranks_equals_that_of_one(pair, alone, way):
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 def test_ranks_with_unequally_many_images_evaluate_together(pair, way):
     """25 images on 2 ranks, 12 at a time on each: one has a batch more."""
-    folder, _, _, said = pair
-    assert (folder / "uneven.json").exists(), said
+    folder, ended = pair
+    assert (folder / "uneven.json").exists(), ended
     found = json.loads((folder / "uneven.json").read_text())[way]
     pairs = found["scores"]
     assert [ours[0] for ours, _ in pairs] == [1, 1, 25, 25]
@@ -118,7 +100,7 @@ def test_ranks_with_unequally_many_images_evaluate_together(pair, way):
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 def test_one_rank_resumes_a_checkpoint_of_two(pair, alone, way, tmp_path):
-    folder, *_ = pair
+    folder, _ = pair
     place = middle(folder / way, tmp_path / "one")
     fit(job(place, model=Blocks(), resume=True, **EXACT))
     assert gap(place, alone) <= EXACTLY
@@ -126,29 +108,29 @@ def test_one_rank_resumes_a_checkpoint_of_two(pair, alone, way, tmp_path):
 
 @pytest.mark.parametrize(("way", "theirs"), [("ddp", "step-00000005"), ("fsdp", "none")])
 def test_ranks_that_see_different_checkpoints_refuse_to_resume(pair, way, theirs):
-    folder, _, _, said = pair
-    assert (folder / "apart.json").exists(), said
+    folder, ended = pair
+    assert (folder / "apart.json").exists(), ended
     for sentence in json.loads((folder / "apart.json").read_text())[way]:
         assert sentence.endswith(f"/last rank 0 finds step-00000010, rank 1 finds {theirs}")
 
 
 def test_processes_that_have_trained_can_train_again(pair):
-    folder, _, _, said = pair
-    assert (folder / "again.json").exists(), said
+    folder, ended = pair
+    assert (folder / "again.json").exists(), ended
     assert json.loads((folder / "again.json").read_text()) == {"ddp": 3, "fsdp": 3}
 
 
 def test_a_killed_rank_ends_the_others(pair):
-    folder, processes, seconds, said = pair
-    assert processes[1].returncode == -signal.SIGKILL
-    assert processes[0].returncode not in (0, None), said
-    assert seconds <= ENDS_WITHIN
+    folder, (waiting, killed) = pair
+    assert killed.status == -signal.SIGKILL
+    assert waiting.status != 0, waiting.said
+    assert waiting.seconds - killed.seconds <= ENDS_WITHIN
     assert checkpoint.newest(Run(folder / "dead").last) is None  # killed before the first save
 
 
 @pytest.mark.slow
 def test_three_ranks_resume_a_checkpoint_of_two(pair, alone, tmp_path):
-    folder, *_ = pair
+    folder, _ = pair
     for way in ("ddp", "fsdp"):
         middle(folder / way, tmp_path / way)
     finish(start(tmp_path, 3, "resume"))
