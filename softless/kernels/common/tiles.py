@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from softless.algebra.kernel_spec import KernelSpec
+from softless.kernels.common.limits import limits_registers
 
 WHOLE = 256
 PROGRAMS = 264  # two per multiprocessor; a few more than fit at once would run alone at the end
@@ -87,6 +88,11 @@ def finer(dtype: torch.dtype) -> torch.dtype:
 
 
 def tile(kind: str, bd: int, be: int, dtype: torch.dtype) -> Tile:
+    cut = tile0(kind, bd, be, dtype)
+    return cut if limits_registers() else cut._replace(registers=None)
+
+
+def tile0(kind: str, bd: int, be: int, dtype: torch.dtype) -> Tile:
     """Return the tile of a pass whose sums are bd x be numbers.
 
     float32 multiplies without tensor cores, in short tiles. PAIRS have the tiles of bfloat16, except for wide heads,
@@ -113,7 +119,8 @@ def is_short(keys: int, spec: KernelSpec, bd: int, be: int, dtype: torch.dtype) 
 
 def short(keys: int) -> tuple[int, Tile]:
     """Return (keys that a program holds, its tile)."""
-    return next((size, cut) for size, cut in SHORT.items() if keys <= size)
+    size, cut = next((size, cut) for size, cut in SHORT.items() if keys <= size)
+    return size, cut if limits_registers() else cut._replace(registers=None)
 
 
 def is_whole(queries: int, keys: int, bd: int, be: int) -> bool:

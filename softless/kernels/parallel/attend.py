@@ -215,4 +215,5 @@ def _observe(x: Operands, dtype: torch.dtype) -> Tensor:
 
 
 def _meta(cut: Tile) -> dict[str, Any]:
-    return {"T": cut.tokens, "num_warps": cut.warps, "num_stages": cut.stages, "maxnreg": cut.registers}
+    limit = {} if cut.registers is None else {"maxnreg": cut.registers}
+    return {"T": cut.tokens, "num_warps": cut.warps, "num_stages": cut.stages, **limit}
