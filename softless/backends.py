@@ -1,8 +1,9 @@
 """Run a validated call in torch or on the fused kernels.
 
-With backend "auto", the kernels run CUDA tensors that they support, on devices with recorded evidence or a passed check;
-torch runs everything else, and everything under `torch.func` transforms and forward-mode differentiation. An explicit backend that
-cannot run raises and says why. Nothing here imports triton before CUDA tensors, or backend="triton", need it.
+With backend "auto", the kernels run CUDA tensors that they support, on devices with recorded evidence or a passed
+check. torch runs everything else, and everything under `torch.func` transforms and forward-mode differentiation. An
+explicit backend that cannot run raises and says why. Nothing here imports triton before CUDA tensors, or
+backend="triton", need it.
 """
 
 from contextlib import AbstractContextManager, nullcontext

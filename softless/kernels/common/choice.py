@@ -57,8 +57,8 @@ def untested(
     if spec.reader in RULES and PTXAS is not None and PTXAS < PTXAS_NEEDED:
         version, needed = (".".join(map(str, numbers)) for numbers in (PTXAS, PTXAS_NEEDED))
         return (
-            f"ptxas {version}, which TRITON_PTXAS_PATH names, assembles the {spec.reader} rule's kernels wrong for some "
-            f"heads: {needed} or later is needed; backend='triton' runs them"
+            f"ptxas {version}, which TRITON_PTXAS_PATH names, assembles the {spec.reader} rule's kernels wrong for "
+            f"some heads: {needed} or later is needed; backend='triton' runs them"
         )
     if is_recorded(device):
         return None

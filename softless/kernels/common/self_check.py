@@ -17,6 +17,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -338,4 +339,5 @@ def _write(where: str, operator: Operator, found: Verdict) -> None:
         partial.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         partial.replace(path)
     except OSError:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
