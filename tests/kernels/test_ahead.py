@@ -109,15 +109,12 @@ def test_the_forward_pass_compiles_for_every_gpu(target):
     assert_fits(target, Family(parallel(LINEAR, 40, backward=False), {"whole_kernel"}), 32, torch.bfloat16)
 
 
-TIGHTEST = {  # dtype and family, with heads of 128
-    "sm_80": (torch.bfloat16, "local spans"),
-    "sm_86": (torch.float16, "spans"),
-    "sm_89": (torch.bfloat16, "spans"),
-    "sm_90": (torch.float16, "local spans"),
-    "sm_100": (torch.float16, "local spans"),
-    "sm_120": (torch.float32, "spans"),
-    "gfx942": (torch.float16, "local spans"),
-}
+@pytest.mark.parametrize(
+    ("target", "dtype", "width", "family"),
+    [("sm_86", "fp16", 128, "spans inline"), ("gfx942", "bf16", 64, "local spans")],
+)
+def test_kernels_whose_tiles_are_smaller_than_on_an_h200_fit(target, dtype, width, family):
+    assert_fits(target, FAMILIES[family], width, DTYPES[dtype])
 
 
 @pytest.mark.slow
@@ -153,8 +150,8 @@ def test_tiles_depend_on_the_shared_memory_and_on_nothing_else_of_a_gpu():
 def test_every_entry_for_a_smaller_shared_memory_differs_from_that_of_an_h200():
     measured = chosen("sm_90")
     for table in tiles.SMALLER.values():
-        for (kind, dtype), cut in table.items():
-            assert measured[kind, 128, dtype] != cut
+        for (kind, dtype, wide), cut in table.items():
+            assert measured[kind, 128 if wide else 64, dtype] != cut
 
 
 def test_an_unknown_gpu_gets_the_least_shared_memory():
@@ -162,6 +159,13 @@ def test_an_unknown_gpu_gets_the_least_shared_memory():
 
     with ahead.compiling(GPUTarget("cuda", 75, 32)):
         assert limits.shared_memory() == limits.LEAST == min(SHARED_MEMORY.values())
+
+
+@pytest.mark.parametrize("target", ahead.TARGETS)
+def test_heads_wider_than_128_need_163_kib(target):
+    roomy = SHARED_MEMORY[ahead.TARGETS[target].arch] >= 163 * 1024
+    with ahead.compiling(ahead.TARGETS[target]):
+        assert limits.widest_heads(torch.device("cpu")) == (256 if roomy else 128)
 
 
 def test_launches_say_that_products_and_sums_are_fused():

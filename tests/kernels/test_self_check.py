@@ -129,7 +129,7 @@ def test_a_verdict_is_kept_for_later_processes(gpu, result):
     first = self_check.verdict(CUDA, OPERATOR)
     assert first == (result is None, first.date, result or "")
     another_process()
-    assert self_check.recall(CUDA, OPERATOR) == self_check.verdict(CUDA, OPERATOR) == first
+    assert self_check.known(CUDA, OPERATOR) == self_check.verdict(CUDA, OPERATOR) == first
     assert gpu["checks"] == 1
     assert len(files()) == 1
 
@@ -142,7 +142,7 @@ def test_another_driver_dtype_or_form_is_checked_anew(gpu, change):
         gpu["driver"] = "590.2"
     else:
         other = OPERATOR._replace(**{"dtype": "bfloat16"} if change == "dtype" else {"is_causal": True})
-    assert self_check.recall(CUDA, other) is None
+    assert self_check.known(CUDA, other) is None
     self_check.verdict(CUDA, other)
     assert gpu["checks"] == 2
 
@@ -153,10 +153,10 @@ def test_a_damaged_file_is_ignored_and_replaced(gpu, text):
     (path,) = files()
     path.write_text(text)
     another_process()
-    assert self_check.recall(CUDA, OPERATOR) is None
+    assert self_check.known(CUDA, OPERATOR) is None
     assert self_check.verdict(CUDA, OPERATOR).passed
     another_process()
-    assert self_check.recall(CUDA, OPERATOR).passed
+    assert self_check.known(CUDA, OPERATOR).passed
     assert gpu["checks"] == 2
 
 
@@ -165,7 +165,7 @@ def test_a_file_about_another_machine_is_ignored(gpu):
     (path,) = files()
     path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "another"}))
     another_process()
-    assert self_check.recall(CUDA, OPERATOR) is None
+    assert self_check.known(CUDA, OPERATOR) is None
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(gpu, monkeypatch, tmp_path):
@@ -250,7 +250,8 @@ def test_torch_compile_reads_a_verdict_while_it_traces(monkeypatch, checked):
         self_check.VERDICTS["NVIDIA L4", OPERATOR] = Verdict(True, "2026-11-18")
 
     def passed(x: torch.Tensor) -> torch.Tensor:
-        found = self_check.recall(CUDA, Operator.of(KernelSpec("elu", "elu", "divide"), False, torch.float16))
+        spec = KernelSpec("elu", "elu", "divide")
+        found = self_check.recall(CUDA, *spec[:4], False, torch.float16)
         return x + (found is not None and found.passed)
 
     assert torch.compile(passed, fullgraph=True, backend="eager")(torch.zeros(1)).item() == float(checked)

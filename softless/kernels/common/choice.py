@@ -11,9 +11,9 @@ from torch import Tensor
 from softless.algebra.kernel_spec import RULES, KernelSpec
 from softless.kernels.common.arithmetic import INTERPRETED
 from softless.kernels.common.launch import PTXAS, PTXAS_NEEDED
+from softless.kernels.common.limits import widest_heads
 
-WIDEST = 256
-WIDEST_RULE = 128  # the memory and its gradient stay in registers
+WIDEST = 128  # on every GPU; of rules the memory and its gradient stay in registers
 # Compute capabilities for which `make gpu` has written evidence to benchmarks/results: `auto` takes the kernels there.
 TESTED: frozenset[tuple[int, int]] = frozenset({(9, 0)})
 WARNED: list[str] = []
@@ -29,8 +29,9 @@ def refusal(
         return f"Triton runs on {device.type} only in its interpreter (TRITON_INTERPRET=1)"
     if q.dtype == torch.float64:
         return "the kernels take float16, bfloat16 and float32, and q is torch.float64"
-    widest = WIDEST_RULE if spec.reader in RULES else WIDEST
-    if max(q.shape[3], v.shape[3]) > widest:
+    width = max(q.shape[3], v.shape[3])
+    widest = WIDEST if spec.reader in RULES or width <= WIDEST else widest_heads(device)
+    if width > widest:
         return f"the kernels take head dimensions up to {widest}, and q has {q.shape[3]}, v has {v.shape[3]}"
     if is_causal and "exp" in (spec.phi_q, spec.phi_k):
         return "the causal kernels have no running maximum for exponential features"
@@ -64,9 +65,11 @@ def untested(
         return None
     from softless.kernels.common import self_check
 
-    operator = self_check.Operator.of(spec, is_causal, dtype)
     busy = torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing()
-    found = self_check.recall(device, operator) if explained or busy else self_check.verdict(device, operator)
+    if explained or busy:
+        found = self_check.recall(device, *spec[:4], is_causal, dtype)
+    else:
+        found = self_check.verdict(device, self_check.Operator.of(spec, is_causal, dtype))
     if found is None:
         unchecked = "the kernels are not yet checked on this GPU, which a plain call with enough free memory does"
         return None if explained else f"{unchecked}; backend='triton' runs them"
@@ -86,7 +89,7 @@ def evidence(device: torch.device, spec: KernelSpec, is_causal: bool, dtype: tor
         return f"the kernels take this call, with recorded evidence for {architecture(device)}"
     from softless.kernels.common import self_check
 
-    found = self_check.recall(device, self_check.Operator.of(spec, is_causal, dtype))
+    found = self_check.recall(device, *spec[:4], is_causal, dtype)
     if found is None:
         return "the kernels take this call, if the check passes that the first call on this GPU runs"
     return f"the kernels take this call: checked on this GPU on {found.date[:10]}, not measured"

@@ -3,7 +3,12 @@
 Tables of tiles ask here while a plan is recorded. The GPU of the plan is then the current device.
 """
 
+from contextlib import nullcontext
+
+import torch
 from triton.language.target_info import current_target
+
+from softless.kernels.common.plan import on
 
 KIB = 1024
 # Shared memory that one program may have, by compute capability and by AMD's name.
@@ -29,3 +34,13 @@ def limits_registers() -> bool:
     """Return whether the compiler takes a limit on registers. AMD's has none."""
     target = current_target()
     return target is None or target.backend == "cuda"
+
+
+def widest_heads(device: torch.device) -> int:
+    """Return the widest heads whose factors fit. A device that is not here is an H200."""
+    with on(device) if torch.cuda.is_available() else nullcontext():
+        return 256 if shared_memory() >= 163 * KIB else 128
+
+
+# What `torch.compiler.assume_constant_result` does, which imports PyTorch's compiler first. That takes seconds.
+widest_heads._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ float32 is held to 1e-5 (1 + max |exact|). A result that float32 cannot tell to 
 terms cancel. The verdict holds for an operator (feature maps, reader, causal or not) and a dtype. It is kept in the
 user's cache folder until the GPU, its driver, triton or softless changes.
 
-The check runs in a thread of its own, so no mode, transform or autocast of the caller reaches it. It waits for the GPU,
+The check runs in threads of its own, so no mode, transform or autocast of the caller reaches it. It waits for the GPU,
 so it cannot run while a CUDA graph is captured, nor while torch.compile traces: `recall` never runs it.
 """
 
@@ -18,6 +18,8 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -31,8 +33,11 @@ from softless.algebra import delta as rule
 from softless.algebra.feature_maps import unit
 from softless.algebra.kernel_spec import RULES, KernelSpec
 from softless.algebra.neighbors import local_residual
+from softless.algebra.state import State
 from softless.kernels.causal.ops import causal, continued
+from softless.kernels.common.arithmetic import INTERPRETED
 from softless.kernels.common.features import may_cancel
+from softless.kernels.common.plan import on
 from softless.kernels.delta.ops import delta
 from softless.kernels.parallel.ops import attend_op
 from softless.machine import installed_version, timestamp
@@ -57,7 +62,7 @@ class Case(NamedTuple):
 # Every width is compiled anew: one that fills no tile, with a mask and shared keys, and the two that models use most.
 PARALLEL = (
     *(Case(n, m, 40, 24, groups=1, masked=True) for n, m in ((7, 5), (130, 200), (300, 290))),
-    *(Case(n, m, 64, 64) for n, m in ((17, 33), (100, 100), (197, 197), (257, 640), (333, 333))),
+    *(Case(n, m, 64, 64) for n, m in ((17, 33), (100, 100), (197, 197), (257, 650), (333, 333))),
     *(Case(1 + h * w, 1 + h * w, 64, 64, grid=(h, w)) for h, w in ((7, 9), (19, 17))),
     *(Case(n, n, 128, 128) for n in (33, 300)),
 )
@@ -112,12 +117,11 @@ LOCK = Lock()
 def verdict(device: torch.device, operator: Operator) -> Verdict | None:
     """Return the verdict on an operator, after checking it if nothing is known yet; None if memory is short now."""
     with LOCK:
-        known = recall(device, operator)
-        if known is not None:
-            return known
+        earlier = known(device, operator)
+        if earlier is not None:
+            return earlier
         try:
-            with ThreadPoolExecutor(1) as own_thread:
-                reason = own_thread.submit(failure, device, operator).result()
+            reason = failure(device, operator)
         except torch.OutOfMemoryError:
             return None
         key = machine(device), operator
@@ -126,7 +130,7 @@ def verdict(device: torch.device, operator: Operator) -> Verdict | None:
         return VERDICTS[key]
 
 
-def recall(device: torch.device, operator: Operator) -> Verdict | None:
+def known(device: torch.device, operator: Operator) -> Verdict | None:
     """Return the verdict of an earlier check, in this process or on disk; None if there is none."""
     key = machine(device), operator
     if key not in VERDICTS:
@@ -135,6 +139,13 @@ def recall(device: torch.device, operator: Operator) -> Verdict | None:
             return None
         VERDICTS[key] = found
     return VERDICTS[key]
+
+
+def recall(
+    device: torch.device, phi_q: str, phi_k: str, reader: str, constant: bool, is_causal: bool, dtype: torch.dtype
+) -> Verdict | None:
+    """Return what is `known`. While torch.compile traces, this runs as it is: so its arguments are plain values."""
+    return known(device, Operator.of(KernelSpec(phi_q, phi_k, reader, constant), is_causal, dtype))
 
 
 # What `torch.compiler.assume_constant_result` does, which imports PyTorch's compiler first. That takes seconds.
@@ -153,13 +164,20 @@ def driver() -> str:
             return path.read_text(encoding="utf-8").splitlines()[0]
         except (OSError, IndexError):
             continue
-    return str(torch.version.hip or torch._C._cuda_getDriverVersion())
+    return str(torch.version.hip or torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
 
 
 def failure(device: torch.device, operator: Operator) -> str | None:
-    """Run the cases of an operator; return what was out of budget, or None."""
-    with torch.cuda.device(device) if device.type == "cuda" else torch.enable_grad():
-        for seed, case in enumerate(operator.cases()):
+    """Run the cases of an operator; return what was out of budget, or None. Each width has a thread, to compile in."""
+    widths = [list(cases) for _, cases in groupby(operator.cases(), lambda case: case.d)]
+    with ThreadPoolExecutor(1 if INTERPRETED.value else len(widths)) as threads:
+        reasons = threads.map(partial(_first_failure, device, operator), widths)
+        return next((reason for reason in reasons if reason is not None), None)
+
+
+def _first_failure(device: torch.device, operator: Operator, cases: Sequence[Case]) -> str | None:
+    with on(device), torch.autograd.set_multithreading_enabled(False):  # one thread for both passes
+        for seed, case in enumerate(cases):
             try:
                 wrong = out_of_budget(operator, case, device, seed)
             except torch.OutOfMemoryError:
@@ -249,14 +267,15 @@ def _on_kernels(operator: Operator, case: Case, leaves: Sequence[Tensor], mask: 
         return attend_op(q, k, v, mask, last[0] if last else None, *spec, list(picture))[0]
     if not case.step and operator.reader not in RULES:
         return causal(q, k, v, mask, spec)
-    state, out = None, q
+    state: State | None = None
+    out = q
     cuts = (slice(0, -1), slice(-1, None)) if case.step else (slice(None),)
     for cut in cuts:
-        some = [x[:, :, cut] for x in leaves]
+        q, k, v, *last = (x[:, :, cut] for x in leaves)
         if operator.reader in RULES:
-            out, state = delta(*some[:3], some[3], mask, state, operator.reader, spec.scale)
+            out, state = delta(q, k, v, last[0], mask, state, operator.reader, spec.scale)
         else:
-            out, state = continued(*some[:3], mask, state, spec, step=state is not None)
+            out, state = continued(q, k, v, mask, state, spec, step=state is not None)
     return out
 
 

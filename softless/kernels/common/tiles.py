@@ -65,7 +65,7 @@ FP16 = {
     "query divide": (Tile(64, 8, 2), Tile(32, 8, 2)),
     "query sums": (Tile(64, 4, 3), Tile(64, 8, 2)),
     "key": (Tile(64, 8, 2), Tile(32, 8, 2)),
-    "local key": (Tile(32, 8, 2), Tile(32, 8, 2)),
+    "local key": (Tile(32, 8, 2), Tile(32, 8, 1)),  # with two loads in flight wide sums would take 250 KiB
 }
 WHOLE_FP16 = {
     "whole": (Tile(32, 1, 2, registers=168), Tile(32, 2, 2, registers=168)),
@@ -80,18 +80,25 @@ WHOLE_HEADS = {
     "whole local": (Tile(32, 2, 1), Tile(32, 4, 1)),
     "whole local gradient": (Tile(32, 2, 1), Tile(32, 4, 2)),
 }
-# Sums larger than 64 x 64, where the tile of an H200 does not fit: by the shared memory that a program may have.
+# Where the tile of an H200 does not fit, by the shared memory that a program may have; `WIDE` sums are larger than
+# 64 x 64. Most have one load in flight instead of two or three.
+NARROW, WIDE = False, True
 SMALLER = {
-    163 * KIB: {("local key", torch.bfloat16): Tile(32, 8, 1)},  # 85 KiB instead of 169: one load at a time
-    99 * KIB: {
-        ("key", torch.bfloat16): Tile(64, 8, 1),  # 80 KiB instead of 144
-        ("local key", torch.bfloat16): Tile(32, 8, 1),  # 85 KiB instead of 169
-        ("read", torch.float16): Tile(32, 8, 2),  # 88 KiB instead of 112: fewer rows of queries beside the State
-        ("read", torch.float32): Tile(16, 8, 1),
+    163 * KIB: {
+        ("local key", torch.bfloat16, NARROW): Tile(64, 4, 2),  # 130 KiB instead of 218
+        ("local key", torch.bfloat16, WIDE): Tile(32, 8, 1),  # 85 KiB instead of 169
     },
-    64 * KIB: {  # with one load at a time AMD's compiler keeps all factors but the State's in registers
-        ("local key", torch.bfloat16): Tile(32, 8, 1),  # 32 KiB instead of 80
-        ("local key", torch.float16): Tile(32, 8, 1),  # 64 KiB instead of 88
+    99 * KIB: {
+        ("key", torch.bfloat16, WIDE): Tile(64, 8, 1),  # 80 KiB instead of 144
+        ("local key", torch.bfloat16, NARROW): Tile(64, 4, 1),  # 50 KiB instead of 218
+        ("local key", torch.bfloat16, WIDE): Tile(32, 8, 1),  # 85 KiB instead of 169
+        ("local key", torch.float16, NARROW): Tile(32, 8, 1),  # 58 KiB instead of 102
+        ("read", torch.float16, WIDE): Tile(32, 8, 2),  # 88 KiB instead of 112: fewer queries beside the State
+        ("read", torch.float32, WIDE): Tile(16, 8, 1),  # 88 KiB instead of 104, likewise
+    },
+    64 * KIB: {  # with one load in flight, AMD's compiler keeps what it loads in registers
+        ("local key", torch.bfloat16, NARROW): Tile(64, 4, 1),  # 8 KiB instead of 152
+        ("local key", torch.bfloat16, WIDE): Tile(32, 8, 1),  # 32 KiB instead of 80
     },
 }
 # By keys that a program holds; four programs per multiprocessor.
@@ -117,9 +124,7 @@ def tile(kind: str, bd: int, be: int, dtype: torch.dtype) -> Tile:
         cut = table[kind][bd * be > 32 * 32]
     else:
         cut = (FP16 if dtype == torch.float16 else BF16)[kind][wide]
-    if wide:
-        cut = SMALLER.get(shared_memory(), {}).get((kind, dtype), cut)
-    return compilable(cut)
+    return compilable(SMALLER.get(shared_memory(), {}).get((kind, dtype, wide), cut))
 
 
 def compilable(cut: Tile) -> Tile:
