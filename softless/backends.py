@@ -1,8 +1,9 @@
 """Run a validated call in torch or on the fused kernels.
 
-With backend "auto", the kernels run CUDA tensors that they support, on devices whose evidence is recorded; torch runs
-everything else, and everything under `torch.func` transforms and forward-mode differentiation. An explicit backend that
-cannot run raises and says why. Nothing here imports triton before CUDA tensors, or backend="triton", need it.
+With backend "auto", the kernels run CUDA tensors that they support, on devices with recorded evidence or a passed
+check. torch runs everything else, and everything under `torch.func` transforms and forward-mode differentiation. An
+explicit backend that cannot run raises and says why. Nothing here imports triton before CUDA tensors, or
+backend="triton", need it.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -151,14 +152,28 @@ def transformed(backend: str, *tensors: Tensor | None) -> bool:
 def refusal(
     mechanism: Mechanism, call: Call, q: Tensor, k: Tensor, v: Tensor, device: torch.device, *, ask: bool = False
 ) -> str | None:
-    """Say why the kernels do not run this call on a device, or None. With `ask`, untested devices are allowed."""
+    """Say why the kernels do not run this call on a device, or None. With `ask`, untested devices are allowed.
+
+    Tensors without data only ask: they make no device check its kernels.
+    """
     try:
         from softless.kernels.common import choice
     except ImportError as error:
         return f"triton cannot be imported ({error})"
     spec = mechanism.kernel_spec(call.scale)
     cannot = choice.refusal(spec, mechanism.name, q, k, v, call.is_causal, device)
-    return cannot or (None if ask or spec is None else choice.untested(device, spec.reader))
+    if cannot or ask or spec is None:
+        return cannot
+    return choice.untested(device, spec, call.is_causal, q.dtype, explained=q.is_meta)
+
+
+def evidence(mechanism: Mechanism, call: Call, dtype: torch.dtype, device: torch.device) -> str:
+    """Say what is known about the kernels on a device where `refusal` gives no reason."""
+    from softless.kernels.common import choice
+
+    spec = mechanism.kernel_spec(call.scale)
+    assert spec is not None
+    return choice.evidence(device, spec, call.is_causal, dtype)
 
 
 def _run(

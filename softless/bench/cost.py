@@ -124,7 +124,7 @@ def explain_call(mechanism: Mechanism, terms: Terms, *, options: dict[str, objec
     if dtype in ("bfloat16", "float16") and not keeps_dtype:
         notes.append(f"{mechanism.name} computes {dtype} in float32 and rounds once, at the end.")
     if chosen(mechanism, terms, ask=True)[0] != backend:
-        notes.append("The kernels are untested here: backend='triton' runs them.")
+        notes.append("auto does not use the kernels here: backend='triton' runs them.")
     return {
         "schema": SCHEMA,
         "mechanism": mechanism.name,
@@ -165,7 +165,9 @@ def chosen(mechanism: Mechanism, terms: Terms, *, ask: bool = False) -> tuple[st
     q, k = (torch.empty(size, dtype=terms.dtype, device="meta") for size in terms.shape.sizes)
     call = Call(is_causal=terms.is_causal, scale=resolve_scale(None, mechanism, terms.shape.head_dim))
     reason = backends.refusal(mechanism, call, q, k, k, torch.device(terms.device), ask=ask)
-    return ("torch", reason) if reason else ("triton", "the kernels take this call")
+    if reason:
+        return "torch", reason
+    return "triton", backends.evidence(mechanism, call, terms.dtype, torch.device(terms.device))
 
 
 def cost(mechanism: Mechanism, terms: Terms) -> Cost:

@@ -67,19 +67,21 @@ def test_cuda_is_counted_without_one(softless):
 @pytest.mark.parametrize(
     ("name", "reason", "backend", "notes"),
     [
-        ("inline", "no recorded evidence", "torch", ["float32", "untested"]),
+        ("inline", "no recorded evidence", "torch", ["float32", "auto does not use the kernels"]),
         ("inline", None, "triton", []),
         ("hydra", None, "torch", ["float32"]),  # no kernel computes it, tested or not
         ("softmax", "no recorded evidence", "torch", []),  # a kernel of torch's own does
     ],
 )
-def test_cuda_is_called_untested_where_the_kernels_are_left_for_that(
+def test_a_note_says_where_auto_leaves_the_kernels_for_lack_of_evidence(
     softless, monkeypatch, name, reason, backend, notes
 ):
-    monkeypatch.setattr(choice, "untested", lambda *_: reason)
+    monkeypatch.setattr(choice, "untested", lambda *_, **__: reason)
     document = explained(softless, name, "--device", "cuda", "--dtype", "bfloat16")
     assert document["backend"] == backend
-    assert [word for word in ("float32", "untested") if word in " ".join(document["notes"])] == notes
+    assert [
+        word for word in ("float32", "auto does not use the kernels") if word in " ".join(document["notes"])
+    ] == notes
 
 
 @pytest.mark.parametrize("columns", ["80", pytest.param("120", marks=pytest.mark.slow)])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from softless import attention, attention_with_state, mechanism
+from softless.algebra.kernel_spec import KernelSpec
 from softless.errors import ArgumentError, BackendError
 from softless.functional import attention_qkv, attention_with_residual
 from softless.kernels.common import choice
@@ -146,20 +147,23 @@ def test_auto_never_refuses():
         assert attention(q, k, v, made, is_causal=is_causal).shape == (1, 2, 3, v.shape[3])
 
 
-def test_auto_does_not_run_kernels_on_devices_without_evidence():
-    assert choice.untested(torch.device("cpu"), "divide") is None
-    assert torch.cuda.is_available() or "no CUDA device here" in choice.untested(CUDA, "divide")
+def untested(device: torch.device, reader: str) -> str | None:
+    return choice.untested(device, KernelSpec("identity", "identity", reader), True, torch.float32)
+
+
+def test_a_cuda_device_that_is_not_here_cannot_be_asked():
+    assert untested(torch.device("cpu"), "subtract") is None
+    assert torch.cuda.is_available() or "no CUDA device here" in untested(CUDA, "subtract")
 
 
 def test_auto_runs_the_delta_rule_on_torch_where_ptxas_is_too_old(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    assert choice.untested(CUDA, "delta") is None
+    assert untested(CUDA, "delta") is None
     monkeypatch.setattr(choice, "PTXAS", (12, 8))
-    assert "ptxas 12.8, which TRITON_PTXAS_PATH names, assembles the efla rule's kernels wrong" in choice.untested(
-        CUDA, "efla"
-    )
-    assert choice.untested(CUDA, "divide") is None
+    said = "ptxas 12.8, which TRITON_PTXAS_PATH names, assembles the efla rule's kernels wrong"
+    assert said in untested(CUDA, "efla")
+    assert untested(CUDA, "subtract") is None
 
 
 def test_an_unknown_backend_is_refused_with_the_list():

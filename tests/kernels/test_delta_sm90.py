@@ -6,10 +6,11 @@ import pytest
 import torch
 import triton
 
+from softless.kernels.common.limits import SHARED_MEMORY
 from softless.kernels.delta.ops import delta
-from tests.kernels import sm90
+from tests.kernels import ahead
 
-SHARED = 227 * 1024
+SHARED = SHARED_MEMORY[90]
 TARGET = triton.__version__.startswith("3.6.")  # what the GPU machine has: the numbers below are its compiler's
 # Bytes a thread, by kernel and width: sums of 64 x width numbers, twice, and two of 64 x 64.
 SPILLS = {("gradient_kernel", 64): 80, ("gradient_kernel", 128): 256}
@@ -20,13 +21,13 @@ SPILLS = {("gradient_kernel", 64): 80, ("gradient_kernel", 128): 256}
 def test_bf16_delta_kernels_fit_into_registers_and_shared_memory(width):
     leaves = [torch.empty(1, 1, 4096, width, dtype=torch.bfloat16, requires_grad=True) for _ in "qkv"]
     leaves.append(torch.empty(1, 1, 4096, dtype=torch.bfloat16, requires_grad=True))
-    with sm90.compiling() as built:
+    with ahead.compiling() as built:
         out, _ = delta(*leaves, None, None, "efla", 1.0)
         torch.autograd.grad(out, leaves, torch.empty_like(out))
     assert {each.name for each in built} == {"solve_kernel", "walk_kernel", "walk_back_kernel", "gradient_kernel"}
     for each in built:
-        allowed = SPILLS.get((each.name, width), 0)
-        assert each.spilled <= allowed or not TARGET, f"{each.name} spills {each.spilled} bytes"
+        allowed, spilled = SPILLS.get((each.name, width), 0), ahead.resources(each).spilled
+        assert spilled <= allowed or not TARGET, f"{each.name} spills {spilled} bytes"
         assert each.shared <= SHARED, f"{each.name} needs {each.shared} bytes of shared memory"
         assert "wgmma.mma_async" in each.kernel.asm["ptx"], f"{each.name} has no product of Hopper's tensor cores"
         assert "mma.sync" not in each.kernel.asm["ptx"], f"{each.name} has products of an older generation"
@@ -35,7 +36,7 @@ def test_bf16_delta_kernels_fit_into_registers_and_shared_memory(width):
 def test_the_forward_pass_of_the_delta_rule_compiles():
     """The quickest of all: what a compiler refuses and the interpreter does not."""
     q, k, v = (torch.empty(1, 1, 100, 16) for _ in "qkv")
-    with sm90.compiling() as built, torch.no_grad():
+    with ahead.compiling() as built, torch.no_grad():
         delta(q, k, v, torch.empty(1, 1, 100), None, None, "efla", 1.0)
     assert [each.name for each in built[-2:]] == ["solve_kernel", "walk_kernel"]
 
@@ -55,7 +56,7 @@ def test_delta_kernels_of_the_other_dtypes_compile(dtype, width):
     q, k, v = (torch.empty(1, heads, 100, width, dtype=dtype, requires_grad=True) for heads in (2, 1, 1))
     beta, mask = torch.empty(1, 1, 100, requires_grad=True), torch.ones(1, 100, dtype=torch.bool)
     memory = torch.empty(1, 1, width, width, requires_grad=True)
-    with sm90.compiling() as built:
+    with ahead.compiling() as built:
         out, after, *_ = torch.ops.softless.delta(q, k, v, beta, mask, memory, "delta", 1.0)
         torch.autograd.grad((out, after), (q, k, v, beta, memory), (torch.empty_like(out), torch.empty_like(after)))
     assert len(built) >= 5

@@ -7,13 +7,14 @@ import torch
 import triton
 
 from softless import mechanism
-from tests.kernels import sm90
+from softless.kernels.common.limits import SHARED_MEMORY
+from tests.kernels import ahead
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="compiles, and the interpreter does not: unset TRITON_INTERPRET"
 )
 
-SHARED = 227 * 1024  # what a multiprocessor of an H200 has for one program
+SHARED = SHARED_MEMORY[90]
 TARGET = triton.__version__.startswith("3.6.")  # what the GPU machine has: the numbers below are its compiler's
 # Bytes a thread by kernel and width, where timing on an H200 chose a tile that does not quite fit; the rest is 0.
 SPILLS = {
@@ -29,13 +30,13 @@ WHOLE = {"whole_kernel", "whole_gradient_kernel"}
 SPANS = {"observe_kernel", "merge_kernel", "read_kernel", "query_gradient_kernel", "key_gradient_kernel"}
 
 
-def build(name: str, dim: int, tokens: int, *, grid: tuple[int, int] | None = None) -> list[sm90.Built]:
+def build(name: str, dim: int, tokens: int, *, grid: tuple[int, int] | None = None) -> list[ahead.Built]:
     """Forward and backward of a bf16 packed projection."""
     from softless.kernels.parallel.ops import attend_op
 
     qkv = torch.empty(2, tokens, 3, 3, dim, dtype=torch.bfloat16, requires_grad=True)
     taps = None if grid is None else torch.empty(2, 3, 9, dim, dtype=torch.bfloat16, requires_grad=True)
-    with sm90.compiling() as built:
+    with ahead.compiling() as built:
         out, _ = attend_op(
             qkv, None, None, None, taps, *MECHANISMS[name].kernel_spec(dim**-0.5), [1, *(grid or (0, 0))]
         )
@@ -43,11 +44,11 @@ def build(name: str, dim: int, tokens: int, *, grid: tuple[int, int] | None = No
     return built
 
 
-def assert_fits(built: list[sm90.Built], names: set[str], dim: int) -> None:
+def assert_fits(built: list[ahead.Built], names: set[str], dim: int) -> None:
     assert {each.name for each in built} == names
     for each in built:
-        allowed = SPILLS.get((each.name, dim), 0)
-        assert each.spilled <= allowed or not TARGET, f"{each.name} spills {each.spilled} bytes a thread"
+        allowed, spilled = SPILLS.get((each.name, dim), 0), ahead.resources(each).spilled
+        assert spilled <= allowed or not TARGET, f"{each.name} spills {spilled} bytes a thread"
         assert each.shared <= SHARED, f"{each.name} needs {each.shared} bytes of shared memory"
 
 

@@ -12,6 +12,7 @@ truncate bfloat16 and multiplies it wrongly, so there the rounded numbers are st
 
 import triton
 import triton.language as tl
+from triton.language import target_info
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 PAIRS = tl.constexpr(tl.float64)  # marks a way to multiply, with a dtype that no kernel takes
@@ -97,8 +98,8 @@ def precise(a, b, sums, DTYPE: tl.constexpr):
 
 @triton.jit
 def exponential(x):
-    """e^x, and 0 where that is below the smallest normal number: subnormals would cost a GPU twice the instructions."""
-    if INTERPRETED:
+    """e^x. On NVIDIA 0 where that is below the smallest normal number: subnormals would cost twice the instructions."""
+    if INTERPRETED or not target_info.is_cuda():
         return tl.exp(x)
     else:
         return tl.inline_asm_elementwise(

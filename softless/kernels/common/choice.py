@@ -1,4 +1,9 @@
-"""Which calls the kernels take. If they refuse one, `auto` runs torch, and `backend="triton"` raises the reason."""
+"""Which calls the kernels take. If they refuse one, `auto` runs torch, and `backend="triton"` raises the reason.
+
+`auto` takes the kernels on GPUs with recorded evidence, and on others if they pass their check there (`self_check`).
+"""
+
+import warnings
 
 import torch
 from torch import Tensor
@@ -6,11 +11,12 @@ from torch import Tensor
 from softless.algebra.kernel_spec import RULES, KernelSpec
 from softless.kernels.common.arithmetic import INTERPRETED
 from softless.kernels.common.launch import PTXAS, PTXAS_NEEDED
+from softless.kernels.common.limits import widest_heads
 
-WIDEST = 256
-WIDEST_RULE = 128  # the memory and its gradient stay in registers
+WIDEST = 128  # on every GPU; of rules the memory and its gradient stay in registers
 # Compute capabilities for which `make gpu` has written evidence to benchmarks/results: `auto` takes the kernels there.
 TESTED: frozenset[tuple[int, int]] = frozenset({(9, 0)})
+WARNED: list[str] = []
 
 
 def refusal(
@@ -23,8 +29,9 @@ def refusal(
         return f"Triton runs on {device.type} only in its interpreter (TRITON_INTERPRET=1)"
     if q.dtype == torch.float64:
         return "the kernels take float16, bfloat16 and float32, and q is torch.float64"
-    widest = WIDEST_RULE if spec.reader in RULES else WIDEST
-    if max(q.shape[3], v.shape[3]) > widest:
+    width = max(q.shape[3], v.shape[3])
+    widest = WIDEST if spec.reader in RULES or width <= WIDEST else widest_heads(device)
+    if width > widest:
         return f"the kernels take head dimensions up to {widest}, and q has {q.shape[3]}, v has {v.shape[3]}"
     if is_causal and "exp" in (spec.phi_q, spec.phi_k):
         return "the causal kernels have no running maximum for exponential features"
@@ -35,21 +42,70 @@ def refusal(
     return None
 
 
-def untested(device: torch.device, reader: str) -> str | None:
-    """Return why `auto` does not use the kernels on a device, or None."""
+def untested(
+    device: torch.device, spec: KernelSpec, is_causal: bool, dtype: torch.dtype, *, explained: bool = False
+) -> str | None:
+    """Return why `auto` does not use the kernels on a device, or None.
+
+    A GPU without recorded evidence checks them at the first call. With `explained`, nothing runs, and a GPU that would
+    check them counts as one that uses them. While torch.compile traces or a CUDA graph is captured, no check can run:
+    without an earlier verdict, torch runs, and a compiled function keeps torch until it is compiled again.
+    """
     if device.type != "cuda":
         return None
     if not torch.cuda.is_available():
         return "there is no CUDA device here to ask about"
-    major, minor = torch.cuda.get_device_capability(device)
-    if (major, minor) not in TESTED:
+    if spec.reader in RULES and PTXAS is not None and PTXAS < PTXAS_NEEDED:
+        version, needed = (".".join(map(str, numbers)) for numbers in (PTXAS, PTXAS_NEEDED))
         return (
-            f"the kernels have no recorded evidence on compute capability {major}.{minor}; backend='triton' runs them"
+            f"ptxas {version}, which TRITON_PTXAS_PATH names, assembles the {spec.reader} rule's kernels wrong for "
+            f"some heads: {needed} or later is needed; backend='triton' runs them"
         )
-    if reader not in RULES or PTXAS is None or PTXAS >= PTXAS_NEEDED:
+    if is_recorded(device):
         return None
-    version, needed = (".".join(map(str, numbers)) for numbers in (PTXAS, PTXAS_NEEDED))
-    return (
-        f"ptxas {version}, which TRITON_PTXAS_PATH names, assembles the {reader} rule's kernels wrong for some heads: "
-        f"{needed} or later is needed; backend='triton' runs them"
-    )
+    from softless.kernels.common import self_check
+
+    busy = torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing()
+    if explained or busy:
+        found = self_check.recall(device, *spec[:4], is_causal, dtype)
+    else:
+        found = self_check.verdict(device, self_check.Operator.of(spec, is_causal, dtype))
+    if found is None:
+        unchecked = "the kernels are not yet checked on this GPU, which a plain call with enough free memory does"
+        return None if explained else f"{unchecked}; backend='triton' runs them"
+    if found.passed:
+        return None
+    reason = f"the kernels failed their check on this GPU: {found.reason}; backend='triton' runs them"
+    if not explained and not busy:
+        warn_once(f"softless runs torch because {reason}")
+    return reason
+
+
+def evidence(device: torch.device, spec: KernelSpec, is_causal: bool, dtype: torch.dtype) -> str:
+    """Return what is known about the kernels on a device that they run on."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return "the kernels take this call"
+    if is_recorded(device):
+        return f"the kernels take this call, with recorded evidence for {architecture(device)}"
+    from softless.kernels.common import self_check
+
+    found = self_check.recall(device, *spec[:4], is_causal, dtype)
+    if found is None:
+        return "the kernels take this call, if the check passes that the first call on this GPU runs"
+    return f"the kernels take this call: checked on this GPU on {found.date[:10]}, not measured"
+
+
+def is_recorded(device: torch.device) -> bool:
+    """Return whether there is recorded evidence for a GPU. AMD's compute capabilities mean something else."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) in TESTED
+
+
+def architecture(device: torch.device) -> str:
+    return "compute capability {}.{}".format(*torch.cuda.get_device_capability(device))
+
+
+def warn_once(message: str) -> None:
+    """Warn about the first failure in a process."""
+    if not WARNED:
+        WARNED.append(message)
+        warnings.warn(message, stacklevel=2)

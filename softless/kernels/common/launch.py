@@ -60,7 +60,7 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
     recorder = recording.get()
     assert recorder is not None, "kernels run as steps of a plan"
     if programs > 0:
-        recorder.launch(kernel, programs, arguments, constants)
+        recorder.launch(kernel, programs, arguments, {**constants, "enable_fp_fusion": True})
 
 
 def block(size: int) -> int:

@@ -8,6 +8,8 @@ Regimes, by the longer of queries and keys:
              many as the 132 multiprocessors of an H100 or H200 hold. With many heads there is one span of keys per
              head, and nothing to merge. Passes that keep no sums are cut finer (READERS), so that their last programs
              end together. The numbers are fixed, so results do not depend on the machine.
+
+Tiles depend on the shared memory of the GPU, which is a fixed number per architecture (`limits`).
 """
 
 from typing import NamedTuple
@@ -15,6 +17,7 @@ from typing import NamedTuple
 import torch
 
 from softless.algebra.kernel_spec import KernelSpec
+from softless.kernels.common.limits import KIB, limits_registers, shared_memory
 
 WHOLE = 256
 PROGRAMS = 264  # two per multiprocessor; a few more than fit at once would run alone at the end
@@ -62,7 +65,7 @@ FP16 = {
     "query divide": (Tile(64, 8, 2), Tile(32, 8, 2)),
     "query sums": (Tile(64, 4, 3), Tile(64, 8, 2)),
     "key": (Tile(64, 8, 2), Tile(32, 8, 2)),
-    "local key": (Tile(32, 8, 2), Tile(32, 8, 2)),
+    "local key": (Tile(32, 8, 2), Tile(32, 8, 1)),  # with two loads in flight wide sums would take 250 KiB
 }
 WHOLE_FP16 = {
     "whole": (Tile(32, 1, 2, registers=168), Tile(32, 2, 2, registers=168)),
@@ -77,6 +80,27 @@ WHOLE_HEADS = {
     "whole local": (Tile(32, 2, 1), Tile(32, 4, 1)),
     "whole local gradient": (Tile(32, 2, 1), Tile(32, 4, 2)),
 }
+# Where the tile of an H200 does not fit, by the shared memory that a program may have; `WIDE` sums are larger than
+# 64 x 64. Most have one load in flight instead of two or three.
+NARROW, WIDE = False, True
+SMALLER = {
+    163 * KIB: {
+        ("local key", torch.bfloat16, NARROW): Tile(64, 4, 2),  # 130 KiB instead of 218
+        ("local key", torch.bfloat16, WIDE): Tile(32, 8, 1),  # 85 KiB instead of 169
+    },
+    99 * KIB: {
+        ("key", torch.bfloat16, WIDE): Tile(64, 8, 1),  # 80 KiB instead of 144
+        ("local key", torch.bfloat16, NARROW): Tile(64, 4, 1),  # 50 KiB instead of 218
+        ("local key", torch.bfloat16, WIDE): Tile(32, 8, 1),  # 85 KiB instead of 169
+        ("local key", torch.float16, NARROW): Tile(32, 8, 1),  # 58 KiB instead of 102
+        ("read", torch.float16, WIDE): Tile(32, 8, 2),  # 88 KiB instead of 112: fewer queries beside the State
+        ("read", torch.float32, WIDE): Tile(16, 8, 1),  # 88 KiB instead of 104, likewise
+    },
+    64 * KIB: {  # with one load in flight, AMD's compiler keeps what it loads in registers
+        ("local key", torch.bfloat16, NARROW): Tile(64, 4, 1),  # 8 KiB instead of 152
+        ("local key", torch.bfloat16, WIDE): Tile(32, 8, 1),  # 32 KiB instead of 80
+    },
+}
 # By keys that a program holds; four programs per multiprocessor.
 SHORT = {64: Tile(64, 4, 1), 128: Tile(64, 4, 1, registers=128)}
 
@@ -87,17 +111,35 @@ def finer(dtype: torch.dtype) -> torch.dtype:
 
 
 def tile(kind: str, bd: int, be: int, dtype: torch.dtype) -> Tile:
-    """Return the tile of a pass whose sums are bd x be numbers.
+    """Return the tile of a pass whose sums are bd x be numbers, for the GPU that the plan is for.
 
     float32 multiplies without tensor cores, in short tiles. PAIRS have the tiles of bfloat16, except for wide heads,
     whose factors would not fit twice.
     """
     wide = bd * be > 64 * 64
     if dtype == torch.float32 or (dtype == PAIRS and wide):
-        return Tile(32, 8 if wide else 4, 1)
-    if kind in WHOLE_HEADS:
-        return (WHOLE_HEADS if dtype == torch.bfloat16 else WHOLE_HEADS | WHOLE_FP16)[kind][bd * be > 32 * 32]
-    return (FP16 if dtype == torch.float16 else BF16)[kind][wide]
+        cut = Tile(32, 8 if wide else 4, 1)
+    elif kind in WHOLE_HEADS:
+        table = WHOLE_HEADS if dtype == torch.bfloat16 else WHOLE_HEADS | WHOLE_FP16
+        cut = table[kind][bd * be > 32 * 32]
+    else:
+        cut = (FP16 if dtype == torch.float16 else BF16)[kind][wide]
+    return compilable(SMALLER.get(shared_memory(), {}).get((kind, dtype, wide), cut))
+
+
+def compilable(cut: Tile) -> Tile:
+    """Return the tile without a limit on registers where the compiler takes none."""
+    return cut if limits_registers() else cut._replace(registers=None)
+
+
+def key_products(bd: int, be: int, dtype: torch.dtype) -> torch.dtype:
+    """Return what the gradient of the keys multiplies in: `dtype`, or float32 where its factors do not fit.
+
+    The factors are the gradient of a State, as it is and transposed. 128 x 128 numbers take 128 KiB as tf32 and as
+    PAIRS. float32 needs no copy in shared memory. GPUs with 99 KiB have nearly as many units for it as for tf32.
+    """
+    crowded = bd * be > 64 * 64 and dtype in (torch.float16, PAIRS)
+    return torch.float32 if crowded and shared_memory() == 99 * KIB else dtype
 
 
 def slice_width(bd: int, e: int) -> int:
@@ -113,7 +155,8 @@ def is_short(keys: int, spec: KernelSpec, bd: int, be: int, dtype: torch.dtype) 
 
 def short(keys: int) -> tuple[int, Tile]:
     """Return (keys that a program holds, its tile)."""
-    return next((size, cut) for size, cut in SHORT.items() if keys <= size)
+    size, cut = next((size, cut) for size, cut in SHORT.items() if keys <= size)
+    return size, compilable(cut)
 
 
 def is_whole(queries: int, keys: int, bd: int, be: int) -> bool:

@@ -128,13 +128,15 @@ def backward(
     if records is None:
         records = _observe(x, dtype)
     gradients = _query_gradient(d_out, x, records, d_q, dtype)
+    dtype = tiles.key_products(*wide, dtype)
     cut = tile("key" if taps is None else "local key", *wide, dtype)
     span, splits = spans(keys, batch * groups, cut.tokens, tiles.readers(*wide))
     d_taps = None if taps is None else q.new_empty(batch, heads, splits, 9, v.shape[3], dtype=torch.float32)
     launch(
         key_gradient_kernel, batch * groups * splits, rows(k), rows(v), rows(d_out), x.tapped(), mask, rows(d_k),
         rows(d_v), d_taps, records, gradients, keys, groups, span, splits, spec.t, picture, NUMBERS=records.shape[1],
-        PHI_K=spec.phi_k, EVEN=mask is None and keys % cut.tokens == 0, **constants, **_meta(cut))  # fmt: skip
+        PHI_K=spec.phi_k, EVEN=mask is None and keys % cut.tokens == 0, **sizes, DTYPE=as_triton(dtype),
+        **_meta(cut))  # fmt: skip
     return None if d_taps is None else d_taps.sum(2)
 
 
@@ -214,4 +216,5 @@ def _observe(x: Operands, dtype: torch.dtype) -> Tensor:
 
 
 def _meta(cut: Tile) -> dict[str, Any]:
-    return {"T": cut.tokens, "num_warps": cut.warps, "num_stages": cut.stages, "maxnreg": cut.registers}
+    limit = {} if cut.registers is None else {"maxnreg": cut.registers}
+    return {"T": cut.tokens, "num_warps": cut.warps, "num_stages": cut.stages, **limit}

@@ -1,0 +1,362 @@
+"""The check of the kernels on a GPU without recorded evidence: a dozen calls, forward and backward, against float64.
+
+    ulp      eps(dtype) max |exact|
+    budget   min(2 E, 4 ulp) + 1 ulp for outputs, min(3 E, 8 ulp) + 1 ulp for gradients
+    E        the error of the plain formula, typed out in the same dtype
+
+float32 is held to 1e-5 (1 + max |exact|). A result that float32 cannot tell to a quarter of an ulp is not judged: its
+terms cancel. The verdict holds for an operator (feature maps, reader, causal or not) and a dtype. It is kept in the
+user's cache folder until the GPU, its driver, triton or softless changes.
+
+The check runs in threads of its own, so no mode, transform or autocast of the caller reaches it. It waits for the GPU,
+so it cannot run while a CUDA graph is captured, nor while torch.compile traces: `recall` never runs it.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from softless.algebra import delta as rule
+from softless.algebra.feature_maps import unit
+from softless.algebra.kernel_spec import RULES, KernelSpec
+from softless.algebra.neighbors import local_residual
+from softless.algebra.state import State
+from softless.kernels.causal.ops import causal, continued
+from softless.kernels.common.arithmetic import INTERPRETED
+from softless.kernels.common.features import may_cancel
+from softless.kernels.common.plan import on
+from softless.kernels.delta.ops import delta
+from softless.kernels.parallel.ops import attend_op
+from softless.machine import installed_version, timestamp
+
+FORWARD, GRADIENT = (2.0, 4.0), (3.0, 8.0)  # (how often E, how many ulp)
+DRIVERS = "/proc/driver/nvidia/version", "/sys/module/amdgpu/version"
+
+
+class Case(NamedTuple):
+    """A call with two query heads and a batch of two; with `step`, the last token continues from a state."""
+
+    queries: int
+    keys: int
+    d: int
+    e: int
+    groups: int = 2
+    masked: bool = False
+    grid: tuple[int, int] | None = None  # of the local residual, after one class token
+    step: bool = False
+
+
+# Every width is compiled anew: one that fills no tile, with a mask and shared keys, and the two that models use most.
+PARALLEL = (
+    *(Case(n, m, 40, 24, groups=1, masked=True) for n, m in ((7, 5), (130, 200), (300, 290))),
+    *(Case(n, m, 64, 64) for n, m in ((17, 33), (100, 100), (197, 197), (257, 650), (333, 333))),
+    *(Case(1 + h * w, 1 + h * w, 64, 64, grid=(h, w)) for h, w in ((7, 9), (19, 17))),
+    *(Case(n, n, 128, 128) for n in (33, 300)),
+)
+# Two segments from 640 tokens on with 16 channels, and from 2,560 tokens on with 64.
+CAUSAL = (
+    *(Case(n, n, 16, 24, groups=1, masked=True) for n in (7, 70, 200, 700)),
+    *(Case(n, n, 64, 64) for n in (17, 64, 130, 333, 2600)),
+    Case(66, 66, 64, 64, step=True),
+    *(Case(n, n, 128, 128) for n in (100, 300)),
+)
+MEMORY = (
+    *(Case(n, n, 40, 24, groups=1, masked=True) for n in (3, 63, 65, 150)),
+    *(Case(n, n, 64, 64) for n in (17, 64, 100, 129)),
+    Case(66, 66, 64, 64, step=True),
+    *(Case(n, n, 128, 128) for n in (33, 64, 100)),
+)
+
+
+class Operator(NamedTuple):
+    """What a verdict is about. Head dimension, scale and temperature are no part of it."""
+
+    phi_q: str
+    phi_k: str
+    reader: str
+    constant: bool
+    is_causal: bool
+    dtype: str
+
+    @classmethod
+    def of(cls, spec: KernelSpec, is_causal: bool, dtype: torch.dtype) -> "Operator":
+        return cls(*spec[:4], is_causal, str(dtype).removeprefix("torch."))
+
+    def spec(self) -> KernelSpec:
+        return KernelSpec(*self[:4], scale=0.125)
+
+    def cases(self) -> tuple[Case, ...]:
+        return MEMORY if self.reader in RULES else CAUSAL if self.is_causal else PARALLEL
+
+
+class Verdict(NamedTuple):
+    """How the check ended, and when. A reason is there only if it failed."""
+
+    passed: bool
+    date: str
+    reason: str = ""
+
+
+VERDICTS: dict[tuple[str, Operator], Verdict] = {}
+LOCK = Lock()
+
+
+def verdict(device: torch.device, operator: Operator) -> Verdict | None:
+    """Return the verdict on an operator, after checking it if nothing is known yet; None if memory is short now."""
+    with LOCK:
+        earlier = known(device, operator)
+        if earlier is not None:
+            return earlier
+        try:
+            reason = failure(device, operator)
+        except torch.OutOfMemoryError:
+            return None
+        key = machine(device), operator
+        VERDICTS[key] = Verdict(reason is None, timestamp(), reason or "")
+        _write(*key, VERDICTS[key])
+        return VERDICTS[key]
+
+
+def known(device: torch.device, operator: Operator) -> Verdict | None:
+    """Return the verdict of an earlier check, in this process or on disk; None if there is none."""
+    key = machine(device), operator
+    if key not in VERDICTS:
+        found = _read(*key)
+        if found is None:
+            return None
+        VERDICTS[key] = found
+    return VERDICTS[key]
+
+
+def recall(
+    device: torch.device, phi_q: str, phi_k: str, reader: str, constant: bool, is_causal: bool, dtype: torch.dtype
+) -> Verdict | None:
+    """Return what is `known`. While torch.compile traces, this runs as it is: so its arguments are plain values."""
+    return known(device, Operator.of(KernelSpec(phi_q, phi_k, reader, constant), is_causal, dtype))
+
+
+# What `torch.compiler.assume_constant_result` does, which imports PyTorch's compiler first. That takes seconds.
+recall._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def machine(device: torch.device) -> str:
+    """Return the GPU and the versions that a verdict depends on."""
+    versions = f"driver {driver()}, triton {triton.__version__}, softless {installed_version()}"
+    return f"{torch.cuda.get_device_name(device)}, {versions}"
+
+
+def driver() -> str:
+    for path in map(Path, DRIVERS):
+        try:
+            return path.read_text(encoding="utf-8").splitlines()[0]
+        except (OSError, IndexError):
+            continue
+    return str(torch.version.hip or torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
+
+
+def failure(device: torch.device, operator: Operator) -> str | None:
+    """Run the cases of an operator; return what was out of budget, or None. Each width has a thread, to compile in."""
+    widths = [list(cases) for _, cases in groupby(operator.cases(), lambda case: case.d)]
+    with ThreadPoolExecutor(1 if INTERPRETED.value else len(widths)) as threads:
+        reasons = threads.map(partial(_first_failure, device, operator), widths)
+        return next((reason for reason in reasons if reason is not None), None)
+
+
+def _first_failure(device: torch.device, operator: Operator, cases: Sequence[Case]) -> str | None:
+    with on(device), torch.autograd.set_multithreading_enabled(False):  # one thread for both passes
+        for seed, case in enumerate(cases):
+            try:
+                wrong = out_of_budget(operator, case, device, seed)
+            except torch.OutOfMemoryError:
+                raise  # says nothing about the kernels
+            except Exception as error:  # noqa: BLE001  whatever the compiler or the driver raises
+                wrong = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            if wrong is not None:
+                shape = f"{case.queries} queries, {case.keys} keys, heads of {case.d} and {case.e}"
+                return f"{wrong} with {shape} in {operator.dtype}"
+    return None
+
+
+def out_of_budget(operator: Operator, case: Case, device: torch.device, seed: int) -> str | None:
+    """Say which result of a case is too far from float64, or return None."""
+    dtype: torch.dtype = getattr(torch, operator.dtype)
+    tensors, mask, upstream = draw(operator, case, dtype, device, seed)
+    ours = _results(_on_kernels, operator, case, tensors, mask, upstream)
+    exact, single, plain = (
+        _results(_typed, operator, case, [x.to(kind) for x in tensors], mask, upstream.to(kind))
+        for kind in (torch.float64, torch.float32, dtype)
+    )
+    for name, mine, right, float32, theirs in zip(_names(case, operator), ours, exact, single, plain, strict=True):
+        error, size = _worst(mine, right), right.abs().max().item()
+        ulp = torch.finfo(dtype).eps * max(size, torch.finfo(dtype).smallest_normal)
+        if dtype == torch.float32:
+            allowed = 1e-5 * (1 + size)
+        elif _worst(float32, right) > 0.25 * ulp:
+            continue
+        else:
+            ratio, ulps = FORWARD if name == "the output" else GRADIENT
+            allowed = min(ratio * _worst(theirs, right), ulps * ulp) + ulp
+        if not error <= allowed:
+            return f"{name} was off by {error / ulp:.1f} ulp where {allowed / ulp:.1f} are allowed"
+    return None
+
+
+def draw(
+    operator: Operator, case: Case, dtype: torch.dtype, device: torch.device, seed: int
+) -> tuple[list[Tensor], Tensor | None, Tensor]:
+    """Return q, k, v, then beta or the taps if there are any; the key mask; and the gradient of the output.
+
+    Keys and values have a mean. Where a mass could cancel, all features have one sign: a lost mass is no error.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(2, *shape, generator=generator, dtype=torch.float64)
+
+    q, k = normal(2, case.queries, case.d), normal(case.groups, case.keys, case.d) + seed % 2
+    tensors = [q, k, normal(case.groups, case.keys, case.e) + seed % 3]
+    if may_cancel(operator.spec()):
+        tensors[:2] = q.abs(), k.abs()
+    if operator.reader in RULES:
+        tensors.append(normal(case.groups, case.keys).sigmoid())
+    if case.grid is not None:
+        tensors.append(normal(2, 9, case.e))
+    mask = None
+    if case.masked:  # the first sample is padded on the left, the second is whole
+        mask = (torch.arange(case.keys) >= torch.tensor([[case.keys // 3], [0]])).to(device)
+    upstream = normal(2, case.queries, case.e)[:, :, -1 if case.step else 0 :]
+    return [x.to(device, dtype) for x in tensors], mask, upstream.to(device, dtype)
+
+
+def _results(run: Any, operator: Operator, case: Case, tensors: Sequence[Tensor], mask: Any, upstream: Tensor) -> Any:
+    """Return the output, then the gradients of all tensors; a step has none."""
+    leaves = [x.detach().requires_grad_(not case.step) for x in tensors]
+    out = run(operator, case, leaves, mask)
+    return [out.detach(), *(() if case.step else torch.autograd.grad(out, leaves, upstream))]
+
+
+def _names(case: Case, operator: Operator) -> Iterator[str]:
+    yield "the output"
+    if not case.step:
+        last = ["beta"] if operator.reader in RULES else ["the taps"] if case.grid else []
+        yield from (f"the gradient of {name}" for name in ("q", "k", "v", *last))
+
+
+def _worst(actual: Tensor, exact: Tensor) -> float:
+    error = (actual.double() - exact).abs()
+    return torch.where(error.isfinite(), error, torch.inf).max().item()
+
+
+def _on_kernels(operator: Operator, case: Case, leaves: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+    spec, (q, k, v, *last) = operator.spec(), leaves
+    if operator.reader not in RULES and not operator.is_causal:
+        picture = (0, 0, 0) if case.grid is None else (1, *case.grid)
+        return attend_op(q, k, v, mask, last[0] if last else None, *spec, list(picture))[0]
+    if not case.step and operator.reader not in RULES:
+        return causal(q, k, v, mask, spec)
+    state: State | None = None
+    out = q
+    cuts = (slice(0, -1), slice(-1, None)) if case.step else (slice(None),)
+    for cut in cuts:
+        q, k, v, *last = (x[:, :, cut] for x in leaves)
+        if operator.reader in RULES:
+            out, state = delta(q, k, v, last[0], mask, state, operator.reader, spec.scale)
+        else:
+            out, state = continued(q, k, v, mask, state, spec, step=state is not None)
+    return out
+
+
+def _typed(operator: Operator, case: Case, leaves: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+    """Compute the published formula in the dtype of the tensors, with explicit weights or token by token."""
+    spec, (q, k, v, *last) = operator.spec(), leaves
+    k, v, *rest = (x.repeat_interleave(2 // case.groups, 1) for x in (k, v, *last))
+    seen = k.new_ones(2, 1, case.queries, case.keys) if mask is None else mask[:, None, None].to(k.dtype)
+    if operator.reader in RULES:
+        out = _remembered(operator, q, k, v, rest[0][..., None], seen[:, :, -1, :, None]) * spec.scale
+    else:
+        seen = seen.expand(2, 1, case.queries, case.keys)
+        out = _weights(spec, q, k, seen.tril() if operator.is_causal else seen) @ v
+    if case.grid is not None:
+        out = out + local_residual(v, last[0], case.grid, prefix=1)
+    return out[:, :, -1:] if case.step else out
+
+
+def _weights(spec: KernelSpec, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+    """Return the weights [2, 2, N, M] of every reader but the rules."""
+    a, b = _features(spec.phi_q, q, spec.t), _features(spec.phi_k, k, spec.t)
+    if spec.reader == "channel":
+        b = b * seen[:, :, -1, :, None]
+        return a @ (b / b.sum(2, keepdim=True)).mT
+    score, n = (a @ b.mT + spec.constant) * seen, seen.sum(-1, keepdim=True).clamp(min=1)
+    if spec.reader == "divide":
+        mass = score.sum(-1, keepdim=True)
+        return torch.where(mass != 0, score, seen / n) / torch.where(mass != 0, mass, 1)
+    if spec.reader == "subtract":
+        return (spec.scale * (score - score.sum(-1, keepdim=True) / n) + 1) / n * seen
+    return spec.scale * score
+
+
+def _features(phi: str, x: Tensor, t: float) -> Tensor:
+    maps = {"identity": x, "relu": x.relu(), "leaky_relu": F.leaky_relu(x), "elu": F.elu(x) + 1}
+    if phi in maps:
+        return maps[phi]
+    return (t * x).exp() if phi == "exp" else x.softmax(-1) if phi == "softmax" else unit(x)
+
+
+def _remembered(operator: Operator, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, seen: Tensor) -> Tensor:
+    """Apply a rule token by token. A hidden token neither erases nor writes."""
+    if operator.reader == "delta":
+        key, strength = unit(k), beta
+    else:
+        square = k.square().sum(-1, keepdim=True)
+        key, strength = k, (1 - (-beta * square).exp()) / square
+    strength = strength * seen
+    return rule.recurrent(q, key, strength * v, strength, q.new_zeros(*k.shape[:2], k.shape[3], v.shape[3]))[0]
+
+
+def folder() -> Path:
+    """Return where verdicts are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "softless" / "self-check"
+
+
+def _file(where: str, operator: Operator) -> Path:
+    return folder() / f"{hashlib.sha256(repr((where, operator)).encode()).hexdigest()[:24]}.json"
+
+
+def _read(where: str, operator: Operator) -> Verdict | None:
+    """Return a verdict on disk. A file that is missing, damaged or about something else counts as none."""
+    try:
+        kept = json.loads(_file(where, operator).read_text(encoding="utf-8"))
+        if kept["machine"] != where or kept["operator"] != operator._asdict():
+            return None
+        found = Verdict(kept["passed"], kept["date"], kept["reason"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found.passed, bool) and isinstance(found.date, str) else None
+
+
+def _write(where: str, operator: Operator, found: Verdict) -> None:
+    """Replace the file of a verdict in one step. A folder that cannot be written is no error."""
+    path = _file(where, operator)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    document = {"machine": where, "operator": operator._asdict(), **found._asdict()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink()

@@ -1,0 +1,180 @@
+"""Every kernel compiles for every GPU in `limits.SHARED_MEMORY`, and fits into its shared memory.
+
+The normal suite compiles the tightest kernels and those that differ between makers; `slow` compiles all.
+"""
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from softless import Mechanism, mechanism
+from softless.kernels.common import limits, tiles
+from softless.kernels.common.limits import SHARED_MEMORY
+from tests.kernels import ahead
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="compiles, and the interpreter does not: unset TRITON_INTERPRET"
+)
+
+TENSOR_MEMORY = 512  # columns, of compute capability 10.0
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+LINEAR, INLINE, TAYLOR, EFFICIENT = (mechanism(name) for name in ("linear", "inline", "taylor", "efficient"))
+
+
+class Family(NamedTuple):
+    """Kernels that one call launches, its backward pass included, for heads of a width."""
+
+    call: Callable[[int, torch.dtype], None]
+    names: set[str]  # of kernels that must be among them
+
+
+def parallel(made: Mechanism, tokens: int, *, grid: tuple[int, int] | None = None, backward: bool = True) -> Callable:
+    def call(width: int, dtype: torch.dtype) -> None:
+        from softless.kernels.parallel.ops import attend_op
+
+        qkv = torch.empty(2, tokens, 3, 3, width, dtype=dtype, requires_grad=backward)
+        taps = None if grid is None else torch.empty(2, 3, 9, width, dtype=dtype, requires_grad=backward)
+        picture = [0, 0, 0] if grid is None else [1, *grid]
+        out, _ = attend_op(qkv, None, None, None, taps, *made.kernel_spec(width**-0.5), picture)
+        if backward:
+            torch.autograd.grad(out, qkv, torch.empty_like(out))
+
+    return call
+
+
+def causal(made: Mechanism) -> Callable:
+    """Two segments, forward and backward, then a decode step."""
+
+    def call(width: int, dtype: torch.dtype) -> None:
+        from softless.kernels.causal.ops import continued
+
+        tokens, spec = 40 * max(width, 32), made.kernel_spec(width**-0.5)
+        q, k, v = (torch.empty(1, 1, tokens, width, dtype=dtype, requires_grad=True) for _ in "qkv")
+        out, state = continued(q, k, v, None, None, spec)
+        torch.autograd.grad(out, (q, k, v), torch.empty_like(out))
+        with torch.no_grad():
+            continued(q[:, :, :1], k[:, :, :1], v[:, :, :1], None, state, spec, step=True)
+
+    return call
+
+
+def memory(width: int, dtype: torch.dtype) -> None:
+    from softless.kernels.delta.ops import delta
+
+    leaves = [torch.empty(1, 1, 200, width, dtype=dtype, requires_grad=True) for _ in "qkv"]
+    leaves.append(torch.empty(1, 1, 200, dtype=dtype, requires_grad=True))
+    out, _ = delta(*leaves, None, None, "efla", 1.0)
+    torch.autograd.grad(out, leaves, torch.empty_like(out))
+
+
+WALKS = {"segment_kernel", "prefix_kernel", "query_gradient_kernel", "sums_kernel", "later_kernel",
+         "key_gradient_kernel", "decode_kernel"}  # fmt: skip
+FAMILIES = {
+    "whole": Family(parallel(LINEAR, 197), set()),
+    "whole inline": Family(parallel(INLINE, 197), set()),
+    "short": Family(parallel(LINEAR, 100, backward=False), set()),
+    "shorter": Family(parallel(INLINE, 49, backward=False), set()),
+    "spans": Family(parallel(LINEAR, 1000), {"observe_kernel", "merge_kernel", "read_kernel", "key_gradient_kernel"}),
+    "spans inline": Family(parallel(INLINE, 1000), {"query_gradient_kernel"}),
+    "spans taylor": Family(parallel(TAYLOR, 1000), {"query_gradient_kernel"}),
+    "spans efficient": Family(parallel(EFFICIENT, 1000), {"query_gradient_kernel"}),
+    "local": Family(parallel(INLINE, 197, grid=(14, 14)), set()),
+    "local spans": Family(parallel(INLINE, 1025, grid=(32, 32)), {"read_kernel", "key_gradient_kernel"}),
+    "causal": Family(causal(LINEAR), WALKS),
+    "causal inline": Family(causal(INLINE), WALKS | {"forward_kernel"}),
+    "causal taylor": Family(causal(TAYLOR), WALKS | {"forward_kernel"}),
+    "delta": Family(memory, {"solve_kernel", "walk_kernel", "walk_back_kernel", "gradient_kernel"}),
+}
+every_target = pytest.mark.parametrize("target", ahead.TARGETS)
+
+
+def assert_fits(target: str, family: Family, width: int, dtype: torch.dtype) -> None:
+    gpu = ahead.TARGETS[target]
+    with ahead.compiling(gpu) as built:
+        family.call(width, dtype)
+    assert family.names <= {each.name for each in built}
+    for each in built:
+        binary = each.kernel.asm["hsaco" if gpu.backend == "hip" else "cubin"]
+        assert binary, f"{each.name} has no machine code"
+        assert each.shared <= SHARED_MEMORY[gpu.arch], f"{each.name} needs {each.shared} bytes of shared memory"
+        assert (getattr(each.kernel.metadata, "tmem_size", None) or 0) <= TENSOR_MEMORY, each.name
+
+
+@every_target
+def test_the_forward_pass_compiles_for_every_gpu(target):
+    """With an exponential, which NVIDIA's kernels write in their own assembly language."""
+    assert_fits(target, Family(parallel(LINEAR, 40, backward=False), {"whole_kernel"}), 32, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "width", "family"),
+    [("sm_86", "fp16", 128, "spans inline"), ("gfx942", "bf16", 64, "local spans")],
+)
+def test_kernels_whose_tiles_are_smaller_than_on_an_h200_fit(target, dtype, width, family):
+    assert_fits(target, FAMILIES[family], width, DTYPES[dtype])
+
+
+@pytest.mark.slow
+@every_target
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [32, 64, 128])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_kernel_compiles_for_every_gpu(target, dtype, width, family):
+    assert_fits(target, FAMILIES[family], width, DTYPES[dtype])
+
+
+KINDS = [(kind, side, dtype) for kind in (*tiles.BF16, *tiles.WHOLE_HEADS) for side in (32, 64, 128)
+         for dtype in (*DTYPES.values(), tiles.PAIRS)]  # fmt: skip
+
+
+def chosen(target: str) -> dict[tuple[str, int, torch.dtype], tiles.Tile]:
+    """Return the tiles of non-causal attention on a GPU."""
+    with ahead.compiling(ahead.TARGETS[target]):
+        return {(kind, side, dtype): tiles.tile(kind, side, side, dtype) for kind, side, dtype in KINDS}
+
+
+def test_an_h200_gets_the_tiles_that_it_was_measured_with(monkeypatch):
+    """Tables for smaller shared memories change nothing there, nor in the interpreter."""
+    measured, interpreted = chosen("sm_90"), {each: tiles.tile(*each[:2], *each[1:]) for each in KINDS}
+    monkeypatch.setattr(tiles, "SMALLER", {})
+    assert measured == interpreted == chosen("sm_90")
+
+
+def test_tiles_depend_on_the_shared_memory_and_on_nothing_else_of_a_gpu():
+    assert chosen("sm_86") == chosen("sm_89") == chosen("sm_120") != chosen("sm_90") == chosen("sm_100")
+
+
+def test_every_entry_for_a_smaller_shared_memory_differs_from_that_of_an_h200():
+    measured = chosen("sm_90")
+    for table in tiles.SMALLER.values():
+        for (kind, dtype, wide), cut in table.items():
+            assert measured[kind, 128 if wide else 64, dtype] != cut
+
+
+def test_an_unknown_gpu_gets_the_least_shared_memory():
+    from triton.backends.compiler import GPUTarget
+
+    with ahead.compiling(GPUTarget("cuda", 75, 32)):
+        assert limits.shared_memory() == limits.LEAST == min(SHARED_MEMORY.values())
+
+
+@pytest.mark.parametrize("target", ahead.TARGETS)
+def test_heads_wider_than_128_need_163_kib(target):
+    roomy = SHARED_MEMORY[ahead.TARGETS[target].arch] >= 163 * 1024
+    with ahead.compiling(ahead.TARGETS[target]):
+        assert limits.widest_heads(torch.device("cpu")) == (256 if roomy else 128)
+
+
+def test_launches_say_that_products_and_sums_are_fused():
+    """What every precision was measured with; the compiler's default changes in Triton 3.10."""
+    with ahead.compiling() as built:
+        parallel(LINEAR, 40, backward=False)(32, torch.bfloat16)
+    assert {each.kernel.metadata.enable_fp_fusion for each in built} == {True}
+
+
+def test_amd_gets_no_limit_on_registers():
+    assert all(cut.registers is None for cut in chosen("gfx942").values())
+    assert any(cut.registers is not None for cut in chosen("sm_90").values())
