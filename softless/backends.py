@@ -13,11 +13,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from softless.algebra.kernel_spec import RULES, KernelSpec
+from softless.algebra.modes import in_forward_mode
 from softless.algebra.neighbors import local_residual
 from softless.algebra.state import State, keep
 from softless.errors import BackendError
 from softless.mechanisms import Call, Mechanism
-from softless.mechanisms.base import in_forward_mode, repeat_heads
+from softless.mechanisms.base import repeat_heads
+
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def attend(
@@ -39,20 +42,37 @@ def attend(
     """
     if spec is not None and not transformed(backend, q, k, v, taps, *call.inputs.values()):
         return _run(q, k, v, spec, call, qkv, taps, picture)
-    dtype = q.dtype
-    if backend == "reference" or q.is_cpu or not mechanism.fused_on_gpu:
-        q, k, v = widen(q), widen(k), widen(v)
-    keys, values = hide(k, call.key_mask), hide(v, call.key_mask)
-    with full_precision(q):
-        if q.shape[2] == 0 or k.shape[2] == 0:
-            out = (q @ repeat_heads(keys, q.shape[1]).mT) @ repeat_heads(values, q.shape[1])
-        elif backend == "reference":
-            out = mechanism.combine(mechanism.weights(q, keys, call), values, call)
-        else:
-            out = mechanism.attend(q, keys, values, call)
-        if taps is not None:
-            out = out + local_residual(hide(widen(v), call.key_mask), widen(taps), picture[1:], picture[0])
-    return out.to(dtype)
+    if torch._C._is_any_autocast_enabled():
+        with full_precision(q):
+            return _compute(q, k, v, mechanism, call, backend, taps, picture)
+    return _compute(q, k, v, mechanism, call, backend, taps, picture)
+
+
+def _compute(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mechanism: Mechanism,
+    call: Call,
+    backend: str,
+    taps: Tensor | None,
+    picture: tuple[int, int, int],
+) -> Tensor:
+    """Compute attention, plus the local residual if there are taps, in plain torch."""
+    half = q.dtype if q.dtype in HALVES else None
+    if half and (backend == "reference" or q.is_cpu or not mechanism.fused_on_gpu):
+        q, k, v = q.float(), k.float(), v.float()
+    if call.key_mask is not None:
+        k, v = hide(k, call.key_mask), hide(v, call.key_mask)
+    if q.shape[2] == 0 or k.shape[2] == 0:
+        out = (q @ repeat_heads(k, q.shape[1]).mT) @ repeat_heads(v, q.shape[1])
+    elif backend == "reference":
+        out = mechanism.combine(mechanism.weights(q, k, call), v, call)
+    else:
+        out = mechanism.attend(q, k, v, call)
+    if taps is not None:
+        out = out + local_residual(widen(v), widen(taps), picture[1:], picture[0])
+    return out.to(half) if half else out
 
 
 def attend_with_state(
@@ -81,7 +101,7 @@ def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
 
 def widen(x: Tensor) -> Tensor:
     """Return half precision as float32, and everything else unchanged."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if x.dtype in HALVES else x
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
@@ -91,6 +111,8 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:
     """Cast as SDPA does where autocast is on: everything but float64."""
+    if not torch._C._is_any_autocast_enabled():
+        return tensors
     return tuple(
         x.to(torch.get_autocast_dtype(x.device.type))
         if isinstance(x, Tensor) and autocasting(x) and x.is_floating_point() and x.dtype != torch.float64

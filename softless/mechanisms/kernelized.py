@@ -106,7 +106,8 @@ class Kernelized(Mechanism):
 
 def _check_widths(phi_q: Tensor | Log, phi_k: Tensor | Log) -> None:
     """Raise if two feature maps of the user return different numbers of features."""
-    width_q, width_k = ((phi.value if isinstance(phi, Log) else phi).shape[-1] for phi in (phi_q, phi_k))
+    width_q = (phi_q.value if isinstance(phi_q, Log) else phi_q).shape[-1]
+    width_k = (phi_k.value if isinstance(phi_k, Log) else phi_k).shape[-1]
     if width_q != width_k:
         raise ArgumentError(f"phi makes {width_q} features and phi_k makes {width_k}: they must make equally many")
 
