@@ -17,6 +17,7 @@ error a rounding of v'. Where m_i or x_i is so small or so large that a product 
 `read` answers, because it scales each query first.
 """
 
+from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
@@ -25,9 +26,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from softless.algebra.modes import eager, readable
+from softless.algebra.modes import eager, readable, recording
 from softless.algebra.state import Log
 
+BLOCK = 448  # tokens
+READS = ("subtract", "contrast", "divide")
+FeatureMap = Callable[[Tensor], Tensor]
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -43,17 +47,59 @@ def parallel(
     """Return the output of a reader, or None where only a State gives it."""
     if isinstance(q, Log) or isinstance(k, Log) or not eager() or not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
         return None
-    recording = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    recorded = recording(q, k, v)
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # else every product would copy them
     if reader in ("subtract", "contrast"):
         gain = scale / v.shape[-2] if reader == "subtract" else scale
-        return _Subtract.apply(q, k, v, gain) if recording else _subtract(q, _centered(k, v), gain)
+        return _Subtract.apply(q, k, v, gain) if recorded else _subtract(q, _centered(k, v), gain)
     if reader == "divide" and not signed and readable(v):
         with torch.no_grad():
             sums = _sums(q, k, v)
-        if _in_range(sums[-1]):
-            return _Divide.apply(q, k, v, *sums) if recording else _divide(sums)
+        if _in_range(sums[-1][..., -1], sums[-1]):
+            return _Divide.apply(q, k, v, *sums) if recorded else _divide(sums)
     return None
+
+
+def in_blocks(
+    q: Float[Tensor, "*b n c"],
+    k: Float[Tensor, "*b m c"],
+    v: Float[Tensor, "*b m e"],
+    reader: str,
+    scale: float,
+    phi_q: FeatureMap,
+    phi_k: FeatureMap,
+) -> Float[Tensor, "*b n e"] | None:
+    """Return the output of a reader in `READS` without gradients, or None where a mass is out of range.
+
+    Features and v' are never larger than a block of tokens, so the memory is that of the output and a part of it.
+    """
+    v_mean, gain = v.mean(-2, keepdim=True), scale / v.shape[-2] if reader == "subtract" else scale
+    total, moment = _gather(k, v, v_mean, phi_k, centered=reader != "divide")
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    for queries, rows in zip(q.split(BLOCK, -2), out.split(BLOCK, -2), strict=True):
+        phi = phi_q(queries)
+        torch.matmul(phi, moment, out=rows)
+        mass = phi @ total if reader == "divide" else None
+        del phi  # or it would be there while the next features are made
+        if mass is None:
+            rows.mul_(gain)
+        elif _in_range(mass, rows):
+            rows.div_(mass)
+        else:
+            return None
+        rows.add_(v_mean)
+    return out
+
+
+def _gather(k: Tensor, v: Tensor, v_mean: Tensor, phi_k: FeatureMap, *, centered: bool) -> tuple[Tensor, Tensor]:
+    """Return (sum k, sum k v'^T). The second does not change if all keys move: centered, the first one moves to 0."""
+    first = phi_k(k[..., :1, :])
+    total: Any = 0
+    moment: Any = 0
+    for keys, values in zip(k.split(2 * BLOCK, -2), v.split(2 * BLOCK, -2), strict=True):
+        phi = phi_k(keys) - first if centered else phi_k(keys)
+        total, moment = total + phi.sum(-2), moment + phi.mT @ (values - v_mean)
+    return total[..., None], moment
 
 
 def _centered(k: Tensor, v: Tensor) -> list[Tensor]:
@@ -95,10 +141,10 @@ def _sums(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     return [v_mean, v, moment, q @ moment]
 
 
-def _in_range(sums: Tensor) -> bool:
+def _in_range(mass: Tensor, sums: Tensor) -> bool:
     """Return whether every mass is far from the ends of its dtype's range, and every sum finite."""
-    least = torch.finfo(sums.dtype).tiny ** 0.5
-    low, high = sums[..., -1].aminmax()
+    least = torch.finfo(mass.dtype).tiny ** 0.5
+    low, high = mass.aminmax()
     return low.item() > least and high.item() < 1 / least and isfinite(sums.sum().item())
 
 

@@ -20,6 +20,11 @@ def eager() -> bool:
     return not (torch.compiler.is_compiling() or transformed())
 
 
+def recording(*tensors: Tensor) -> bool:
+    """Return whether autograd records what is computed from these tensors."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
 def readable(x: Tensor) -> bool:
     """Return whether a check may read the numbers of x: eager, on a CPU, outside vmap. A GPU would have to wait."""
     if torch.compiler.is_compiling():
