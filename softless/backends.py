@@ -15,12 +15,15 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from softless.algebra.kernel_spec import RULES, KernelSpec
+from softless.algebra.modes import in_forward_mode
 from softless.algebra.neighbors import local_residual
 from softless.algebra.state import State, keep
 from softless.errors import BackendError
 from softless.kernels.common.watch import starts_at_once
 from softless.mechanisms import Call, Mechanism
-from softless.mechanisms.base import in_forward_mode, repeat_heads
+from softless.mechanisms.base import repeat_heads
+
+HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(slots=True)
@@ -44,23 +47,31 @@ def attend(
         return route.plan([x for x in (q, k, v, call.key_mask, taps) if x is not None])[0]
     if route.spec is not None and not transformed(route.backend, q, k, v, taps, *call.inputs.values()):
         return _run(route, route.spec, call, q, k, v, taps)
-    mechanism, backend, picture = route.mechanism, route.backend, route.picture
     if k is None or v is None:
         q, k, v = heads_of(q)
-    dtype = q.dtype
-    if backend == "reference" or q.is_cpu or not mechanism.fused_on_gpu:
-        q, k, v = widen(q), widen(k), widen(v)
-    keys, values = hide(k, call.key_mask), hide(v, call.key_mask)
-    with full_precision(q):
-        if q.shape[2] == 0 or k.shape[2] == 0:
-            out = (q @ repeat_heads(keys, q.shape[1]).mT) @ repeat_heads(values, q.shape[1])
-        elif backend == "reference":
-            out = mechanism.combine(mechanism.weights(q, keys, call), values, call)
-        else:
-            out = mechanism.attend(q, keys, values, call)
-        if taps is not None:
-            out = out + local_residual(hide(widen(v), call.key_mask), widen(taps), picture[1:], picture[0])
-    return out.to(dtype)
+    if torch._C._is_any_autocast_enabled():
+        with full_precision(q):
+            return _compute(route, call, q, k, v, taps)
+    return _compute(route, call, q, k, v, taps)
+
+
+def _compute(route: Route, call: Call, q: Tensor, k: Tensor, v: Tensor, taps: Tensor | None) -> Tensor:
+    """Compute attention, plus the local residual if there are taps, in plain torch."""
+    mechanism, backend, (prefix, *grid) = route.mechanism, route.backend, route.picture
+    half = q.dtype if q.dtype in HALVES else None
+    if half and (backend == "reference" or q.is_cpu or not mechanism.fused_on_gpu):
+        q, k, v = q.float(), k.float(), v.float()
+    if call.key_mask is not None:
+        k, v = hide(k, call.key_mask), hide(v, call.key_mask)
+    if q.shape[2] == 0 or k.shape[2] == 0:
+        out = (q @ repeat_heads(k, q.shape[1]).mT) @ repeat_heads(v, q.shape[1])
+    elif backend == "reference":
+        out = mechanism.combine(mechanism.weights(q, k, call), v, call)
+    else:
+        out = mechanism.attend(q, k, v, call)
+    if taps is not None:
+        out = out + local_residual(widen(v), widen(taps), (grid[0], grid[1]), prefix)
+    return out.to(half) if half else out
 
 
 def heads_of(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,7 +103,7 @@ def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
 
 def widen(x: Tensor) -> Tensor:
     """Return half precision as float32, and everything else unchanged."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if x.dtype in HALVES else x
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:

@@ -29,7 +29,7 @@ def elu(x: Tensor) -> Tensor:
     min(x, 0) is x - max(x, 0), whose slope at 0 is 1 in every torch; that of `clamp` is not.
     """
     positive = x.relu()
-    return (x - positive).exp() + positive
+    return (x - positive).exp_() + positive
 
 
 def affine_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from softless.algebra import exponential
+from softless.algebra import direct, exponential
 from softless.algebra.chunks import before, fold, incoming, relative, unfold, view
 from softless.algebra.readers import answer, empty, grow, level, per_channel, quotient, read, rounding, settle, shares
 from softless.algebra.state import Log, State, keep, merge, observe
@@ -94,6 +94,9 @@ def parallel(
     >>> parallel(torch.rand(2, 4, 5, 16), phi_k, v, "divide").shape             # [B, H, N, e]
     torch.Size([2, 4, 5, 8])
     """
+    out = direct.parallel(phi_q, phi_k, v, reader, scale, signed=signed) if mask is None else None
+    if out is not None:
+        return out
     return read(phi_q, observe(phi_k, v, mask), reader, scale, shifted=isinstance(phi_k, Log), signed=signed)
 
 

@@ -13,9 +13,9 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Generator, Tensor
-from torch.autograd import forward_ad
 
 from softless.algebra.kernel_spec import KernelSpec
+from softless.algebra.modes import transformed
 from softless.algebra.state import State, visible
 from softless.errors import ArgumentError, UnsupportedError
 
@@ -134,25 +134,13 @@ def repeat_heads(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
-def in_forward_mode() -> bool:
-    """Return whether forward-mode derivatives may be active: `dual_level`, `torch.func.jvp`, `jacfwd` or `hessian`."""
-    return forward_ad._current_level >= 0
-
-
 def refuse_transforms(name: str) -> None:
     """Raise if forward mode or a transform of torch.func is active."""
-    if in_forward_mode() or torch._C._are_functorch_transforms_active():
+    if transformed():
         raise UnsupportedError(
             f"{name} has gradients in reverse mode only: it cannot run under forward_ad or the transforms of "
             "torch.func; call backward() or torch.autograd.grad"
         )
-
-
-def readable(x: Tensor) -> bool:
-    """Return whether a check may read the numbers of x: eager, on a CPU, outside vmap. A GPU would have to wait."""
-    if torch.compiler.is_compiling():
-        return False
-    return type(x) is Tensor and x.is_cpu and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def mark(state: State, maker: str) -> State:

@@ -22,9 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from softless.algebra.modes import readable
 from softless.algebra.state import State
 from softless.errors import ArgumentError
-from softless.mechanisms.base import Call, readable
+from softless.mechanisms.base import Call
 from softless.mechanisms.kernelized import Kernelized
 
 

@@ -16,8 +16,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from softless.algebra.modes import readable
 from softless.errors import ArgumentError
-from softless.mechanisms.base import Call, Mechanism, readable, repeat_heads
+from softless.mechanisms.base import Call, Mechanism, repeat_heads
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,16 @@ q^_ic k^_jc, so `attention_weights` returns [B, H d, N, M].
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
+from softless.algebra.direct import BLOCK
 from softless.algebra.feature_maps import unit
+from softless.algebra.modes import eager, recording
 from softless.algebra.state import State
 from softless.errors import UnsupportedError
 from softless.mechanisms.base import Call, repeat_heads
-from softless.mechanisms.kernelized import Kernelized
+from softless.mechanisms.kernelized import LONG, Kernelized
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,11 @@ class Hydra(Kernelized):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         if call.is_causal:
             return _gather(super().attend(*_spread(q, k, v), call), q.shape[1])
-        q, k, v = _unit(q, k, v)
+        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
         seen = k.new_ones(1, k.shape[2]) if call.key_mask is None else call.key_mask.to(k.dtype)[:, None, None]
-        return call.scale * q * (seen @ (k * v))  # [B, H, N, d] * [B, H, 1, d]
+        if max(q.shape[2], k.shape[2]) > LONG and eager() and not recording(q, k, v):
+            return _in_blocks(q, k, v, seen, call.scale)
+        return call.scale * _unit(q) * (seen @ (_unit(k) * v))  # [B, H, N, d] * [B, H, 1, d]
 
     def attend_with_state(
         self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call
@@ -65,16 +70,24 @@ class Hydra(Kernelized):
         return _gather(super().attend_to_state(*_spread(q, k, v), state, call), q.shape[1])
 
 
-def _unit(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return unit q and k, and v, all with as many heads as q."""
-    k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
-    return unit(q, (1, 3)), unit(k, (1, 3)), v
+def _unit(x: Tensor) -> Tensor:
+    return unit(x, (1, 3))  # over all channels of a token
+
+
+def _in_blocks(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """Return the output without gradients, with unit vectors of one block of tokens at a time."""
+    keys = zip(k.split(BLOCK, 2), v.split(BLOCK, 2), seen.split(BLOCK, -1), strict=True)
+    total = scale * sum(real @ (_unit(some) * values) for some, values, real in keys)
+    out = torch.empty_like(q)
+    for queries, rows in zip(q.split(BLOCK, 2), out.split(BLOCK, 2), strict=True):
+        torch.mul(_unit(queries), total, out=rows)
+    return out
 
 
 def _spread(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return unit q and k, and v, each as H d heads of width one."""
-    q, k, v = _unit(q, k, v)
-    return _channels(q), _channels(k), _channels(v)
+    k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+    return _channels(_unit(q)), _channels(_unit(k)), _channels(v)
 
 
 def _channels(x: Tensor) -> Tensor:

@@ -5,15 +5,21 @@
 Queries that share a key head share its state: [B, G, H/G, N, .] reads [B, G, 1, d, e].
 """
 
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from softless import algebra
+from softless.algebra import direct
+from softless.algebra.modes import eager, readable, recording
 from softless.algebra.state import Log, State, check_continues, merge, observe
 from softless.errors import ArgumentError
 from softless.mechanisms.base import Call, Mechanism, repeat_heads
+
+BLOCK = 320  # tokens, where states are merged: reading a state takes more temporary tensors than the direct way
+LONG = 1024  # tokens from which on a call that needs no gradient runs in blocks
 
 
 class Kernelized(Mechanism):
@@ -51,6 +57,10 @@ class Kernelized(Mechanism):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         if call.is_causal:
             return self._causal(q, k, v, None, call)
+        if max(q.shape[2], k.shape[2]) > LONG and not self.places and eager() and readable(v):
+            out = self._in_blocks(q, k, v, call)
+            if out is not None:
+                return out
         phi_q, (phi_k, values, mask) = self._queries(q, v, call), self._keys(q, k, v, call)
         _check_widths(phi_q, phi_k)
         out = algebra.parallel(phi_q, phi_k, values, self.reader, call.scale, mask, signed=self.signed)
@@ -71,6 +81,36 @@ class Kernelized(Mechanism):
     def attend_to_state(self, q: Tensor, k: Tensor, v: Tensor, state: State, call: Call) -> Tensor:
         """Return the output where every query sees all tokens of a state; k and v belong to the queries."""
         return _ungroup(algebra.read(self._queries(q, v, call), state, self.reader, call.scale, signed=self.signed))
+
+    def _in_blocks(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor | None:
+        """Return the output with features of one block of tokens at a time, or None if gradients are recorded.
+
+        The states of all blocks of keys are merged, where there is no more direct way.
+        """
+        first = self.features_q(q[:, :, :1], call), self.features_k(k[:, :, :1], call)
+        _check_widths(*first)
+        if recording(q, k, v, *(phi.value if isinstance(phi, Log) else phi for phi in first)):
+            return None
+        logs = [isinstance(phi, Log) for phi in first]
+        plain = q.shape[1] == k.shape[1] == v.shape[1] and call.key_mask is None and not any(logs)
+        if plain and self.reader in direct.READS and not self.signed:
+            maps: Any = (partial(phi, call=call) for phi in (self.features_q, self.features_k))
+            out = direct.in_blocks(q, k, v, self.reader, call.scale, *maps)
+            if out is not None:
+                return out
+        state = None
+        for at in _blocks(k.shape[2], 2 * BLOCK):
+            mask = None if call.key_mask is None else call.key_mask[:, at]
+            seen = observe(*self._keys(q, k[:, :, at], v[:, :, at], call._replace(key_mask=mask)))
+            state = seen if state is None else merge(state, seen)
+        assert state is not None
+        out = q.new_empty(*q.shape[:3], v.shape[3])
+        for at in _blocks(q.shape[2], BLOCK):
+            phi_q = self._queries(q[:, :, at], v, call)
+            rows = algebra.read(phi_q, state, self.reader, call.scale, shifted=logs[1], signed=self.signed)
+            out[:, :, at] = _ungroup(rows)
+            del phi_q, rows  # or they would be there while the next features are made
+        return out
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call) -> Tensor:
         """Compute causal attention. The last query is aligned with the last key; missing keys are masked padding."""
@@ -104,9 +144,14 @@ class Kernelized(Mechanism):
         return _group(self.features_k(k, call), groups, heads), v[:, :, None], None if mask is None else mask[:, None]
 
 
+def _blocks(tokens: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, tokens, size)]
+
+
 def _check_widths(phi_q: Tensor | Log, phi_k: Tensor | Log) -> None:
     """Raise if two feature maps of the user return different numbers of features."""
-    width_q, width_k = ((phi.value if isinstance(phi, Log) else phi).shape[-1] for phi in (phi_q, phi_k))
+    width_q = (phi_q.value if isinstance(phi_q, Log) else phi_q).shape[-1]
+    width_k = (phi_k.value if isinstance(phi_k, Log) else phi_k).shape[-1]
     if width_q != width_k:
         raise ArgumentError(f"phi makes {width_q} features and phi_k makes {width_k}: they must make equally many")
 

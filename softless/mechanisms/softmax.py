@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from softless.algebra.feature_maps import apply, unit
+from softless.algebra.modes import in_forward_mode
 from softless.errors import check_choice
-from softless.mechanisms.base import Call, in_forward_mode
+from softless.mechanisms.base import Call
 from softless.mechanisms.scored import Scored, softmax
 
 

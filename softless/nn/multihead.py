@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softless.algebra.modes import readable
 from softless.errors import ArgumentError, UnsupportedError, shown
 from softless.mechanisms import Mechanism
-from softless.mechanisms.base import readable
 from softless.nn.attention import Attention
 from softless.nn.checks import check_switch
 

@@ -2,16 +2,15 @@
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
+
+from softless.algebra.modes import transformed
 
 PLAIN = (Tensor, nn.Parameter)
 
 
 def is_watched() -> bool:
     """Return whether PyTorch must see every operator."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return True
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0 or transformed()
 
 
 def is_special(x: Tensor) -> bool:

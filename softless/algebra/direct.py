@@ -1,0 +1,176 @@
+"""The parallel form without a State: two products forward, four backward.
+
+    subtract, contrast   o_i = v_mean + g q_i^T C       C = sum_j k'_j v'_j^T, g = s/n or s
+    divide               o_i = v_mean + x_i / m_i       [x_i, m_i] = q_i^T A, A = sum_j k_j [v'_j, 1]^T
+
+q and k are features, k' = k - k_mean and v' = v - v_mean. The result is that of `read(q, observe(k, v))`, for tokens
+without a mask and one key head per query head. At few tokens a call costs as much as it has operations, so each reader
+is one node of autograd. With t the gradient of o, or of [x, m], and G that of C, or of A:
+
+    subtract, contrast   dq = g t C^T       G = g q^T t     dk = v' G^T         dv = k' G + mean t
+    divide               dq = t A^T         G = q^T t       dk = [v', 1] G^T    dv = k G, without its last column
+
+The means need no gradient: v' and k' add up to 0, and v_mean cancels from a division.
+
+A division needs no centered keys where no feature is negative: x_i is then a mean of v' times the mass m_i, and its
+error a rounding of v'. Where m_i or x_i is so small or so large that a product could leave the range of the dtype,
+`read` answers, because it scales each query first.
+"""
+
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from softless.algebra.modes import eager, readable, recording
+from softless.algebra.state import Log
+
+BLOCK = 448  # tokens
+READS = ("subtract", "contrast", "divide")
+FeatureMap = Callable[[Tensor], Tensor]
+Gradients = tuple[Tensor | None, ...]
+
+
+def parallel(
+    q: Float[Tensor, "*#b n d"] | Log,
+    k: Float[Tensor, "*#b m d"] | Log,
+    v: Float[Tensor, "*#b m e"],
+    reader: str,
+    scale: float,
+    *,
+    signed: bool,
+) -> Float[Tensor, "*b n e"] | None:
+    """Return the output of a reader, or None where only a State gives it."""
+    if isinstance(q, Log) or isinstance(k, Log) or not eager() or not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
+        return None
+    recorded = recording(q, k, v)
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # else every product would copy them
+    if reader in ("subtract", "contrast"):
+        gain = scale / v.shape[-2] if reader == "subtract" else scale
+        return _Subtract.apply(q, k, v, gain) if recorded else _subtract(q, _centered(k, v), gain)
+    if reader == "divide" and not signed and readable(v):
+        with torch.no_grad():
+            sums = _sums(q, k, v)
+        if _in_range(sums[-1][..., -1], sums[-1]):
+            return _Divide.apply(q, k, v, *sums) if recorded else _divide(sums)
+    return None
+
+
+def in_blocks(
+    q: Float[Tensor, "*b n c"],
+    k: Float[Tensor, "*b m c"],
+    v: Float[Tensor, "*b m e"],
+    reader: str,
+    scale: float,
+    phi_q: FeatureMap,
+    phi_k: FeatureMap,
+) -> Float[Tensor, "*b n e"] | None:
+    """Return the output of a reader in `READS` without gradients, or None where a mass is out of range.
+
+    Features and v' are never larger than a block of tokens, so the memory is that of the output and a part of it.
+    """
+    v_mean, gain = v.mean(-2, keepdim=True), scale / v.shape[-2] if reader == "subtract" else scale
+    total, moment = _gather(k, v, v_mean, phi_k, centered=reader != "divide")
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    for queries, rows in zip(q.split(BLOCK, -2), out.split(BLOCK, -2), strict=True):
+        phi = phi_q(queries)
+        torch.matmul(phi, moment, out=rows)
+        mass = phi @ total if reader == "divide" else None
+        del phi  # or it would be there while the next features are made
+        if mass is None:
+            rows.mul_(gain)
+        elif _in_range(mass, rows):
+            rows.div_(mass)
+        else:
+            return None
+        rows.add_(v_mean)
+    return out
+
+
+def _gather(k: Tensor, v: Tensor, v_mean: Tensor, phi_k: FeatureMap, *, centered: bool) -> tuple[Tensor, Tensor]:
+    """Return (sum k, sum k v'^T). The second does not change if all keys move: centered, the first one moves to 0."""
+    first = phi_k(k[..., :1, :])
+    total: Any = 0
+    moment: Any = 0
+    for keys, values in zip(k.split(2 * BLOCK, -2), v.split(2 * BLOCK, -2), strict=True):
+        phi = phi_k(keys) - first if centered else phi_k(keys)
+        total, moment = total + phi.sum(-2), moment + phi.mT @ (values - v_mean)
+    return total[..., None], moment
+
+
+def _centered(k: Tensor, v: Tensor) -> list[Tensor]:
+    """Return v_mean, k', v' and C."""
+    v_mean = v.mean(-2, keepdim=True)
+    k, v = torch.sub(k, k.sum(-2, keepdim=True), alpha=1 / k.shape[-2]), v - v_mean
+    return [v_mean, k, v, k.mT @ v]
+
+
+def _subtract(q: Tensor, centered: list[Tensor], gain: float) -> Tensor:
+    return torch.add(centered[0], q @ centered[-1], alpha=gain)
+
+
+class _Subtract(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, gain: float) -> Tensor:
+        centered = _centered(k, v)
+        ctx.save_for_backward(q, k, v, *centered)
+        ctx.gain = gain
+        return _subtract(q, centered, gain)
+
+    @staticmethod
+    def backward(ctx: Any, t: Tensor) -> Gradients:
+        q, k, v, *centered = ctx.saved_tensors
+        if torch.is_grad_enabled():  # this gradient will be differentiated, so its parts must depend on k and v
+            centered = _centered(k, v)
+        _, k, v, comoment = centered
+        t = t.contiguous()
+        of_comoment = ctx.gain * (q.mT @ t)
+        dv = torch.add(k @ of_comoment, t.sum(-2, keepdim=True), alpha=1 / v.shape[-2])
+        return t @ _turned(ctx.gain * comoment), v @ _turned(of_comoment), dv, None
+
+
+def _sums(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    """Return v_mean, [v', 1], A and [x, m]."""
+    v_mean = v.detach().mean(-2, keepdim=True)
+    v = F.pad(v - v_mean, (0, 1), value=1.0)
+    moment = k.mT @ v
+    return [v_mean, v, moment, q @ moment]
+
+
+def _in_range(mass: Tensor, sums: Tensor) -> bool:
+    """Return whether every mass is far from the ends of its dtype's range, and every sum finite."""
+    least = torch.finfo(mass.dtype).tiny ** 0.5
+    low, high = mass.aminmax()
+    return low.item() > least and high.item() < 1 / least and isfinite(sums.sum().item())
+
+
+def _divide(sums: list[Tensor]) -> Tensor:
+    return torch.addcdiv(sums[0], sums[-1][..., :-1], sums[-1][..., -1:])
+
+
+class _Divide(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *sums: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, v, *sums)
+        return _divide([*sums])
+
+    @staticmethod
+    def backward(ctx: Any, t: Tensor) -> Gradients:
+        q, k, v, *sums = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            sums = _sums(q, k, v)
+        _, v, moment, total = sums
+        t = t / total[..., -1:]
+        of_mass = (t * total[..., :-1]).sum(-1, keepdim=True) / -total[..., -1:]
+        t = torch.cat([t, of_mass], -1)
+        of_moment = q.mT @ t
+        return t @ _turned(moment), v @ _turned(of_moment), (k @ of_moment)[..., :-1], None, None, None, None
+
+
+def _turned(matrix: Float[Tensor, "*b d e"]) -> Float[Tensor, "*b e d"]:
+    """Return the transpose as a matrix of its own: some BLAS take ten times as long for x @ y.mT with a small y."""
+    return matrix.mT.contiguous()

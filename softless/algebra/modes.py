@@ -1,0 +1,32 @@
+"""How torch runs a call: at once, traced by torch.compile, or transformed by torch.func or forward mode."""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def in_forward_mode() -> bool:
+    """Return whether forward-mode derivatives may be active: `dual_level`, `torch.func.jvp`, `jacfwd` or `hessian`."""
+    return forward_ad._current_level >= 0
+
+
+def transformed() -> bool:
+    """Return whether forward mode or a transform of torch.func is active: only plain operations go through them."""
+    return in_forward_mode() or torch._C._are_functorch_transforms_active()
+
+
+def eager() -> bool:
+    """Return whether operations run at once, and are differentiated in reverse mode or not at all."""
+    return not (torch.compiler.is_compiling() or transformed())
+
+
+def recording(*tensors: Tensor) -> bool:
+    """Return whether autograd records what is computed from these tensors."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def readable(x: Tensor) -> bool:
+    """Return whether a check may read the numbers of x: eager, on a CPU, outside vmap. A GPU would have to wait."""
+    if torch.compiler.is_compiling():
+        return False
+    return type(x) is Tensor and x.is_cpu and not torch._C._functorch.is_functorch_wrapped_tensor(x)

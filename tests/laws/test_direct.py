@@ -1,0 +1,111 @@
+"""The direct parallel form, and blocks of tokens, are the same function as the formula.
+
+`softless.algebra.direct` answers unmasked calls of subtract, contrast and divide. Long calls without gradients run in
+blocks of tokens, which these tests make short. oracle.py and backend "reference" know neither.
+"""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from softless import attention, mechanism
+from softless.algebra import direct
+from softless.bench.stopwatch import peak_bytes
+from softless.mechanisms import Mechanism, hydra, kernelized
+from tests.laws.cases import WHOLE, Case, ask, assert_answers, true_answer
+
+THIN = ("linear", "inline", "efficient", "taylor", "hydra", "focused")
+READERS = [mechanism("inline"), mechanism("inline", gain="sum"), mechanism("linear")]
+READERS += [mechanism("inline", phi="elu", phi_k="relu")]
+every_reader = pytest.mark.parametrize("made", READERS, ids=str)
+
+
+def leaves(tokens: int = 5, keys: int | None = None) -> list[Tensor]:
+    """q, k and v in float64, with some features at 0 and values far from it."""
+    lengths = (tokens, keys or tokens, keys or tokens)
+    q, k, v = (torch.randn(2, 3, each, 4, dtype=torch.float64) for each in lengths)
+    return [x.requires_grad_() for x in (q, k, v + 3)]
+
+
+@pytest.fixture
+def short_blocks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(direct, "BLOCK", 4)
+    for module in (kernelized, hydra):
+        monkeypatch.setattr(module, "BLOCK", 4)
+        monkeypatch.setattr(module, "LONG", 8)
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=["alike", "grouped"])
+@pytest.mark.parametrize("case", [each for each in WHOLE if each.made.family == "kernelized"], ids=str)
+def test_blocks_of_tokens_give_the_formula(case: Case, heads: tuple[int, int], masked: bool):
+    exact = ask(case, 19, heads=heads)
+    if masked:
+        hidden = torch.tensor([[0, 3, 8], [12, 13, 18]])  # the mask of a block may hide nothing, some and its edges
+        exact = exact._replace(key_mask=torch.ones(2, 19, dtype=torch.bool).scatter(1, hidden, False))
+    for dtype in (torch.float64, torch.float32):
+        at = exact.to(dtype)
+        given = attention(*at[:3], case.made, key_mask=at.key_mask, **at.extra)
+        assert_answers(given, true_answer(case, at), str(dtype))
+
+
+@every_reader
+def test_one_node_of_autograd_answers_and_its_gradients_are_the_reference(made: Mechanism):
+    inputs, upstream = leaves(7, 9), torch.randn(2, 3, 7, 4, dtype=torch.float64)
+    out = attention(*inputs, made)
+    assert type(out.grad_fn).__name__ in ("_SubtractBackward", "_DivideBackward")
+    expected = attention(*inputs, made, backend="reference")
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+    pairs = zip(*(torch.autograd.grad(each, inputs, upstream) for each in (out, expected)), strict=True)
+    for given, true in pairs:
+        torch.testing.assert_close(given, true, rtol=0, atol=1e-12)
+
+
+@every_reader
+def test_gradients_of_gradients_match_finite_differences(made: Mechanism):
+    assert torch.autograd.gradgradcheck(lambda *inputs: attention(*inputs, made), leaves(3))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-12, 1e12, 1e30])
+def test_a_mass_out_of_range_is_read_with_scaled_queries(size: float):
+    """Features of 1e-30 or 1e30 on both sides have a product that float32 does not have."""
+    q, k, v = torch.rand(3, 1, 2, 6, 4).unbind()
+    made = mechanism("linear", phi="relu")
+    given = attention(q * size, k * size, v, made)
+    expected = attention(q.double() * size, k.double() * size, v.double(), made, backend="reference")
+    torch.testing.assert_close(given.double(), expected, rtol=0, atol=1e-6)
+
+
+def test_one_query_without_mass_leaves_the_others_as_they_are():
+    q, k, v = torch.rand(3, 1, 1, 6, 4).unbind()
+    q[0, 0, 2] = -1.0
+    given = attention(q, k, v, mechanism("linear", phi="relu"))
+    torch.testing.assert_close(given[0, 0, 2], v.mean(2)[0, 0])
+    torch.testing.assert_close(given, attention(q, k, v, mechanism("linear", phi="relu"), backend="reference"))
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_blocks_also_read_a_mass_out_of_range(size: float):
+    q, k, v = torch.rand(3, 1, 2, 11, 4).unbind()
+    made = mechanism("linear", phi="relu")
+    given = attention(q * size, k * size, v, made)
+    expected = attention(q.double() * size, k.double() * size, v.double(), made, backend="reference")
+    torch.testing.assert_close(given.double(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_a_feature_map_that_learns_is_not_cut_into_blocks():
+    learned = nn.Linear(4, 4)
+    q, k, v = torch.randn(3, 1, 2, 11, 4).unbind()
+    attention(q, k, v, mechanism("inline", phi=learned)).sum().backward()
+    assert learned.weight.grad is not None
+    assert learned.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", THIN)
+def test_a_long_call_holds_its_output_and_half_as_much_again(name: str):
+    q, k, v = torch.randn(3, 1, 2, 4096, 64).unbind()
+    peak = peak_bytes(lambda: attention(q, k, v, name), q.device)
+    assert peak <= 1.5 * q.numel() * q.element_size()
