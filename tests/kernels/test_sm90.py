@@ -25,7 +25,7 @@ SPILLS = {
     ("query_gradient_kernel", 128): 520,
     ("key_gradient_kernel", 128): 64,
 }
-MECHANISMS = {"elu": mechanism("linear"), "inline": mechanism("inline")}
+MECHANISMS = {"elu": mechanism("linear"), "inline": mechanism("inline"), "taylor": mechanism("taylor")}
 WHOLE = {"whole_kernel", "whole_gradient_kernel"}
 SPANS = {"observe_kernel", "merge_kernel", "read_kernel", "query_gradient_kernel", "key_gradient_kernel"}
 
@@ -78,6 +78,14 @@ def test_spans_fit_into_registers_and_shared_memory(name, dim, tokens):
 @pytest.mark.slow
 def test_the_residual_fits_into_registers_and_shared_memory():
     assert_fits(build("inline", 64, 197, grid=(14, 14)), WHOLE, 64)
+
+
+@pytest.mark.slow
+def test_the_residual_beside_a_mass_that_may_cancel_fits_into_shared_memory():
+    """Taylor attention multiplies pairs of factors, which take twice the room."""
+    built = build("taylor", 64, 325, grid=(18, 18))
+    assert {each.name for each in built} == SPANS
+    assert max(each.shared for each in built) <= SHARED
 
 
 def hashes(tokens: int) -> set[str]:

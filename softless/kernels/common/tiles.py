@@ -122,9 +122,12 @@ def tile(kind: str, bd: int, be: int, dtype: torch.dtype) -> Tile:
     elif kind in WHOLE_HEADS:
         table = WHOLE_HEADS if dtype == torch.bfloat16 else WHOLE_HEADS | WHOLE_FP16
         cut = table[kind][bd * be > 32 * 32]
+    elif kind == "local key" and dtype == PAIRS:
+        cut = Tile(64, 4, 2)  # a third load in flight would take 242 KiB
     else:
         cut = (FP16 if dtype == torch.float16 else BF16)[kind][wide]
-    return compilable(SMALLER.get(shared_memory(), {}).get((kind, dtype, wide), cut))
+    inputs = torch.bfloat16 if dtype == PAIRS else dtype
+    return compilable(SMALLER.get(shared_memory(), {}).get((kind, inputs, wide), cut))
 
 
 def compilable(cut: Tile) -> Tile:
