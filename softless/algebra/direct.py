@@ -82,24 +82,31 @@ def in_blocks(
         mass = phi @ total if reader == "divide" else None
         del phi  # or it would be there while the next features are made
         if mass is None:
-            rows.mul_(gain)
+            torch.add(v_mean, rows, alpha=gain, out=rows)
         elif _in_range(mass, rows):
-            rows.div_(mass)
+            torch.addcdiv(v_mean, rows, mass, out=rows)
         else:
             return None
-        rows.add_(v_mean)
     return out
 
 
 def _gather(k: Tensor, v: Tensor, v_mean: Tensor, phi_k: FeatureMap, *, centered: bool) -> tuple[Tensor, Tensor]:
-    """Return (sum k, sum k v'^T). The second does not change if all keys move: centered, the first one moves to 0."""
-    first = phi_k(k[..., :1, :])
+    """Return (sum k, sum k v'^T); centered, with keys measured from the mean of the first block.
+
+    The second sum is C wherever keys are measured from, if v' adds up to 0. What rounding of v_mean leaves of that sum
+    is taken out at the end.
+    """
+    origin: Any = None
     total: Any = 0
     moment: Any = 0
+    rest: Any = 0
     for keys, values in zip(k.split(2 * BLOCK, -2), v.split(2 * BLOCK, -2), strict=True):
-        phi = phi_k(keys) - first if centered else phi_k(keys)
-        total, moment = total + phi.sum(-2), moment + phi.mT @ (values - v_mean)
-    return total[..., None], moment
+        phi, deviation = phi_k(keys), values - v_mean
+        if centered:
+            origin = phi.mean(-2, keepdim=True) if origin is None else origin
+            phi, rest = phi - origin, rest + deviation.sum(-2, keepdim=True)
+        total, moment = total + phi.sum(-2)[..., None], moment + phi.mT @ deviation
+    return total, moment - total * (rest / v.shape[-2]) if centered else moment
 
 
 def _centered(k: Tensor, v: Tensor) -> list[Tensor]:

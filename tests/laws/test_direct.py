@@ -13,6 +13,7 @@ from softless.algebra import direct
 from softless.bench.stopwatch import peak_bytes
 from softless.mechanisms import Mechanism, hydra, kernelized
 from tests.laws.cases import WHOLE, Case, ask, assert_answers, true_answer
+from tests.numerics.budget import FORWARD
 
 THIN = ("linear", "inline", "efficient", "taylor", "hydra", "focused")
 READERS = [mechanism("inline"), mechanism("inline", gain="sum"), mechanism("linear")]
@@ -93,6 +94,17 @@ def test_blocks_also_read_a_mass_out_of_range(size: float):
     given = attention(q * size, k * size, v, made)
     expected = attention(q.double() * size, k.double() * size, v.double(), made, backend="reference")
     torch.testing.assert_close(given.double(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("name", ["inline", "linear"])
+def test_blocks_lose_no_digits_to_values_far_from_zero_and_keys_that_drift(name: str):
+    """The first block's keys lie far from the mean of all keys, and v_mean is rounded to 1e-5 of the values' spread."""
+    q, k, v = torch.randn(3, 1, 2, 64, 16).unbind()
+    k, v = k + torch.linspace(0, 30, 64)[:, None], v + 1000
+    exact = attention(q.double(), k.double(), v.double(), name, backend="reference")
+    ulp = torch.finfo(torch.float32).eps * exact.abs().max()
+    assert (attention(q, k, v, name).double() - exact).abs().max() <= FORWARD["ulps"] * ulp
 
 
 @pytest.mark.usefixtures("short_blocks")
