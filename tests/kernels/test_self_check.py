@@ -10,7 +10,7 @@ import torch
 from softless import attention
 from softless.algebra.kernel_spec import KernelSpec
 from softless.kernels.common import choice, self_check
-from softless.kernels.common.self_check import Case, KernelKind, Verdict
+from softless.kernels.common.self_check import CheckedCall, KernelKind, Verdict
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 LINEAR = KernelSpec("elu", "elu", "divide")
@@ -35,12 +35,12 @@ quiet = pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zer
 interpreted = pytest.mark.kernels
 
 
-def small(operator: KernelKind) -> tuple[Case, ...]:
+def small(operator: KernelKind) -> tuple[CheckedCall, ...]:
     """Return calls that the interpreter can do in a second."""
-    masked = Case(9, 9, 6, 5, groups=1, masked=True)
+    masked = CheckedCall(9, 9, 6, 5, groups=1, masked=True)
     if operator.reader in RULES or operator.is_causal:
-        return masked, Case(5, 5, 4, 4, step=True)
-    return masked, Case(7, 11, 4, 6), Case(7, 7, 4, 4, grid=(2, 3))
+        return masked, CheckedCall(5, 5, 4, 4, step=True)
+    return masked, CheckedCall(7, 11, 4, 6), CheckedCall(7, 7, 4, 4, grid=(2, 3))
 
 
 @pytest.fixture(autouse=True)

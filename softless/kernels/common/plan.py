@@ -6,7 +6,7 @@ memory, while a `Recorder` writes down what it does. The plan repeats these step
 
     Allocate     memory for an output or for something between two kernels
     Launch       one kernel, compiled already, with the addresses filled in
-    Operation    a PyTorch operation between kernels, such as the sum over parts
+    TorchStep    a PyTorch operation between kernels, such as the sum over parts
     Release      memory that no later step reads
 
 A slot is one piece of memory: first the tensors that the operator is given, then what its steps allocate. A plan holds
@@ -48,7 +48,7 @@ def kind(x: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class Place:
     """A tensor in the memory of a slot. The offset is in numbers, from the slot's first."""
 
     slot: int
@@ -68,7 +68,7 @@ class View:
 class Pointer:
     """Stands for a tensor while a kernel is compiled, and marks where its address goes."""
 
-    def __init__(self, view: View, remainder: int):
+    def __init__(self, view: Place, remainder: int):
         self.view, self.dtype = view, view.dtype
         self.slot, self.bytes = view.slot, view.offset * view.dtype.itemsize
         self.address = (remainder + self.bytes) % 16
@@ -101,21 +101,21 @@ class Release(NamedTuple):
             slots[slot] = None
 
 
-class Operation(NamedTuple):
+class TorchStep(NamedTuple):
     function: Callable[..., Any]
-    arguments: tuple[Any, ...]  # tensors as Views
+    arguments: tuple[Any, ...]  # tensors as Places
     options: dict[str, Any]
     results: tuple[int, ...]  # slots; none for an operation in place
 
     def __call__(self, slots: Slots, device: int) -> None:
         place = torch.device("cuda", device) if device >= 0 else torch.device("cpu")
         options = {name: place if name == "device" else value for name, value in self.options.items()}
-        out = self.function(*tree_map_only(View, lambda view: view.of(slots), self.arguments), **options)
+        out = self.function(*tree_map_only(Place, lambda view: view.of(slots), self.arguments), **options)
         for slot, x in zip(self.results, out if isinstance(out, tuple | list) else [out], strict=False):
             slots[slot] = x
 
     def reads(self) -> list[int]:
-        return [x.slot for x in tree_leaves(self.arguments) if isinstance(x, View)]
+        return [x.slot for x in tree_leaves(self.arguments) if isinstance(x, Place)]
 
 
 class Launch:
@@ -182,7 +182,7 @@ def _is_rows(x: tuple[Any, ...]) -> bool:
     return len(x) > 0 and isinstance(x[0], Pointer) and not any(isinstance(part, Pointer) for part in x[1:])
 
 
-Step = Allocate | Release | Operation | Launch
+Step = Allocate | Release | TorchStep | Launch
 
 
 class Plan:
@@ -191,7 +191,7 @@ class Plan:
     device  the index of a GPU; -1 for the CPU, where Triton's interpreter runs the kernels
     """
 
-    def __init__(self, device: int, slots: int, steps: Sequence[Step], outputs: Sequence[int | View | None]):
+    def __init__(self, device: int, slots: int, steps: Sequence[Step], outputs: Sequence[int | Place | None]):
         self.device, self.steps, self.outputs = device, steps, outputs
         self.empty: Slots = [None] * slots
 
@@ -234,7 +234,7 @@ class Recorder(TorchDispatchMode):
             self.steps += [Allocate(self._slot(x), tuple(x.shape), x.stride(), x.dtype) for x in new]
         elif new or func._schema.is_mutable:
             arguments = tree_map_only(Tensor, self.view, args)
-            self.steps.append(Operation(func, arguments, kwargs or {}, tuple(self._slot(x) for x in new)))
+            self.steps.append(TorchStep(func, arguments, kwargs or {}, tuple(self._slot(x) for x in new)))
         return out
 
     def _slot(self, x: Tensor) -> int:
@@ -243,8 +243,8 @@ class Recorder(TorchDispatchMode):
         self.slots[_storage(x)] = len(self.slots)
         return self.slots[_storage(x)]
 
-    def view(self, x: Tensor) -> View:
-        return View(self.slots[_storage(x)], tuple(x.shape), x.stride(), int(x.storage_offset()), x.dtype)
+    def view(self, x: Tensor) -> Place:
+        return Place(self.slots[_storage(x)], tuple(x.shape), x.stride(), int(x.storage_offset()), x.dtype)
 
     def launch(self, kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
         self.steps.append(Launch(kernel, programs, tuple(map(self._pointers, arguments)), constants))
@@ -293,7 +293,7 @@ def on(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _as_output(step: Step, outputs: Sequence[View]) -> Step:
+def _as_output(step: Step, outputs: Sequence[Place]) -> Step:
     """Allocate an output in its own shape, so that no view is needed."""
     if isinstance(step, Allocate):
         for view in outputs:
@@ -302,7 +302,7 @@ def _as_output(step: Step, outputs: Sequence[View]) -> Step:
     return step
 
 
-def _released(steps: Sequence[Step], inputs: int, outputs: Sequence[View]) -> list[Step]:
+def _released(steps: Sequence[Step], inputs: int, outputs: Sequence[Place]) -> list[Step]:
     """Release the memory between kernels before the next is allocated."""
     last = {slot: at for at, step in enumerate(steps) for slot in step.reads()}  # type: ignore[union-attr]
     kept = {*range(inputs), *(view.slot for view in outputs)}

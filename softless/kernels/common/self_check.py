@@ -46,7 +46,7 @@ FORWARD, GRADIENT = (2.0, 4.0), (3.0, 8.0)  # (how often E, how many ulp)
 DRIVERS = "/proc/driver/nvidia/version", "/sys/module/amdgpu/version"
 
 
-class Case(NamedTuple):
+class CheckedCall(NamedTuple):
     """A call with two query heads and a batch of two; with `step`, the last token continues from a state."""
 
     queries: int
@@ -61,23 +61,23 @@ class Case(NamedTuple):
 
 # Every width is compiled anew: one that fills no tile, with a mask and shared keys, and the two that models use most.
 PARALLEL = (
-    *(Case(n, m, 40, 24, groups=1, masked=True) for n, m in ((7, 5), (130, 200), (300, 290))),
-    *(Case(n, m, 64, 64) for n, m in ((17, 33), (100, 100), (197, 197), (257, 650), (333, 333))),
-    *(Case(1 + h * w, 1 + h * w, 64, 64, grid=(h, w)) for h, w in ((7, 9), (19, 17))),
-    *(Case(n, n, 128, 128) for n in (33, 300)),
+    *(CheckedCall(n, m, 40, 24, groups=1, masked=True) for n, m in ((7, 5), (130, 200), (300, 290))),
+    *(CheckedCall(n, m, 64, 64) for n, m in ((17, 33), (100, 100), (197, 197), (257, 650), (333, 333))),
+    *(CheckedCall(1 + h * w, 1 + h * w, 64, 64, grid=(h, w)) for h, w in ((7, 9), (19, 17))),
+    *(CheckedCall(n, n, 128, 128) for n in (33, 300)),
 )
 # Two segments from 640 tokens on with 16 channels, and from 2,560 tokens on with 64.
 CAUSAL = (
-    *(Case(n, n, 16, 24, groups=1, masked=True) for n in (7, 70, 200, 700)),
-    *(Case(n, n, 64, 64) for n in (17, 64, 130, 333, 2600)),
-    Case(66, 66, 64, 64, step=True),
-    *(Case(n, n, 128, 128) for n in (100, 300)),
+    *(CheckedCall(n, n, 16, 24, groups=1, masked=True) for n in (7, 70, 200, 700)),
+    *(CheckedCall(n, n, 64, 64) for n in (17, 64, 130, 333, 2600)),
+    CheckedCall(66, 66, 64, 64, step=True),
+    *(CheckedCall(n, n, 128, 128) for n in (100, 300)),
 )
 MEMORY = (
-    *(Case(n, n, 40, 24, groups=1, masked=True) for n in (3, 63, 65, 150)),
-    *(Case(n, n, 64, 64) for n in (17, 64, 100, 129)),
-    Case(66, 66, 64, 64, step=True),
-    *(Case(n, n, 128, 128) for n in (33, 64, 100)),
+    *(CheckedCall(n, n, 40, 24, groups=1, masked=True) for n in (3, 63, 65, 150)),
+    *(CheckedCall(n, n, 64, 64) for n in (17, 64, 100, 129)),
+    CheckedCall(66, 66, 64, 64, step=True),
+    *(CheckedCall(n, n, 128, 128) for n in (33, 64, 100)),
 )
 
 
@@ -98,7 +98,7 @@ class KernelKind(NamedTuple):
     def spec(self) -> KernelSpec:
         return KernelSpec(*self[:4], scale=0.125)
 
-    def cases(self) -> tuple[Case, ...]:
+    def cases(self) -> tuple[CheckedCall, ...]:
         return MEMORY if self.reader in RULES else CAUSAL if self.is_causal else PARALLEL
 
 
@@ -175,7 +175,7 @@ def failure(device: torch.device, operator: KernelKind) -> str | None:
         return next((reason for reason in reasons if reason is not None), None)
 
 
-def _first_failure(device: torch.device, operator: KernelKind, cases: Sequence[Case]) -> str | None:
+def _first_failure(device: torch.device, operator: KernelKind, cases: Sequence[CheckedCall]) -> str | None:
     with on(device), torch.autograd.set_multithreading_enabled(False):  # one thread for both passes
         for seed, case in enumerate(cases):
             try:
@@ -190,7 +190,7 @@ def _first_failure(device: torch.device, operator: KernelKind, cases: Sequence[C
     return None
 
 
-def out_of_budget(operator: KernelKind, case: Case, device: torch.device, seed: int) -> str | None:
+def out_of_budget(operator: KernelKind, case: CheckedCall, device: torch.device, seed: int) -> str | None:
     """Say which result of a case is too far from float64, or return None."""
     dtype: torch.dtype = getattr(torch, operator.dtype)
     tensors, mask, upstream = draw(operator, case, dtype, device, seed)
@@ -215,7 +215,7 @@ def out_of_budget(operator: KernelKind, case: Case, device: torch.device, seed: 
 
 
 def draw(
-    operator: KernelKind, case: Case, dtype: torch.dtype, device: torch.device, seed: int
+    operator: KernelKind, case: CheckedCall, dtype: torch.dtype, device: torch.device, seed: int
 ) -> tuple[list[Tensor], Tensor | None, Tensor]:
     """Return q, k, v, then beta or the taps if there are any; the key mask; and the gradient of the output.
 
@@ -241,14 +241,16 @@ def draw(
     return [x.to(device, dtype) for x in tensors], mask, upstream.to(device, dtype)
 
 
-def _results(run: Any, operator: KernelKind, case: Case, tensors: Sequence[Tensor], mask: Any, upstream: Tensor) -> Any:
+def _results(
+    run: Any, operator: KernelKind, case: CheckedCall, tensors: Sequence[Tensor], mask: Any, upstream: Tensor
+) -> Any:
     """Return the output, then the gradients of all tensors; a step has none."""
     leaves = [x.detach().requires_grad_(not case.step) for x in tensors]
     out = run(operator, case, leaves, mask)
     return [out.detach(), *(() if case.step else torch.autograd.grad(out, leaves, upstream))]
 
 
-def _names(case: Case, operator: KernelKind) -> Iterator[str]:
+def _names(case: CheckedCall, operator: KernelKind) -> Iterator[str]:
     yield "the output"
     if not case.step:
         last = ["beta"] if operator.reader in RULES else ["the taps"] if case.grid else []
@@ -260,7 +262,7 @@ def _worst(actual: Tensor, exact: Tensor) -> float:
     return torch.where(error.isfinite(), error, torch.inf).max().item()
 
 
-def _on_kernels(operator: KernelKind, case: Case, leaves: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+def _on_kernels(operator: KernelKind, case: CheckedCall, leaves: Sequence[Tensor], mask: Tensor | None) -> Tensor:
     spec, (q, k, v, *last) = operator.spec(), leaves
     if operator.reader not in RULES and not operator.is_causal:
         picture = (0, 0, 0) if case.grid is None else (1, *case.grid)
@@ -279,7 +281,7 @@ def _on_kernels(operator: KernelKind, case: Case, leaves: Sequence[Tensor], mask
     return out
 
 
-def _typed(operator: KernelKind, case: Case, leaves: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+def _typed(operator: KernelKind, case: CheckedCall, leaves: Sequence[Tensor], mask: Tensor | None) -> Tensor:
     """Compute the published formula in the dtype of the tensors, with explicit weights or token by token."""
     spec, (q, k, v, *last) = operator.spec(), leaves
     k, v, *rest = (x.repeat_interleave(2 // case.groups, 1) for x in (k, v, *last))
