@@ -15,6 +15,7 @@ from torch import Tensor
 from softless import backends, validation
 from softless.algebra.state import State, check_continues
 from softless.backends import Route
+from softless.kernels.common.watch import PLAIN
 from softless.mechanisms import Call, Mechanism
 from softless.mechanisms.base import check_mark, maker, signature
 
@@ -46,7 +47,7 @@ def find(
     try:
         key = None if torch.compiler.is_compiling() else tuple([x if x is None else kind(x) for x in arguments])
         route = ROUTES.get(key)
-    except (TypeError, RuntimeError):  # an argument that is wrong, or a tensor without memory
+    except (TypeError, RuntimeError):  # an argument that is wrong, or a tensor that may have no memory
         key, route = None, None
     if route is None:
         route = decide(*arguments)
@@ -59,7 +60,7 @@ def find(
 
 def kind(x: Any) -> Any:
     """Return what a route depends on in an argument; 1 and True are equal, and not of one kind."""
-    if isinstance(x, Tensor):
+    if type(x) in PLAIN:
         return type(x), x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16
     if x is None or isinstance(x, (str, bool, Mechanism)):
         return x

@@ -33,7 +33,7 @@ def deit_macs(*, dim: int, grid: tuple[int, int], mixing: int, residual: int) ->
 def test_inline_deit_is_the_hand_formula(size):
     dim, d, grid = 192, 32, (size[0] // 16, size[1] // 16)
     patches = grid[0] * grid[1]
-    mixing = 2 * (1 + patches) * dim * d + (1 + patches) * dim  # two products, and q with the mean of k
+    mixing = 2 * (1 + patches) * dim * d  # two products
     residual = dim * d + 9 * dim * d + 9 * patches * dim  # two grouped layers, and a 3x3 for every value
     found = anatomy("inline_deit_tiny", size)
     assert found.total.macs == deit_macs(dim=dim, grid=grid, mixing=mixing, residual=residual)

@@ -42,8 +42,8 @@ def sized(**sides: int) -> Terms:
     return Terms(shape=replace(SHAPE, **sides))
 
 
-def test_inline_takes_two_products_with_the_state_and_one_with_the_mean():
-    assert flops(softless.mechanism("inline"), TERMS) == 4 * B * H * N * D**2 + 2 * B * H * N * D
+def test_inline_takes_two_products_with_the_state():
+    assert flops(softless.mechanism("inline"), TERMS) == 4 * B * H * N * D**2
 
 
 @pytest.mark.parametrize("name", ["softmax", "threshold"])
@@ -116,8 +116,8 @@ def test_crossover_is_where_flops_really_cross(mechanism):
         assert tokens == 1 or ratio(tokens - 1) >= 1  # a block of all tokens costs what softmax does
 
 
-def test_inline_crosses_softmax_just_above_the_head_dimension():
-    assert crossover(softless.mechanism("inline"), sized(head_dim=64)) == 65
+def test_inline_crosses_softmax_at_the_head_dimension():
+    assert crossover(softless.mechanism("inline"), sized(head_dim=64)) == 64
     assert crossover(softless.mechanism("softmax"), TERMS) is None
 
 
