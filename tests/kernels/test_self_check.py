@@ -10,7 +10,7 @@ import torch
 from softless import attention
 from softless.algebra.kernel_spec import KernelSpec
 from softless.kernels.common import choice, self_check
-from softless.kernels.common.self_check import CheckedCall, KernelKind, Verdict
+from softless.kernels.common.self_check import OperatorKind, SampleCall, Verdict
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 LINEAR = KernelSpec("elu", "elu", "divide")
@@ -29,18 +29,18 @@ SPECS = {
 RULES, EXPONENTIAL = ("delta", "efla"), ("efficient", "exp")
 FORMS = [(name, False) for name in SPECS if name not in RULES]
 FORMS += [(name, True) for name in SPECS if name not in EXPONENTIAL]
-OPERATOR = KernelKind.of(LINEAR, False, torch.float16)
+OPERATOR = OperatorKind.of(LINEAR, False, torch.float16)
 # numpy says it where a GPU says nothing: in branches not taken.
 quiet = pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning")
 interpreted = pytest.mark.kernels
 
 
-def small(operator: KernelKind) -> tuple[CheckedCall, ...]:
+def small(operator: OperatorKind) -> tuple[SampleCall, ...]:
     """Return calls that the interpreter can do in a second."""
-    masked = CheckedCall(9, 9, 6, 5, groups=1, masked=True)
+    masked = SampleCall(9, 9, 6, 5, groups=1, masked=True)
     if operator.reader in RULES or operator.is_causal:
-        return masked, CheckedCall(5, 5, 4, 4, step=True)
-    return masked, CheckedCall(7, 11, 4, 6), CheckedCall(7, 7, 4, 4, grid=(2, 3))
+        return masked, SampleCall(5, 5, 4, 4, step=True)
+    return masked, SampleCall(7, 11, 4, 6), SampleCall(7, 7, 4, 4, grid=(2, 3))
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(self_check, "VERDICTS", {})
     monkeypatch.setattr(choice, "WARNED", [])
-    monkeypatch.setattr(KernelKind, "cases", small)
+    monkeypatch.setattr(OperatorKind, "cases", small)
 
 
 @quiet
@@ -57,7 +57,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.float32, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "is_causal"), FORMS)
 def test_right_kernels_pass(name, is_causal, dtype):
-    assert self_check.failure(CPU, KernelKind.of(SPECS[name], is_causal, dtype)) is None
+    assert self_check.failure(CPU, OperatorKind.of(SPECS[name], is_causal, dtype)) is None
 
 
 def inexact(out, *, forward: float = 0.0, backward: float = 0.0):
@@ -77,7 +77,7 @@ MUTANTS = {
 def test_wrong_kernels_fail_with_the_result_that_is_wrong(monkeypatch, mutant, dtype):
     real, (change, said) = self_check.attend_op, MUTANTS[mutant]
     monkeypatch.setattr(self_check, "attend_op", lambda *given: (inexact(real(*given)[0], **change), None))
-    reason = self_check.failure(CPU, KernelKind.of(LINEAR, False, dtype))
+    reason = self_check.failure(CPU, OperatorKind.of(LINEAR, False, dtype))
     assert reason.startswith(said)
     assert "are allowed with 9 queries, 9 keys, heads of 6 and 5 in float" in reason
 
@@ -100,7 +100,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """A GPU without evidence. Its facts can be changed; `checks` counts how often it was checked, with `result`."""
     facts: dict[str, object] = {"driver": "580.1", "capability": (8, 6), "checks": 0, "result": None}
 
-    def check(_device: torch.device, _operator: KernelKind) -> str | None:
+    def check(_device: torch.device, _operator: OperatorKind) -> str | None:
         facts["checks"] += 1
         if isinstance(facts["result"], Exception):
             raise facts["result"]
@@ -263,12 +263,12 @@ def test_the_check_sees_nothing_of_its_caller(gpu, monkeypatch):
     from torch.utils.flop_counter import FlopCounterMode
 
     monkeypatch.undo()
-    monkeypatch.setattr(KernelKind, "cases", small)
+    monkeypatch.setattr(OperatorKind, "cases", small)
     monkeypatch.setattr(self_check, "machine", lambda _: "interpreter")
     monkeypatch.setattr(self_check, "_write", lambda *_: None)
     monkeypatch.setattr(self_check, "_read", lambda *_: None)
     with torch.no_grad(), torch.autocast("cpu"), FlopCounterMode(display=False) as counter:
-        found = self_check.verdict(CPU, KernelKind.of(LINEAR, False, torch.float32))
+        found = self_check.verdict(CPU, OperatorKind.of(LINEAR, False, torch.float32))
     assert found.passed, found.reason
     assert counter.get_total_flops() == 0
 

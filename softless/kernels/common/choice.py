@@ -69,7 +69,7 @@ def untested(
     if explained or busy:
         found = self_check.recall(device, *spec[:4], is_causal, dtype)
     else:
-        found = self_check.verdict(device, self_check.KernelKind.of(spec, is_causal, dtype))
+        found = self_check.verdict(device, self_check.OperatorKind.of(spec, is_causal, dtype))
     if found is None:
         unchecked = "the kernels are not yet checked on this GPU, which a plain call with enough free memory does"
         return None if explained else f"{unchecked}; backend='triton' runs them"

@@ -46,7 +46,7 @@ FORWARD, GRADIENT = (2.0, 4.0), (3.0, 8.0)  # (how often E, how many ulp)
 DRIVERS = "/proc/driver/nvidia/version", "/sys/module/amdgpu/version"
 
 
-class CheckedCall(NamedTuple):
+class SampleCall(NamedTuple):
     """A call with two query heads and a batch of two; with `step`, the last token continues from a state."""
 
     queries: int
@@ -61,27 +61,27 @@ class CheckedCall(NamedTuple):
 
 # Every width is compiled anew: one that fills no tile, with a mask and shared keys, and the two that models use most.
 PARALLEL = (
-    *(CheckedCall(n, m, 40, 24, groups=1, masked=True) for n, m in ((7, 5), (130, 200), (300, 290))),
-    *(CheckedCall(n, m, 64, 64) for n, m in ((17, 33), (100, 100), (197, 197), (257, 650), (333, 333))),
-    *(CheckedCall(1 + h * w, 1 + h * w, 64, 64, grid=(h, w)) for h, w in ((7, 9), (19, 17))),
-    *(CheckedCall(n, n, 128, 128) for n in (33, 300)),
+    *(SampleCall(n, m, 40, 24, groups=1, masked=True) for n, m in ((7, 5), (130, 200), (300, 290))),
+    *(SampleCall(n, m, 64, 64) for n, m in ((17, 33), (100, 100), (197, 197), (257, 650), (333, 333))),
+    *(SampleCall(1 + h * w, 1 + h * w, 64, 64, grid=(h, w)) for h, w in ((7, 9), (19, 17))),
+    *(SampleCall(n, n, 128, 128) for n in (33, 300)),
 )
 # Two segments from 640 tokens on with 16 channels, and from 2,560 tokens on with 64.
 CAUSAL = (
-    *(CheckedCall(n, n, 16, 24, groups=1, masked=True) for n in (7, 70, 200, 700)),
-    *(CheckedCall(n, n, 64, 64) for n in (17, 64, 130, 333, 2600)),
-    CheckedCall(66, 66, 64, 64, step=True),
-    *(CheckedCall(n, n, 128, 128) for n in (100, 300)),
+    *(SampleCall(n, n, 16, 24, groups=1, masked=True) for n in (7, 70, 200, 700)),
+    *(SampleCall(n, n, 64, 64) for n in (17, 64, 130, 333, 2600)),
+    SampleCall(66, 66, 64, 64, step=True),
+    *(SampleCall(n, n, 128, 128) for n in (100, 300)),
 )
 MEMORY = (
-    *(CheckedCall(n, n, 40, 24, groups=1, masked=True) for n in (3, 63, 65, 150)),
-    *(CheckedCall(n, n, 64, 64) for n in (17, 64, 100, 129)),
-    CheckedCall(66, 66, 64, 64, step=True),
-    *(CheckedCall(n, n, 128, 128) for n in (33, 64, 100)),
+    *(SampleCall(n, n, 40, 24, groups=1, masked=True) for n in (3, 63, 65, 150)),
+    *(SampleCall(n, n, 64, 64) for n in (17, 64, 100, 129)),
+    SampleCall(66, 66, 64, 64, step=True),
+    *(SampleCall(n, n, 128, 128) for n in (33, 64, 100)),
 )
 
 
-class KernelKind(NamedTuple):
+class OperatorKind(NamedTuple):
     """What a verdict is about. Head dimension, scale and temperature are no part of it."""
 
     phi_q: str
@@ -92,13 +92,13 @@ class KernelKind(NamedTuple):
     dtype: str
 
     @classmethod
-    def of(cls, spec: KernelSpec, is_causal: bool, dtype: torch.dtype) -> "KernelKind":
+    def of(cls, spec: KernelSpec, is_causal: bool, dtype: torch.dtype) -> "OperatorKind":
         return cls(*spec[:4], is_causal, str(dtype).removeprefix("torch."))
 
     def spec(self) -> KernelSpec:
         return KernelSpec(*self[:4], scale=0.125)
 
-    def cases(self) -> tuple[CheckedCall, ...]:
+    def cases(self) -> tuple[SampleCall, ...]:
         return MEMORY if self.reader in RULES else CAUSAL if self.is_causal else PARALLEL
 
 
@@ -110,11 +110,11 @@ class Verdict(NamedTuple):
     reason: str = ""
 
 
-VERDICTS: dict[tuple[str, KernelKind], Verdict] = {}
+VERDICTS: dict[tuple[str, OperatorKind], Verdict] = {}
 LOCK = Lock()
 
 
-def verdict(device: torch.device, operator: KernelKind) -> Verdict | None:
+def verdict(device: torch.device, operator: OperatorKind) -> Verdict | None:
     """Return the verdict on an operator, after checking it if nothing is known yet; None if memory is short now."""
     with LOCK:
         earlier = known(device, operator)
@@ -130,7 +130,7 @@ def verdict(device: torch.device, operator: KernelKind) -> Verdict | None:
         return VERDICTS[key]
 
 
-def known(device: torch.device, operator: KernelKind) -> Verdict | None:
+def known(device: torch.device, operator: OperatorKind) -> Verdict | None:
     """Return the verdict of an earlier check, in this process or on disk; None if there is none."""
     key = machine(device), operator
     if key not in VERDICTS:
@@ -145,7 +145,7 @@ def recall(
     device: torch.device, phi_q: str, phi_k: str, reader: str, constant: bool, is_causal: bool, dtype: torch.dtype
 ) -> Verdict | None:
     """Return what is `known`. While torch.compile traces, this runs as it is: so its arguments are plain values."""
-    return known(device, KernelKind.of(KernelSpec(phi_q, phi_k, reader, constant), is_causal, dtype))
+    return known(device, OperatorKind.of(KernelSpec(phi_q, phi_k, reader, constant), is_causal, dtype))
 
 
 # What `torch.compiler.assume_constant_result` does, which imports PyTorch's compiler first. That takes seconds.
@@ -167,7 +167,7 @@ def driver() -> str:
     return str(torch.version.hip or torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
 
 
-def failure(device: torch.device, operator: KernelKind) -> str | None:
+def failure(device: torch.device, operator: OperatorKind) -> str | None:
     """Run the cases of an operator; return what was out of budget, or None. Each width has a thread, to compile in."""
     widths = [list(cases) for _, cases in groupby(operator.cases(), lambda case: case.d)]
     with ThreadPoolExecutor(1 if INTERPRETED.value else len(widths)) as threads:
@@ -175,7 +175,7 @@ def failure(device: torch.device, operator: KernelKind) -> str | None:
         return next((reason for reason in reasons if reason is not None), None)
 
 
-def _first_failure(device: torch.device, operator: KernelKind, cases: Sequence[CheckedCall]) -> str | None:
+def _first_failure(device: torch.device, operator: OperatorKind, cases: Sequence[SampleCall]) -> str | None:
     with on(device), torch.autograd.set_multithreading_enabled(False):  # one thread for both passes
         for seed, case in enumerate(cases):
             try:
@@ -190,7 +190,7 @@ def _first_failure(device: torch.device, operator: KernelKind, cases: Sequence[C
     return None
 
 
-def out_of_budget(operator: KernelKind, case: CheckedCall, device: torch.device, seed: int) -> str | None:
+def out_of_budget(operator: OperatorKind, case: SampleCall, device: torch.device, seed: int) -> str | None:
     """Say which result of a case is too far from float64, or return None."""
     dtype: torch.dtype = getattr(torch, operator.dtype)
     tensors, mask, upstream = draw(operator, case, dtype, device, seed)
@@ -215,7 +215,7 @@ def out_of_budget(operator: KernelKind, case: CheckedCall, device: torch.device,
 
 
 def draw(
-    operator: KernelKind, case: CheckedCall, dtype: torch.dtype, device: torch.device, seed: int
+    operator: OperatorKind, case: SampleCall, dtype: torch.dtype, device: torch.device, seed: int
 ) -> tuple[list[Tensor], Tensor | None, Tensor]:
     """Return q, k, v, then beta or the taps if there are any; the key mask; and the gradient of the output.
 
@@ -242,7 +242,7 @@ def draw(
 
 
 def _results(
-    run: Any, operator: KernelKind, case: CheckedCall, tensors: Sequence[Tensor], mask: Any, upstream: Tensor
+    run: Any, operator: OperatorKind, case: SampleCall, tensors: Sequence[Tensor], mask: Any, upstream: Tensor
 ) -> Any:
     """Return the output, then the gradients of all tensors; a step has none."""
     leaves = [x.detach().requires_grad_(not case.step) for x in tensors]
@@ -250,7 +250,7 @@ def _results(
     return [out.detach(), *(() if case.step else torch.autograd.grad(out, leaves, upstream))]
 
 
-def _names(case: CheckedCall, operator: KernelKind) -> Iterator[str]:
+def _names(case: SampleCall, operator: OperatorKind) -> Iterator[str]:
     yield "the output"
     if not case.step:
         last = ["beta"] if operator.reader in RULES else ["the taps"] if case.grid else []
@@ -262,7 +262,7 @@ def _worst(actual: Tensor, exact: Tensor) -> float:
     return torch.where(error.isfinite(), error, torch.inf).max().item()
 
 
-def _on_kernels(operator: KernelKind, case: CheckedCall, leaves: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+def _on_kernels(operator: OperatorKind, case: SampleCall, leaves: Sequence[Tensor], mask: Tensor | None) -> Tensor:
     spec, (q, k, v, *last) = operator.spec(), leaves
     if operator.reader not in RULES and not operator.is_causal:
         picture = (0, 0, 0) if case.grid is None else (1, *case.grid)
@@ -281,7 +281,7 @@ def _on_kernels(operator: KernelKind, case: CheckedCall, leaves: Sequence[Tensor
     return out
 
 
-def _typed(operator: KernelKind, case: CheckedCall, leaves: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+def _typed(operator: OperatorKind, case: SampleCall, leaves: Sequence[Tensor], mask: Tensor | None) -> Tensor:
     """Compute the published formula in the dtype of the tensors, with explicit weights or token by token."""
     spec, (q, k, v, *last) = operator.spec(), leaves
     k, v, *rest = (x.repeat_interleave(2 // case.groups, 1) for x in (k, v, *last))
@@ -318,7 +318,7 @@ def _features(phi: str, x: Tensor, t: float) -> Tensor:
     return (t * x).exp() if phi == "exp" else x.softmax(-1) if phi == "softmax" else unit(x)
 
 
-def _remembered(operator: KernelKind, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, seen: Tensor) -> Tensor:
+def _remembered(operator: OperatorKind, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, seen: Tensor) -> Tensor:
     """Apply a rule token by token. A hidden token neither erases nor writes."""
     if operator.reader == "delta":
         key, strength = unit(k), beta
@@ -334,11 +334,11 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "softless" / "self-check"
 
 
-def _file(where: str, operator: KernelKind) -> Path:
+def _file(where: str, operator: OperatorKind) -> Path:
     return folder() / f"{hashlib.sha256(repr((where, operator)).encode()).hexdigest()[:24]}.json"
 
 
-def _read(where: str, operator: KernelKind) -> Verdict | None:
+def _read(where: str, operator: OperatorKind) -> Verdict | None:
     """Return a verdict on disk. A file that is missing, damaged or about something else counts as none."""
     try:
         kept = json.loads(_file(where, operator).read_text(encoding="utf-8"))
@@ -350,7 +350,7 @@ def _read(where: str, operator: KernelKind) -> Verdict | None:
     return found if isinstance(found.passed, bool) and isinstance(found.date, str) else None
 
 
-def _write(where: str, operator: KernelKind, found: Verdict) -> None:
+def _write(where: str, operator: OperatorKind, found: Verdict) -> None:
     """Replace the file of a verdict in one step. A folder that cannot be written is no error."""
     path = _file(where, operator)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
