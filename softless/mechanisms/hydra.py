@@ -15,7 +15,7 @@ from torch import Tensor
 
 from softless.algebra.direct import BLOCK
 from softless.algebra.feature_maps import unit
-from softless.algebra.modes import eager, recording
+from softless.algebra.modes import eager, readable, recording
 from softless.algebra.state import State
 from softless.errors import UnsupportedError
 from softless.mechanisms.base import Call, repeat_heads
@@ -56,7 +56,7 @@ class Hydra(Kernelized):
             return _gather(super().attend(*_spread(q, k, v), call), q.shape[1])
         k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
         seen = k.new_ones(1, k.shape[2]) if call.key_mask is None else call.key_mask.to(k.dtype)[:, None, None]
-        if max(q.shape[2], k.shape[2]) > LONG and eager() and not recording(q, k, v):
+        if eager() and readable(v) and max(q.shape[2], k.shape[2]) > LONG and not recording(q, k, v):
             return _in_blocks(q, k, v, seen, call.scale)
         return call.scale * _unit(q) * (seen @ (_unit(k) * v))  # [B, H, N, d] * [B, H, 1, d]
 

@@ -57,7 +57,7 @@ class Kernelized(Mechanism):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         if call.is_causal:
             return self._causal(q, k, v, None, call)
-        if max(q.shape[2], k.shape[2]) > LONG and not self.places and eager() and readable(v):
+        if eager() and max(q.shape[2], k.shape[2]) > LONG and not self.places and readable(v):
             out = self._in_blocks(q, k, v, call)
             if out is not None:
                 return out
