@@ -35,7 +35,7 @@ def test_inline_deit_is_the_hand_formula(size):
     patches = grid[0] * grid[1]
     mixing = 2 * (1 + patches) * dim * d  # two products
     residual = dim * d + 9 * dim * d + 9 * patches * dim  # two grouped layers, and a 3x3 for every value
-    found = anatomy("inline_deit_tiny", size)
+    found = counted("inline_deit_tiny", size)
     assert found.total.macs == deit_macs(dim=dim, grid=grid, mixing=mixing, residual=residual)
     assert found.attention.macs == 12 * (4 * (1 + patches) * dim * dim + mixing + residual)
     assert found.attention.parameters == 12 * (4 * dim * dim + 4 * dim + 10 * dim * d + 10 * dim)
@@ -43,7 +43,7 @@ def test_inline_deit_is_the_hand_formula(size):
 
 def test_softmax_deit_is_the_hand_formula():
     dim, tokens = 192, 197
-    found = anatomy("deit_tiny", (224, 224))
+    found = counted("deit_tiny", (224, 224))
     assert found.total.macs == deit_macs(dim=dim, grid=(14, 14), mixing=2 * tokens * tokens * dim, residual=0)
 
 
@@ -71,7 +71,7 @@ def test_a_stage_sees_the_picture_it_is_given(name):
 
 
 def kinds(name, size=(224, 224), **options):
-    return [stage.kinds for stage in anatomy(name, size, **options).stages]
+    return [stage.kinds for stage in counted(name, size, **options).stages]
 
 
 INLINE, SOFTMAX = ("inline", True), ("softmax", False)
@@ -95,9 +95,9 @@ def test_a_window_as_large_as_the_picture_is_no_window():
 
 
 def test_ablations_change_what_is_counted():
-    own, twin = (anatomy("inline_deit_tiny", (64, 64), **options) for options in ({}, {"mechanism": "softmax"}))
+    own, twin = (counted("inline_deit_tiny", (64, 64), **options) for options in ({}, {"mechanism": "softmax"}))
     assert twin.total.parameters == own.total.parameters
-    bare = anatomy("inline_deit_tiny", (64, 64), local=False)
+    bare = counted("inline_deit_tiny", (64, 64), local=False)
     assert bare.total.parameters < own.total.parameters
     assert not bare.stages[0].kinds[0].local
 
@@ -107,7 +107,7 @@ def test_linear_attention_grows_with_the_pixels_and_softmax_with_their_square():
 
     def growth(**options):
         small, large = (
-            anatomy("inline_deit_tiny", size, local=False, **options) for size in ((512, 512), (1024, 1024))
+            counted("inline_deit_tiny", size, local=False, **options) for size in ((512, 512), (1024, 1024))
         )
         return large.attention.macs / small.attention.macs
 
@@ -117,7 +117,7 @@ def test_linear_attention_grows_with_the_pixels_and_softmax_with_their_square():
 
 def test_bad_images_are_refused():
     with pytest.raises(ArgumentError, match="images are 8 x 64 pixels and must be at least 16 x 16"):
-        anatomy("inline_deit_tiny", (8, 64))
+        counted("inline_deit_tiny", (8, 64))
 
 
 def test_counts_add_and_subtract():
@@ -128,7 +128,7 @@ def test_counts_add_and_subtract():
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in softless.list_models()]
 )
 def test_the_listed_sizes_are_counted(name):
-    assert anatomy(name, CONFIGS[name].img_size).total == Count(FACTS[name].parameters, FACTS[name].macs)
+    assert counted(name, CONFIGS[name].img_size).total == Count(FACTS[name].parameters, FACTS[name].macs)
 
 
 def test_every_model_is_listed_with_its_size():

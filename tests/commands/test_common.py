@@ -23,7 +23,7 @@ from softless.commands import common
 from softless.errors import ArgumentError, FileError
 from softless.io import files
 from softless.study import examine as study_examine
-from tests.commands.conftest import HEEDS_CTRL_C, RECIPE
+from tests.commands.conftest import HEEDS_CTRL_C, RECIPE, run_fresh
 from tests.commands.tiny import words as training
 from tests.data.pictures import encoded, folder
 
@@ -174,13 +174,20 @@ def test_every_verb_has_help_and_json(softless, verb):
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-def test_the_command_and_the_module_are_the_same_program(fresh):
-    assert fresh("--version").stdout.startswith("softless ")
-    for words, status in ((["list", "--json"], 0), (["nonsense"], 2), (["explain", "nonsense"], 3)):
-        result = fresh(*words)
-        assert result.returncode == status
-        assert "Traceback" not in result.stderr
-        assert "\x1b" not in result.stdout + result.stderr
+@pytest.fixture(scope="module")
+def piped(tmp_path_factory):
+    """What a fresh process answers into a pipe that knows only ASCII."""
+    words = ["--version"], ["list"], ["nonsense"], ["report", "nowhere"]
+    place, env = tmp_path_factory.mktemp("piped"), {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    return {each[0]: run_fresh(place, *each, env=env) for each in words}
+
+
+def test_the_command_and_the_module_are_the_same_program(piped):
+    assert piped["--version"].stdout.startswith("softless ")
+    for verb, status in (("list", 0), ("nonsense", 2), ("report", 3)):
+        assert piped[verb].returncode == status
+        assert "Traceback" not in piped[verb].stderr
+        assert "\x1b" not in piped[verb].stdout + piped[verb].stderr
 
 
 def test_help_answers_in_a_third_of_a_second(fresh):
@@ -204,11 +211,10 @@ def test_help_imports_neither_torch_nor_rich():
     assert result.stdout.strip() == "[]"
 
 
-def test_a_pipe_that_knows_only_ascii_is_enough_and_gets_no_color_codes(fresh):
-    result = fresh("list", env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
-    assert result.returncode == 0
-    assert result.stdout.isascii()
-    assert "\x1b" not in result.stdout + result.stderr
+def test_a_pipe_that_knows_only_ascii_is_enough_and_gets_no_color_codes(piped):
+    assert piped["list"].returncode == 0
+    assert piped["list"].stdout.isascii()
+    assert "\x1b" not in piped["list"].stdout + piped["list"].stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
