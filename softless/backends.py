@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from softless.algebra.kernel_spec import RULES, KernelSpec
-from softless.algebra.modes import in_forward_mode
+from softless.algebra.modes import in_forward_mode, starts_at_once
 from softless.algebra.neighbors import local_residual
 from softless.algebra.state import State, keep
 from softless.errors import BackendError
-from softless.kernels.common.watch import starts_at_once
 from softless.mechanisms import Call, Mechanism
 from softless.mechanisms.base import repeat_heads
 

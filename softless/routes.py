@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from softless import backends, validation
+from softless.algebra.modes import PLAIN
 from softless.algebra.state import State, check_continues
 from softless.backends import Route
-from softless.kernels.common.watch import PLAIN
 from softless.mechanisms import Call, Mechanism
 from softless.mechanisms.base import check_mark, maker, signature
 

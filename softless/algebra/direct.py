@@ -150,6 +150,8 @@ def _sums(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
 
 def _in_range(mass: Tensor, sums: Tensor) -> bool:
     """Return whether every mass is far from the ends of its dtype's range, and every sum finite."""
+    if mass.numel() == 0:
+        return True
     least = torch.finfo(mass.dtype).tiny ** 0.5
     low, high = mass.aminmax()
     return low.item() > least and high.item() < 1 / least and isfinite(sums.sum().item())

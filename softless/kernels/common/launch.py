@@ -24,9 +24,9 @@ from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
+from softless.algebra.modes import is_special, is_watched
 from softless.errors import UnsupportedError
 from softless.kernels.common.plan import Planned, recording
-from softless.kernels.common.watch import is_special, is_watched
 
 LIBRARY = torch.library.Library("softless", "DEF")
 # Arguments that Triton does not specialize on: a new value needs no new compilation.

@@ -13,6 +13,7 @@ A slot is one piece of memory: first the tensors that the operator is given, the
 no tensor. It is found by everything it was made for (`kind`), so it never runs on anything else.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -33,6 +34,7 @@ from softless.kernels.common.arithmetic import INTERPRETED
 MOST = 1024  # plans that an operator keeps; the oldest gives way
 ALLOCATIONS = {getattr(torch.ops.aten, name) for name in ("empty", "empty_like", "empty_strided", "new_empty")}
 empty_cuda: Any = getattr(guards, "_empty_strided_cuda", None)  # on the current device; half the time of torch.empty
+IN_THREADS = not INTERPRETED.value and sys.version_info >= (3, 12, 2)  # before, two threads could not both parse Python
 HOOKS = triton.knobs.runtime  # profilers put functions here that are called around each launch
 Slots = list[Tensor | None]
 recording: ContextVar["Recorder | None"] = ContextVar("recording", default=None)
@@ -271,7 +273,7 @@ def record(run: Callable[..., Sequence[Tensor | None]], arguments: Sequence[Any]
     recorder, each = Recorder(empty, [x.data_ptr() % 16 for x in inputs]), iter(empty)
     token = recording.set(recorder)
     try:
-        with on(device), ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool):
+        with on(device), ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool) if IN_THREADS else nullcontext():
             with torch.no_grad(), recorder:
                 out = run(*(next(each) if isinstance(x, Tensor) else x for x in arguments))
             launches = [] if INTERPRETED.value else [step for step in recorder.steps if isinstance(step, Launch)]

@@ -35,9 +35,8 @@ from softless.algebra.kernel_spec import RULES, KernelSpec
 from softless.algebra.neighbors import local_residual
 from softless.algebra.state import State
 from softless.kernels.causal.ops import causal, continued
-from softless.kernels.common.arithmetic import INTERPRETED
 from softless.kernels.common.features import may_cancel
-from softless.kernels.common.plan import on
+from softless.kernels.common.plan import IN_THREADS, on
 from softless.kernels.delta.ops import delta
 from softless.kernels.parallel.ops import attend_op
 from softless.machine import installed_version, timestamp
@@ -170,7 +169,7 @@ def driver() -> str:
 def failure(device: torch.device, operator: OperatorKind) -> str | None:
     """Run the cases of an operator; return what was out of budget, or None. Each width has a thread, to compile in."""
     widths = [list(cases) for _, cases in groupby(operator.cases(), lambda case: case.d)]
-    with ThreadPoolExecutor(1 if INTERPRETED.value else len(widths)) as threads:
+    with ThreadPoolExecutor(len(widths) if IN_THREADS else 1) as threads:
         reasons = threads.map(partial(_first_failure, device, operator), widths)
         return next((reason for reason in reasons if reason is not None), None)
 
