@@ -1,7 +1,7 @@
 """Time calls as users make them: no CUDA graph, no preparation, by the clock.
 
     python benchmarks/host.py                  all groups of this device, as a table
-    python benchmarks/host.py --group host     one of: host, clock, modules, models; cpu for one CPU thread
+    python benchmarks/host.py --group host     host, clock, modules, models, causal or ragged; cpu: one CPU thread
     python benchmarks/host.py --json           also writes benchmarks/results/host-DATE.json
     python benchmarks/host.py --page           fills the table of docs/kernels.md from the newest of these files
 
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import softless
+from softless.bench.contestants import RIVALS, load
 from softless.machine import circumstances, timestamp
 
 RESULTS = Path(__file__).parent / "results"
@@ -34,6 +36,7 @@ MARKS = ("<!-- host: python benchmarks/host.py --page -->", "<!-- end of host --
 Call = Callable[[], object]
 TINY = (2, 12, 49, 32)
 SHAPES = {(256, 6, 197, 32): 1.0, (128, 12, 49, 32): 0.7, (4, 16, 4096, 64): 1.0}  # the least speed against SDPA
+CAUSAL = {(8, 16, 4096, 64): 0.8, (2, 16, 16384, 64): 1.5, (1, 16, 65536, 64): 3.0}  # against fla's fused_chunk
 SIDES = {224: (256, 1.0, 0.9), 1024: (16, 1.9, 1.5), 2048: (4, 5.0, 4.3)}  # pixels: batch, compiled and eager bars
 
 
@@ -164,6 +167,54 @@ def models() -> Iterator[Row]:
         torch.compiler.reset()
 
 
+def causal() -> Iterator[Row]:
+    """Training steps of causal linear attention, against fla's kernels if it is installed."""
+    if find_spec("fla") is None:
+        return
+    chunk, fused = (
+        next(rival for rival in RIVALS if rival.label == label) for label in ("fla chunk", "fla fused_chunk alone")
+    )
+    for shape, bar in CAUSAL.items():
+        leaves = draw(shape, "cuda", torch.bfloat16, grad=True)
+        theirs = [chunk.lay(x.detach()).requires_grad_() for x in leaves]
+        ours = both_passes(partial(softless.attention, mechanism="linear", is_causal=True), leaves)
+        what = f"causal linear forward + backward {list(shape)}"
+        for rival, least in ((chunk, 5.0), (fused, bar)):
+            formula = load(rival, softless.mechanism("linear"))
+            yield faster("causal", what, rival.label, ours, both_passes(formula, theirs), least)
+
+
+def ragged() -> Iterator[Row]:
+    """Sequences of different lengths as jagged nested tensors, against the same sequences padded, with a key mask."""
+    longest, heads, dim = 16384, 32, 64
+    uneven = [longest, *(round(longest * (i % 16) / 20) for i in range(1, 32))]
+    batches = ((uneven, "padding", 2.0), ([longest] * 16, "dense", 0.9))
+    for lengths, against, bar in batches:
+        for is_causal in (False, True):
+            what = (
+                f"{'causal ' * is_causal}linear, {len(lengths)} sequences of {sum(lengths) / len(lengths):.0f} tokens"
+            )
+            packs, padded, mask = packed_and_padded(lengths, longest, heads, dim)
+            ours = partial(softless.attention, mechanism="linear", is_causal=is_causal)
+            rival = partial(ours, key_mask=mask if against == "padding" else None)
+            with torch.no_grad():
+                yield faster("ragged", f"{what}, forward", against, partial(ours, *packs), partial(rival, *padded), bar)
+            for x in (*packs, *padded):
+                x.requires_grad_()
+            calls = both_passes(ours, packs), both_passes(rival, padded)
+            yield faster("ragged", f"{what}, forward + backward", against, *calls, bar)
+
+
+def packed_and_padded(
+    lengths: list[int], longest: int, heads: int, dim: int
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    offsets = torch.tensor([0, *lengths], device="cuda").cumsum(0)
+    values = [torch.randn(sum(lengths), heads, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    packs = [torch.nested.nested_tensor_from_jagged(x, offsets).transpose(1, 2).detach() for x in values]
+    mask = torch.arange(longest, device="cuda") < torch.tensor(lengths, device="cuda")[:, None]
+    return packs, draw((len(lengths), heads, longest, dim), "cuda", torch.bfloat16), mask
+
+
 def cpu() -> Iterator[Row]:
     """One CPU thread, float32."""
     torch.set_num_threads(1)
@@ -192,7 +243,8 @@ def plain_linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
-    "host": host, "clock": clock, "modules": modules, "models": models, "cpu": cpu,
+    "host": host, "clock": clock, "modules": modules, "models": models, "causal": causal, "ragged": ragged,
+    "cpu": cpu,
 }  # fmt: skip
 
 
@@ -220,7 +272,7 @@ def main() -> None:
     if asked.page:
         fill_page()
         return
-    groups = asked.group or (["host", "clock", "modules", "models"] if torch.cuda.is_available() else ["cpu"])
+    groups = asked.group or ([name for name in GROUPS if name != "cpu"] if torch.cuda.is_available() else ["cpu"])
     rows = []
     for group in groups:
         for row in GROUPS[group]():

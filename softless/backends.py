@@ -6,6 +6,7 @@ explicit backend that cannot run raises and says why. Nothing here imports trito
 backend="triton", need it.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,25 @@ def attend(
         with full_precision(q):
             return _compute(route, call, q, k, v, taps)
     return _compute(route, call, q, k, v, taps)
+
+
+def packed_operator(
+    route: Route, qkv: Sequence[Tensor], queries: tuple[Tensor, int], keys: tuple[Tensor, int], *, recording: bool
+) -> tuple[Any, tuple[Any, ...]] | None:
+    """Return the kernels' operator for sequences in q, k, v [1, H, T, d], and its arguments; None where torch runs.
+
+    `queries` and `keys` are the offsets of the sequences and the length of the longest.
+    """
+    spec = route.spec
+    if spec is None or spec.reader in RULES or transformed(route.backend, *qkv):
+        return None
+    if route.call.is_causal:
+        from softless.kernels.causal.ops import NOTHING, causal_op
+
+        return causal_op, (*qkv, None, *NOTHING, *spec[:5], recording, *keys)
+    from softless.kernels.parallel.ops import attend_op
+
+    return attend_op, (*qkv, None, None, *spec, list(route.picture), queries[0], keys[0], queries[1], keys[1])
 
 
 def _compute(route: Route, call: Call, q: Tensor, k: Tensor, v: Tensor, taps: Tensor | None) -> Tensor:

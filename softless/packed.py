@@ -3,10 +3,11 @@
     q, k, v [B, H, j, d], where j is each sequence's own length       as `F.scaled_dot_product_attention` takes them
     attention(q, k, v)_b = attention(q_b, k_b, v_b)                   sequences do not see each other
 
-Usually the sequences are padded to the longest, and one call with a key mask runs all of them. Padding follows the
-tokens. If the call is causal and has different numbers of queries and keys, padding comes first, so that the last query
-stays aligned with the last key. Each sequence has a call of its own if padding would change the result: with a picture,
-or with different numbers of queries and keys for mechanisms that mix queries or pair each query with a key.
+The kernels read the sequences where they are. Without kernels, the sequences are usually padded to the longest, and one
+call with a key mask runs all of them. Padding follows the tokens. If the call is causal and has different numbers of
+queries and keys, padding comes first, so that the last query stays aligned with the last key. Each sequence has a call
+of its own if padding would change the result: with a picture, or with different numbers of queries and keys for
+mechanisms that mix queries or pair each query with a key.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,16 +15,22 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nested._internal.nested_tensor import NestedTensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from softless import backends, routes
+from softless.algebra.modes import is_watched
 from softless.algebra.state import State
 from softless.errors import ArgumentError
 from softless.mechanisms import Mechanism, resolve
+
+LENGTHS = WeakTensorKeyDictionary()
 
 
 class PackedTensor(NamedTuple):
     """The sequences of one nested tensor [B, H, j, ...]."""
 
-    values: Tensor  # [T, H, ...], the tokens of all sequences
+    values: Tensor  # [T, H, ...], the tokens of all sequences, with any strides
     offsets: Tensor  # [B + 1], where each sequence starts, and where the last one ends
     lengths: list[int]
 
@@ -85,7 +92,7 @@ def nested(values: Tensor, offsets: Tensor) -> Tensor:
 def among(*tensors: object) -> bool:
     """Whether any argument is a nested tensor."""
     for x in tensors:  # noqa: SIM110, a generator would take twice as long
-        if isinstance(x, Tensor) and x.is_nested:
+        if type(x) is NestedTensor or (isinstance(x, Tensor) and x.is_nested):
             return True
     return False
 
@@ -96,13 +103,75 @@ def attend(
     """Run `attention`, which takes a dense batch, on packed sequences."""
     if call.pop("bias") is not None:
         raise ArgumentError("bias was passed with packed sequences, which have no common N x M scores: leave it out")
+    inputs, key_mask = call.pop("inputs"), call.pop("key_mask")
+    if not inputs and key_mask is None and call["grid"] is None:
+        out = _in_place(q, k, v, mechanism, call["is_causal"], call["scale"], call["backend"])
+        if out is not None:
+            return out
     mechanism = resolve(mechanism)
-    sequences = read(q, k, v, mechanism, call.pop("inputs"), call.pop("key_mask"))
+    sequences = read(q, k, v, mechanism, inputs, key_mask)
     if call["grid"] is None and (sequences.square or not (mechanism.mixes_queries or mechanism.pairs_tokens)):
         last = call["is_causal"] and not sequences.square
         return sequences.unpadded(attention(**sequences.batch(last=last), mechanism=mechanism, **call), last=last)
     outputs = [attention(**one, mechanism=mechanism, **call)[0].transpose(0, 1) for one in sequences.one_by_one()]
     return nested(torch.cat(outputs), sequences.q.offsets)
+
+
+def _in_place(
+    q: Tensor, k: Tensor, v: Tensor, mechanism: str | Mechanism, is_causal: bool, scale: float | None, backend: str
+) -> Tensor | None:
+    """Return the output of the kernels, or None where they do not run or would need other numbers than q, k and v."""
+    if is_watched() or not _are_plain(q, k, v):
+        return None
+    q, k, v = backends.autocast(q, k, v)
+    packs: Any = q, k, v
+    if backend not in ("auto", "triton") or (backend == "auto" and not backends.on_gpu(packs[0]._values)):
+        return None
+    of_q, of_k, of_v = (x._offsets for x in packs)
+    if len(of_q) != len(of_k) or not _agree(of_k, of_v) or (is_causal and not _agree(of_q, of_k)):
+        return None
+    recording = torch.is_grad_enabled() and any(x.requires_grad for x in packs)
+    tokens = [x._values.detach()[None] for x in packs]  # [1, H, T, d]
+    call: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "backend": backend}
+    route, _ = routes.find(tokens[0], tokens[1], tokens[2], mechanism, **call)
+    queries, keys = ((offsets, max(lengths_of(offsets), default=0)) for offsets in (of_q, of_k))
+    found = backends.packed_operator(route, tokens, queries, keys, recording=recording)
+    if found is None:
+        return None
+    return _OnKernels.apply(*packs, *found) if recording else _nested(found[0].planned(*found[1])[0], of_q)
+
+
+def _agree(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors with these offsets have sequences of the same lengths."""
+    return a is b or lengths_of(a) == lengths_of(b)
+
+
+def _are_plain(*tensors: Any) -> bool:
+    """Whether all are jagged tensors [B, H, j, d] without holes. Their public methods take longer than the kernels."""
+    for x in tensors:
+        if type(x) is not NestedTensor or x._lengths is not None or x._ragged_idx != 2 or x._values.ndim != 3:
+            return False
+    return True
+
+
+def _nested(tokens: Tensor, offsets: Tensor) -> Tensor:
+    """Return tokens [1, H, T, d] as a nested tensor [B, H, j, d]."""
+    return NestedTensor(tokens[0], offsets, _ragged_idx=2)
+
+
+class _OnKernels(torch.autograd.Function):
+    """An operator of the kernels on nested tensors; their own derivatives would take longer than the kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, operator: Any, arguments: tuple[Any, ...]) -> Tensor:
+        out = operator.function.forward(ctx, *arguments)
+        ctx.operator, ctx.outputs, ctx.offsets = operator, len(out), [x._offsets for x in (q, k, v)]
+        return _nested(out[0], q._offsets)
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Any) -> tuple[Tensor | None, ...]:
+        gradients = ctx.operator.function.backward(ctx, d_out._values[None], *[None] * (ctx.outputs - 1))
+        return *map(_nested, gradients[:3], ctx.offsets), None, None
 
 
 def attend_with_state(
@@ -168,5 +237,16 @@ def pack(name: str, x: Tensor, ndim: int = 4) -> PackedTensor:
         raise ArgumentError(
             f"{name} is a nested tensor {list(x.shape)} and must be {shape}, j the tokens of each sequence"
         )
-    dense: Any = x.transpose(1, 2).contiguous()  # [B, j, H, ...], without holes
-    return PackedTensor(dense.values(), dense.offsets(), dense.offsets().diff().tolist())
+    tokens: Any = x
+    if tokens.lengths() is not None:  # there are holes between the sequences
+        tokens = x.transpose(1, 2).contiguous().transpose(1, 2)
+    return PackedTensor(tokens.values().transpose(0, 1), tokens.offsets(), lengths_of(tokens.offsets()))
+
+
+def lengths_of(offsets: Tensor) -> list[int]:
+    """Return the lengths of sequences. On a GPU, reading them waits for it, so they are read once."""
+    version, lengths = LENGTHS.get(offsets, (None, []))
+    if version != offsets._version:
+        version, lengths = offsets._version, offsets.diff().tolist()
+        LENGTHS[offsets] = version, lengths
+    return lengths

@@ -4,6 +4,7 @@
     backward   queries' gradient -> (sums over each segment ->) keys' gradient
 
 Shapes: q [B, H, N, d]   k [B, G, N, d]   v [B, G, N, e]   key_mask [B, N]   Past [B, G, .] or [B, G, segments, .].
+Packed sequences are q [1, H, T, d], and so on, with `packs`: B of them, of at most N tokens.
 """
 
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from softless.kernels.causal.states import Memory, prefix_kernel, segment_kernel
 from softless.kernels.common import tiles
 from softless.kernels.common.features import may_cancel, named
 from softless.kernels.common.launch import as_triton, block, launch
-from softless.kernels.common.rows import mask_of, rows
+from softless.kernels.common.rows import Packs, Rows, mask_of, rows
 from softless.kernels.common.tiles import Tile
 
 LINE = 128  # numbers per program, of the D E + D + E that the sums of a segment have
@@ -45,11 +46,31 @@ def products(spec: KernelSpec, dtype: torch.dtype) -> torch.dtype:
     return tiles.finer(dtype) if may_cancel(spec) else dtype
 
 
-def past_like(k: Tensor, v: Tensor, *states: int) -> Past:
+def extent(x: Tensor, packs: Packs | None) -> tuple[int, int]:
+    """Return (sequences, tokens of the longest)."""
+    return (x.shape[0], x.shape[2]) if packs is None else (packs.k_offsets.shape[0] - 1, packs.longest_k)
+
+
+def segments_of(q: Tensor, packs: Packs | None) -> tuple[int, int]:
+    """Return (segments per head, tokens per segment); packed sequences count as so many of the longest."""
+    tokens = extent(q, packs)[1]
+    sequences = q.shape[0] if packs is None else -(-q.shape[2] // max(tokens, 1))
+    return causal_tiles.cut(tokens, sequences * q.shape[1], q.shape[3])
+
+
+def past_like(k: Tensor, v: Tensor, *states: int, packs: Packs | None = None) -> Past:
     """Allocate the States of each key head."""
-    heads, d, e = (*k.shape[:2], *states), k.shape[3], v.shape[3]
+    heads, d, e = (extent(k, packs)[0], k.shape[1], *states), k.shape[3], v.shape[3]
     shapes = ((*heads, d), (*heads, e), (*heads, d, e))
     return Past(k.new_empty(heads, dtype=torch.int64), *(k.new_empty(shape, dtype=torch.float32) for shape in shapes))
+
+
+def rows_of(packs: Packs | None, *tensors: Tensor) -> tuple[Rows, ...]:
+    return tuple(rows(x, packed=packs is not None) for x in tensors)
+
+
+def offsets_of(packs: Packs | None) -> Tensor | None:
+    return None if packs is None else packs.k_offsets
 
 
 def memory_of(past: Past | None) -> Memory | None:
@@ -73,11 +94,13 @@ def choose(table: dict[int, Tile], q: Tensor, v: Tensor, dtype: torch.dtype) -> 
     return causal_tiles.tile(table, max(block(q.shape[3]), min(block(v.shape[3]), 128)), dtype)
 
 
-def starts(k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, spec: KernelSpec, heads: int) -> Past:
+def starts(
+    k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, spec: KernelSpec, segments: int, length: int,
+    packs: Packs | None,
+) -> Past:  # fmt: skip
     """Return the State before each segment."""
-    dtype = products(spec, k.dtype)
-    segments, length = causal_tiles.cut(k.shape[2], heads, k.shape[3])
-    before, raw = past_like(k, v, segments), past_like(k[:, :, :0, :0], v, segments)
+    dtype, heads = products(spec, k.dtype), extent(k, packs)[0] * k.shape[1]
+    before, raw = (past_like(x, v, segments, packs=packs) for x in (k, k[..., :0]))
     states = Past(raw.n, before.k_mean, raw.v_mean, before.comoment)
     width = tiles.slice_width(block(k.shape[3]), v.shape[3])
     for at in range(0, v.shape[3], width):
@@ -85,13 +108,13 @@ def starts(k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, spe
         size = sizes(k, v[..., part], width)
         cut = tiles.tile("segment", size["BD"], size["BE"], dtype)
         launch(
-            segment_kernel, k.shape[0] * k.shape[1] * (segments - 1), rows(k), rows(v[..., part]),
-            mask_of(key_mask), memory_of(states.columns(part)), k.shape[1], k.shape[2], segments, length,
-            PHI=spec.phi_k, EVEN=key_mask is None and length % cut.tokens == 0, DTYPE=as_triton(dtype), T=cut.tokens,
-            num_warps=cut.warps, num_stages=cut.stages, **size,
+            segment_kernel, heads * (segments - 1), *rows_of(packs, k, v[..., part]), mask_of(key_mask),
+            offsets_of(packs), memory_of(states.columns(part)), k.shape[1], k.shape[2], segments, length,
+            PHI=spec.phi_k, EVEN=key_mask is None and packs is None and length % cut.tokens == 0,
+            DTYPE=as_triton(dtype), T=cut.tokens, num_warps=cut.warps, num_stages=cut.stages, **size,
         )  # fmt: skip
     launch(
-        prefix_kernel, k.shape[0] * k.shape[1] * -(-k.shape[3] // CHANNELS), memory_of(states), memory_of(past),
+        prefix_kernel, heads * -(-k.shape[3] // CHANNELS), memory_of(states), memory_of(past),
         memory_of(before), segments, D=k.shape[3], E=v.shape[3], BE=block(v.shape[3]), ROWS=CHANNELS, STAGES=AHEAD,
         num_warps=2,
     )  # fmt: skip
@@ -100,20 +123,19 @@ def starts(k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, spe
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, past: Past | None, out: Tensor, after: Past | None,
-    spec: KernelSpec,
+    spec: KernelSpec, packs: Packs | None = None,
 ) -> Past | None:  # fmt: skip
     """Fill `out`, and the State `after` the last token; return the States before each segment if there are several."""
-    heads = q.shape[0] * q.shape[1]
-    segments, length = causal_tiles.cut(q.shape[2], heads, q.shape[3])
-    starting = starts(k, v, key_mask, past, spec, heads) if segments > 1 else None
+    heads, (segments, length) = extent(q, packs)[0] * q.shape[1], segments_of(q, packs)
+    starting = starts(k, v, key_mask, past, spec, segments, length, packs) if segments > 1 else None
     dtype = products(spec, q.dtype)
     size = walk(causal_tiles.FORWARD, q, v, dtype)
     plain = spec.reader != "subtract" and dtype in (torch.bfloat16, torch.float16)
     launch(
-        plain_kernel if plain else forward_kernel, heads * segments * -(-v.shape[3] // size["BE"]), rows(q),
-        rows(k), rows(v), rows(out), mask_of(key_mask), memory_of(past if starting is None else starting),
-        memory_of(after), q.shape[1], q.shape[2], segments, length, spec.scale, SHARED=q.shape[1] // k.shape[1],
-        **named(spec), **size,
+        plain_kernel if plain else forward_kernel, heads * segments * -(-v.shape[3] // size["BE"]),
+        *rows_of(packs, q, k, v, out), mask_of(key_mask), offsets_of(packs),
+        memory_of(past if starting is None else starting), memory_of(after), q.shape[1], q.shape[2], segments, length,
+        spec.scale, SHARED=q.shape[1] // k.shape[1], **named(spec), **size,
     )  # fmt: skip
     return starting
 
@@ -149,7 +171,7 @@ class Sums(NamedTuple):
 def backward(
     q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, key_mask: Tensor | None, before: Past | None,
     v_ref: Tensor, last: Sums | None, filled: tuple[Tensor, Tensor, Tensor], summed: bool,
-    spec: KernelSpec,
+    spec: KernelSpec, packs: Packs | None = None,
 ) -> Sums | None:  # fmt: skip
     """Fill the gradients of q, k, v; return the sums over all queries if `summed`.
 
@@ -158,7 +180,7 @@ def backward(
     """
     e, columns = v.shape[3], choose(causal_tiles.QUERIES, q, v, products(spec, q.dtype)).columns
     if e <= columns:
-        return _backward(q, k, v, d_out, key_mask, before, v_ref, last, filled, summed, spec)
+        return _backward(q, k, v, d_out, key_mask, before, v_ref, last, filled, summed, spec, packs)
     dq, dk = (torch.zeros_like(x, dtype=torch.float32) for x in filled[:2])
     share_q, share_k, parts = torch.empty_like(dq), torch.empty_like(dk), []
     for at in range(0, e, columns):
@@ -166,7 +188,7 @@ def backward(
         into = share_q, share_k, filled[2][..., part]
         past, end = None if before is None else before.columns(part), None if last is None else last.columns(part)
         of = q, k, v[..., part], d_out[..., part], key_mask, past, v_ref[..., part]
-        parts.append(_backward(*of, end, into, summed, spec))
+        parts.append(_backward(*of, end, into, summed, spec, packs))
         dq += share_q
         dk += share_k
     filled[0].copy_(dq)
@@ -180,22 +202,22 @@ def backward(
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, key_mask: Tensor | None, before: Past | None,
     v_ref: Tensor, last: Sums | None, filled: tuple[Tensor, Tensor, Tensor], summed: bool,
-    spec: KernelSpec,
+    spec: KernelSpec, packs: Packs | None = None,
 ) -> Sums | None:  # fmt: skip
     """`backward` for value columns that fit into one program."""
-    (batch, heads, tokens, d), groups, e = q.shape, k.shape[1], v.shape[3]
-    segments, length = causal_tiles.cut(tokens, batch * heads, d)
-    width, scalars = v_ref.stride(1), q.new_empty(batch, heads, 3, tokens, dtype=torch.float32)
+    (_, heads, tokens, d), groups, e, batch = q.shape, k.shape[1], v.shape[3], extent(q, packs)[0]
+    segments, length = segments_of(q, packs)
+    width, scalars = v_ref.stride(1), q.new_empty(q.shape[0], heads, 3, tokens, dtype=torch.float32)
     dtype, shared = products(spec, q.dtype), heads // groups
     launch(
-        query_gradient_kernel, batch * heads * segments, rows(q), rows(k), rows(v), rows(d_out), rows(filled[0]),
-        mask_of(key_mask), memory_of(before), v_ref, width, scalars, heads, tokens,
+        query_gradient_kernel, batch * heads * segments, *rows_of(packs, q, k, v, d_out, filled[0]),
+        mask_of(key_mask), offsets_of(packs), memory_of(before), v_ref, width, scalars, heads, tokens,
         segments, length, spec.scale, SHARED=shared, **named(spec), **walk(causal_tiles.QUERIES, q, v, dtype),
     )  # fmt: skip
-    later = _later(q, k, d_out, key_mask, scalars, last, summed, spec)
+    later = _later(q, k, d_out, key_mask, scalars, last, summed, spec, packs)
     launch(
-        key_gradient_kernel, batch * groups * segments, rows(q), rows(k), rows(v), rows(d_out), rows(filled[1]),
-        rows(filled[2]), mask_of(key_mask), v_ref, width, scalars, later, groups, tokens, segments, length,
+        key_gradient_kernel, batch * groups * segments, *rows_of(packs, q, k, v, d_out, *filled[1:]),
+        mask_of(key_mask), offsets_of(packs), v_ref, width, scalars, later, groups, tokens, segments, length,
         SHARED=shared, PHI_Q=spec.phi_q, PHI_K=spec.phi_k, CENTERED=spec.reader == "subtract",
         **walk(causal_tiles.KEYS, q, v, dtype),
     )  # fmt: skip
@@ -207,24 +229,24 @@ def _backward(
 
 def _later(
     q: Tensor, k: Tensor, d_out: Tensor, key_mask: Tensor | None, scalars: Tensor, last: Sums | None, summed: bool,
-    spec: KernelSpec,
+    spec: KernelSpec, packs: Packs | None,
 ) -> Tensor | None:  # fmt: skip
     """Return the sums over the queries of each segment and all later ones, then `last`: [B, G, segments + 1, .].
 
     Return None where nothing follows any segment. Without `summed` the first row lacks the first segment, because
     nothing reads it.
     """
-    (batch, heads, tokens, d), groups, e = q.shape, k.shape[1], d_out.shape[3]
-    segments, length = causal_tiles.cut(tokens, batch * heads, d)
+    (_, heads, tokens, d), groups, e, batch = q.shape, k.shape[1], d_out.shape[3], extent(q, packs)[0]
+    segments, length = segments_of(q, packs)
     if segments == 1 and last is None and not summed:
         return None
     shared, size, skipped = heads // groups, d * e + d + e, int(not summed)
     pieces, left_out = segments * causal_tiles.PIECES, skipped * causal_tiles.PIECES
     sums = q.new_empty(batch, groups, shared, pieces - left_out, size, dtype=torch.float32)
     launch(
-        sums_kernel, batch * heads * (pieces - left_out), rows(q), rows(k), rows(d_out), mask_of(key_mask), scalars,
-        sums, heads, tokens, pieces, left_out, length // causal_tiles.PIECES, SHARED=shared, PHI_Q=spec.phi_q,
-        PHI_K=spec.phi_k, CENTERED=spec.reader == "subtract",
+        sums_kernel, batch * heads * (pieces - left_out), *rows_of(packs, q, k, d_out), mask_of(key_mask),
+        offsets_of(packs), scalars, sums, heads, tokens, pieces, left_out, length // causal_tiles.PIECES,
+        SHARED=shared, PHI_Q=spec.phi_q, PHI_K=spec.phi_k, CENTERED=spec.reader == "subtract",
         **walk(causal_tiles.KEYS, q, d_out, products(spec, q.dtype)),
     )  # fmt: skip
     later = q.new_empty(batch, groups, segments + 1, size, dtype=torch.float32)

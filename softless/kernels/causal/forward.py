@@ -51,11 +51,11 @@ from softless.kernels.causal.states import (
 from softless.kernels.common.arithmetic import column_sums, dots, factor, held, product, summed
 from softless.kernels.common.features import feature
 from softless.kernels.common.launch import SIZES
-from softless.kernels.common.rows import load, store, visible
+from softless.kernels.common.rows import load, sequence, store, visible
 
 
 @triton.jit(do_not_specialize=SIZES)
-def forward_kernel(q, k, v, out, mask, before, after, heads, tokens, segments, length, scale, D: tl.constexpr,
+def forward_kernel(q, k, v, out, mask, offsets, before, after, heads, tokens, segments, length, scale, D: tl.constexpr,
                    E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr,
                    PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr,
                    CONSTANT: tl.constexpr, DTYPE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
@@ -64,6 +64,7 @@ def forward_kernel(q, k, v, out, mask, before, after, heads, tokens, segments, l
     program = tl.program_id(0).to(tl.int64)
     columns = (program % BLOCKS).to(tl.int32) * BE + tl.arange(0, BE)
     b, h, g, p, segment = place(program // BLOCKS, heads, segments, SHARED)
+    b, tokens = sequence(offsets, b, tokens)
     dims, steps = tl.arange(0, BD), tl.arange(0, CHUNK)
     inside, valued = (dims < D)[None, :], (columns < E)[None, :]
     start = (segment * length).to(tl.int32)
@@ -138,7 +139,7 @@ def leave(memory, p, dims, columns, n, turned, k_sums, v_sums, D: tl.constexpr, 
 
 
 @triton.jit(do_not_specialize=SIZES)
-def plain_kernel(q, k, v, out, mask, before, after, heads, tokens, segments, length, scale, D: tl.constexpr,
+def plain_kernel(q, k, v, out, mask, offsets, before, after, heads, tokens, segments, length, scale, D: tl.constexpr,
                  E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr,
                  PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr,
                  CONSTANT: tl.constexpr, DTYPE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
@@ -148,6 +149,7 @@ def plain_kernel(q, k, v, out, mask, before, after, heads, tokens, segments, len
     program = tl.program_id(0).to(tl.int64)
     columns = (program % BLOCKS).to(tl.int32) * BE + tl.arange(0, BE)
     b, h, g, p, segment = place(program // BLOCKS, heads, segments, SHARED)
+    b, tokens = sequence(offsets, b, tokens)
     dims, steps = tl.arange(0, BD), tl.arange(0, CHUNK)
     inside, valued = (dims < D)[None, :], (columns < E)[None, :]
 

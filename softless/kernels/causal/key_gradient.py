@@ -22,7 +22,7 @@ from softless.kernels.common.arithmetic import ONES, factor, held, product, summ
 from softless.kernels.common.features import feature, slope
 from softless.kernels.common.launch import SIZES
 from softless.kernels.common.reference import typical
-from softless.kernels.common.rows import load, store, visible
+from softless.kernels.common.rows import line, load, sequence, store, visible
 from softless.kernels.parallel.read import contrast
 
 
@@ -75,7 +75,7 @@ def written(x, b, g, here, columns, seen, mask, stop, width, gradient):
 
 
 @triton.jit(do_not_specialize=SIZES)
-def key_gradient_kernel(q, k, v, do, dk, dv, mask, v_ref, width, scalars, later, groups, tokens, segments,
+def key_gradient_kernel(q, k, v, do, dk, dv, mask, offsets, v_ref, width, scalars, later, groups, tokens, segments,
                         length, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                         CHUNK: tl.constexpr, SHARED: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr,
                         CENTERED: tl.constexpr, DTYPE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
@@ -83,14 +83,14 @@ def key_gradient_kernel(q, k, v, do, dk, dv, mask, v_ref, width, scalars, later,
     BARE: tl.constexpr = PHI_K == "softmax"
     program = tl.program_id(0).to(tl.int64)
     segment, p = program % segments, program // segments
-    b, g = p // groups, p % groups
-    start = (segment * length).to(tl.int32)
-    stop = tl.minimum(start + length, tokens)
+    b, end = sequence(offsets, p // groups, tokens)
+    g, start = p % groups, (segment * length).to(tl.int32)
+    stop = tl.minimum(start + length, end)
     dims, columns, steps = tl.arange(0, BD), tl.arange(0, BE), tl.arange(0, CHUNK)
     inside, valued = (dims < D)[None, :], (columns < E)[None, :]
-    scalars += p * SHARED * 3 * tokens
+    scalars += line(offsets, b, g * SHARED, groups * SHARED, tokens, 3)
     center = tl.load(v_ref + p * width + columns, mask=columns < E, other=0.0)
-    k_ref = typical(k, mask, b, g, 0, tokens, 0.0, dims, D, PHI_K) if CENTERED else tl.zeros((BD,), tl.float32)
+    k_ref = typical(k, mask, b, g, 0, end, 0.0, dims, D, PHI_K) if CENTERED else tl.zeros((BD,), tl.float32)
     turned, of_queries, of_outputs = following(later, p * (segments + 1) + segment + 1, dims, columns, k_ref, D, E)
     drifts, pulls = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
     bared = contrast(turned, D, PHI_K, True)  # outer^T of bare queries, where that differs
@@ -140,18 +140,18 @@ def key_gradient_kernel(q, k, v, do, dk, dv, mask, v_ref, width, scalars, later,
 
 
 @triton.jit(do_not_specialize=SIZES)
-def sums_kernel(q, k, do, mask, scalars, sums, heads, tokens, segments, skipped, length, D: tl.constexpr,
+def sums_kernel(q, k, do, mask, offsets, scalars, sums, heads, tokens, segments, skipped, length, D: tl.constexpr,
                 E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr,
                 PHI_Q: tl.constexpr, PHI_K: tl.constexpr, CENTERED: tl.constexpr, DTYPE: tl.constexpr,
                 STAGES: tl.constexpr):  # fmt: skip
     """Sum g f do^T, g delta f and even do: one program per query head and segment, except the `skipped` first ones."""
     program = tl.program_id(0).to(tl.int64)
     segment, p = program % (segments - skipped) + skipped, program // (segments - skipped)
-    b, h = p // heads, p % heads
-    start = (segment * length).to(tl.int32)
-    stop = tl.minimum(start + length, tokens)
+    b, end = sequence(offsets, p // heads, tokens)
+    h, start = p % heads, (segment * length).to(tl.int32)
+    stop = tl.minimum(start + length, end)
     dims, columns = tl.arange(0, BD), tl.arange(0, BE)
-    scalars += p * 3 * tokens
+    scalars += line(offsets, b, h, heads, tokens, 3)
     turned = tl.zeros((BE, BD), tl.float32)
     drifts, pulls = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
     for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
@@ -163,7 +163,7 @@ def sums_kernel(q, k, do, mask, scalars, sums, heads, tokens, segments, skipped,
         turned = product(tl.trans(d_out), queries, turned, DTYPE)
     of_queries, of_outputs = summed(drifts), summed(pulls)
     if CENTERED:
-        of_outputs -= tl.sum(turned * typical(k, mask, b, h // SHARED, 0, tokens, 0.0, dims, D, PHI_K)[None, :], 1)
+        of_outputs -= tl.sum(turned * typical(k, mask, b, h // SHARED, 0, end, 0.0, dims, D, PHI_K)[None, :], 1)
     sums += program * (D * E + D + E)
     tl.store(sums + dims[None, :] * E + columns[:, None], turned, mask=(columns < E)[:, None] & (dims < D)[None, :])
     tl.store(sums + D * E + dims, of_queries, mask=dims < D)

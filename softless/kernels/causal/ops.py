@@ -11,6 +11,9 @@ from it. Where these sums end, they are the gradient of the incoming State:
     dcomoment = outer         dk_mean = n (outer (v_mean - v_ref) - of_queries)
                               dv_mean = n (outer^T k_mean + of_outputs)
 
+The operator also takes sequences of different lengths: q, k, v [1, H, T, d], their `offsets` [B + 1], and the longest
+length.
+
 A constant feature (Taylor attention) has no gradient: the algebra's State contains it, the kernels' State does not.
 """
 
@@ -23,17 +26,16 @@ from torch import Tensor
 from softless.algebra.kernel_spec import KernelSpec
 from softless.algebra.state import State
 from softless.kernels.causal import attend as causal_attend
-from softless.kernels.causal import tiles as causal_tiles
 from softless.kernels.causal.attend import Past, Sums, past_like
 from softless.kernels.common.launch import absent, fake, gradient, no_gradient, operator
 from softless.kernels.common.plan import Plan
-from softless.kernels.common.rows import dense, output_like
+from softless.kernels.common.rows import dense, output_like, packs_of
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, spec: KernelSpec) -> Tensor:
     """Return the output of a sequence. Its State is kept only for the backward pass."""
     final = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    return _causal(dense(q), dense(k), dense(v), key_mask, None, None, None, None, *spec[:5], final)[0]
+    return causal_op(dense(q), dense(k), dense(v), key_mask, *NOTHING, *spec[:5], final)[0]
 
 
 def continued(
@@ -44,7 +46,7 @@ def continued(
     if step:
         out, *after = _decode(q, k, v, key_mask, *past, *spec[:5])
     else:
-        out, *after = _causal(q, k, v, key_mask, *past, *spec[:5], True)[:5]
+        out, *after = causal_op(q, k, v, key_mask, *past, *spec[:5], True)[:5]
     return out, _leave(Past(*after), q, spec.constant, state)
 
 
@@ -52,7 +54,7 @@ def plan_of_causal(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, spe
     """Return the steps of `causal` without gradients, if it copies none of these tensors."""
     if not all(x.stride(-1) == 1 for x in (q, k, v)):
         return None
-    return _causal.planned.plan(q, k, v, key_mask, None, None, None, None, *spec[:5], False)
+    return causal_op.planned.plan(q, k, v, key_mask, None, None, None, None, *spec[:5], False)
 
 
 def plan_of_step(
@@ -103,24 +105,27 @@ Tensors9 = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
 
 
 @operator("causal")
-def _causal(
+def causal_op(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, n: Tensor | None, k_mean: Tensor | None,
     v_mean: Tensor | None, comoment: Tensor | None, phi_q: str, phi_k: str, reader: str, constant: bool, scale: float,
-    final: bool,
+    final: bool, offsets: Tensor | None = None, longest: int = 0,
 ) -> Tensors9:  # fmt: skip
     """Return out, the State after the last token if `final`, and the States before each of several segments."""
     out, past = output_like(q, v.shape[3]), _past(n, k_mean, v_mean, comoment)
-    after = past_like(k, v) if final else None
+    packs = packs_of(offsets, offsets, longest, longest)
+    after = past_like(k, v, packs=packs) if final else None
     spec = KernelSpec(phi_q, phi_k, reader, constant, scale)
-    before = causal_attend.forward(q, k, v, key_mask, past, out, after, spec)
+    before = causal_attend.forward(q, k, v, key_mask, past, out, after, spec, packs)
     return out, *(after or NOTHING), *(before or NOTHING)
 
 
 @fake("causal")
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensors9:
-    segments = causal_tiles.cut(q.shape[2], q.shape[0] * q.shape[1], q.shape[3])[0]
-    after = past_like(k, v) if rest[-1] else (absent(q) for _ in NOTHING)
-    before = past_like(k, v, segments) if segments > 1 else (absent(q) for _ in NOTHING)
+    final, offsets, longest = (*rest, None, 0)[10:13] if len(rest) == 11 else rest[10:]
+    packs = packs_of(offsets, offsets, longest, longest)
+    segments = causal_attend.segments_of(q, packs)[0]
+    after = past_like(k, v, packs=packs) if final else (absent(q) for _ in NOTHING)
+    before = past_like(k, v, segments, packs=packs) if segments > 1 else (absent(q) for _ in NOTHING)
     return output_like(q, v.shape[3]), *after, *before
 
 
@@ -147,6 +152,7 @@ def _backward(
     comoment_cut: Tensor | None,
     n_ref: Tensor, k_ref: Tensor, v_ref: Tensor, dk_mean: Tensor | None, dv_mean: Tensor | None,
     dcomoment: Tensor | None, phi_q: str, phi_k: str, reader: str, constant: bool, scale: float,
+    offsets: Tensor | None = None, longest: int = 0,
 ) -> Tensors6:  # fmt: skip
     """Return the gradients of q, k, v, and of the incoming k_mean, v_mean and comoment, if there is a State."""
     filled = output_like(q, q.shape[3]), output_like(k, k.shape[3]), output_like(v, v.shape[3])
@@ -155,7 +161,7 @@ def _backward(
     d_out = dense(d_out)
     sums = causal_attend.backward(
         q, k, v, d_out, key_mask, past if cut is None else cut, v_ref, last, filled, past is not None,
-        KernelSpec(phi_q, phi_k, reader, constant, scale),
+        KernelSpec(phi_q, phi_k, reader, constant, scale), packs_of(offsets, offsets, longest, longest),
     )  # fmt: skip
     if past is None or sums is None:
         return *filled, None, None, None  # type: ignore[return-value]
@@ -187,17 +193,17 @@ def _after(
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors9) -> None:
     out, n_ref, k_ref, v_ref, _, *cut = output
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:8], *cut, n_ref, k_ref, v_ref)
-    ctx.spec = inputs[8:-1]
+    ctx.save_for_backward(*inputs[:8], *cut, n_ref, k_ref, v_ref, *inputs[14:15])  # the offsets
+    ctx.spec, ctx.longest = inputs[8:13], inputs[15:]
     ctx.shape = out.shape
 
 
 def _differentiate(ctx: Any, d_out: Tensor | None, _n: None, *state: Tensor | None) -> tuple[Any, ...]:
-    q, k, v, key_mask, n, *rest = ctx.saved_tensors
+    (q, k, v, key_mask, n, *rest), offsets = ctx.saved_tensors[:15], ctx.saved_tensors[15:]
     d_out = q.new_zeros(ctx.shape) if d_out is None else d_out
-    dq, dk, dv, *of_state = _backward(q, k, v, d_out, key_mask, n, *rest, *state[:3], *ctx.spec)
+    dq, dk, dv, *of_state = _backward(q, k, v, d_out, key_mask, n, *rest, *state[:3], *ctx.spec, *offsets, *ctx.longest)
     of_state = [None, None, None] if n is None else of_state
-    return dq, dk, dv, None, None, *of_state, *(None for _ in ctx.spec), None
+    return dq, dk, dv, None, None, *of_state, *(None for _ in ctx.spec), None, *(None for _ in (*offsets, *ctx.longest))
 
 
 gradient("causal", _differentiate, _save)

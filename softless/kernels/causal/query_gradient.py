@@ -30,7 +30,7 @@ from softless.kernels.common.arithmetic import column_sums, factor, held, produc
 from softless.kernels.common.features import feature, slope
 from softless.kernels.common.launch import SIZES
 from softless.kernels.common.reference import typical
-from softless.kernels.common.rows import keep, load, store, visible
+from softless.kernels.common.rows import keep, line, load, sequence, store, visible
 
 
 @triton.jit
@@ -84,7 +84,7 @@ def answer_gradient(phi, keys, plain, values, d_out, sight, known, past, turned,
 
 
 @triton.jit(do_not_specialize=SIZES)
-def query_gradient_kernel(q, k, v, do, dq, mask, before, v_ref, width, scalars, heads, tokens, segments,
+def query_gradient_kernel(q, k, v, do, dq, mask, offsets, before, v_ref, width, scalars, heads, tokens, segments,
                           length, scale, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                           CHUNK: tl.constexpr, SHARED: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr,
                           READER: tl.constexpr, SIGNED: tl.constexpr, CONSTANT: tl.constexpr,
@@ -92,13 +92,14 @@ def query_gradient_kernel(q, k, v, do, dq, mask, before, v_ref, width, scalars, 
     """One program per segment and head; it walks as the forward does. No query sees a token beyond the end."""
     SEEN: tl.constexpr = mask is None
     b, h, g, p, segment = place(tl.program_id(0).to(tl.int64), heads, segments, SHARED)
+    b, end = sequence(offsets, b, tokens)
     start = (segment * length).to(tl.int32)
-    stop = tl.minimum(start + length, tokens)
+    stop = tl.minimum(start + length, end)
     dims, columns, steps = tl.arange(0, BD), tl.arange(0, BE), tl.arange(0, CHUNK)
     inside, valued = (dims < D)[None, :], (columns < E)[None, :]
-    k_ref = typical(k, mask, b, g, 0, tokens, 0.0, dims, D, PHI_K)
+    k_ref = typical(k, mask, b, g, 0, end, 0.0, dims, D, PHI_K)
     v_ref = tl.load(v_ref + p * width + columns, mask=columns < E, other=0.0)
-    scalars += (b * heads + h) * 3 * tokens
+    scalars += line(offsets, b, h, heads, tokens, 3)
     n, turned, k_sums, v_sums = sums_before(before, p * segments + segment, dims, columns, k_ref, v_ref, D, E)
     for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
         here = at + steps

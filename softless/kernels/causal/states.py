@@ -32,7 +32,7 @@ import triton.language as tl
 from softless.kernels.common.arithmetic import ONES, factor, lost, product
 from softless.kernels.common.features import feature
 from softless.kernels.common.launch import SIZES
-from softless.kernels.common.rows import first_visible, keep, load, visible
+from softless.kernels.common.rows import first_visible, keep, load, sequence, visible
 from softless.kernels.parallel.observe import observe_tokens
 
 LEAST = tl.constexpr(2.0**-100)  # a mass no larger counts as 0: its inverse would leave no room for a gradient
@@ -190,16 +190,17 @@ def weigh(inner, central, terms, n, scale, D: tl.constexpr, READER: tl.constexpr
 
 
 @triton.jit(do_not_specialize=SIZES)
-def segment_kernel(k, v, mask, states, groups, tokens, segments, length, D: tl.constexpr, E: tl.constexpr,
+def segment_kernel(k, v, mask, offsets, states, groups, tokens, segments, length, D: tl.constexpr, E: tl.constexpr,
                    BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, DTYPE: tl.constexpr,
                    EVEN: tl.constexpr):  # fmt: skip
     """One program per segment and key head: the State of segment t is written at t + 1."""
     program = tl.program_id(0).to(tl.int64)
     segment, p = program % (segments - 1), program // (segments - 1)
+    b, tokens = sequence(offsets, p // groups, tokens)
     start = (segment * length).to(tl.int32)
     stop = tl.minimum(start + length, tokens)
     n, k_mean, v_mean, comoment, _shift = observe_tokens(
-        k, v, mask, p // groups, p % groups, start, stop, 0.0, D, E, BD, BE, T, PHI, True, DTYPE,
+        k, v, mask, b, p % groups, start, stop, 0.0, D, E, BD, BE, T, PHI, True, DTYPE,
         EVEN)  # fmt: skip
     dims, columns = tl.arange(0, BD), tl.arange(0, BE)
     remember(states, p * segments + segment + 1, dims, columns, n.to(tl.int64), k_mean, v_mean, comoment, D, E)

@@ -2,6 +2,8 @@
 
 Rows     q [B, H, N, d] as a pointer and three strides: only the last dimension must be contiguous, so a packed
          projection is read in place
+packs    q [1, H, T, d] holds all sequences of a packed batch, one after the other. `offsets` [B + 1] says where each
+         starts. A kernel then takes the first row of a sequence for b, and steps from row to row for x.batch
 Mask     key_mask [B, N] as a pointer and two strides, or None
 record   a State, or the gradient of one, as one row of float32 numbers per head:
          comoment D x E | k_mean D | v_mean E | shift D | n        padded to a multiple of 32, so that rows are aligned
@@ -28,10 +30,11 @@ class Rows(NamedTuple):
     token: int
 
 
-def rows(x: Tensor) -> Rows:
+def rows(x: Tensor, *, packed: bool = False) -> Rows:
     assert x.ndim == 4, f"rows need [batch, heads, tokens, dim], got {list(x.shape)}"
     assert x.stride(3) == 1 or x.shape[3] == 1, "the operators call `dense` first"
-    return Rows(x, *x.stride()[:3])
+    batch, head, token = x.stride()[:3]
+    return Rows(x, token if packed else batch, head, token)
 
 
 def dense(x: Tensor) -> Tensor:
@@ -45,6 +48,41 @@ def output_like(q: Tensor, e: int) -> Tensor:
     if heads > 1 and q.stride(1) < q.stride(2):
         return q.new_empty(batch, tokens, heads, e).transpose(1, 2)
     return q.new_empty(batch, heads, tokens, e)
+
+
+class Packs(NamedTuple):
+    """The sequences of a packed batch."""
+
+    q_offsets: Tensor
+    k_offsets: Tensor
+    longest_q: int
+    longest_k: int
+
+
+def packs_of(q_offsets: Tensor | None, k_offsets: Tensor | None, longest_q: int, longest_k: int) -> Packs | None:
+    """Return the packs of an operator's arguments, or None if the batch is dense."""
+    if q_offsets is None or k_offsets is None:
+        return None
+    return Packs(q_offsets, k_offsets, longest_q, longest_k)
+
+
+@triton.jit
+def sequence(offsets, b, tokens):
+    """(b, tokens) of a dense batch; (first row, length) of sequence b of a packed one, which has `tokens` in all."""
+    if offsets is None:
+        return b, tokens
+    else:
+        first = tl.load(offsets + b).to(tl.int64)
+        return first, (tl.load(offsets + b + 1) - first).to(tl.int32)
+
+
+@triton.jit
+def line(offsets, b, h, H, tokens, LINES: tl.constexpr):
+    """Where a sequence's numbers start in [B, H, LINES, tokens]; b is that of `sequence`."""
+    if offsets is None:
+        return (b * H + h) * LINES * tokens
+    else:
+        return h * LINES * tokens + b
 
 
 @triton.jit

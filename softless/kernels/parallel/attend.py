@@ -15,7 +15,7 @@ from softless.algebra.kernel_spec import KernelSpec
 from softless.kernels.common import tiles
 from softless.kernels.common.features import may_cancel, named
 from softless.kernels.common.launch import as_triton, block, launch
-from softless.kernels.common.rows import dense, mask_of, numbers, output_like, rows
+from softless.kernels.common.rows import Packs, Rows, dense, mask_of, numbers, output_like, rows
 from softless.kernels.common.tiles import Tile, finer, slice_width, spans, tile
 from softless.kernels.parallel.gradients import key_gradient_kernel, query_gradient_kernel, query_sums_kernel
 from softless.kernels.parallel.observe import merge_kernel, observe_kernel
@@ -43,6 +43,32 @@ class Operands(NamedTuple):
     taps: Tensor | None
     spec: KernelSpec
     picture: Picture
+    packs: Packs | None = None
+
+    @property
+    def extent(self) -> tuple[int, int, int]:
+        """(sequences, queries, keys); of packed sequences, those of the longest."""
+        if self.packs is None:
+            return self.q.shape[0], self.q.shape[2], self.k.shape[2]
+        return self.packs.q_offsets.shape[0] - 1, self.packs.longest_q, self.packs.longest_k
+
+    def rows(self, *tensors: Tensor) -> tuple[Rows, ...]:
+        return tuple(rows(x, packed=self.packs is not None) for x in tensors)
+
+    @property
+    def offsets(self) -> tuple[Tensor | None, Tensor | None]:
+        return (None, None) if self.packs is None else self.packs[:2]
+
+    def spans(self, x: Tensor, step: int, programs: int = tiles.PROGRAMS) -> tuple[int, int]:
+        """Return (span, splits) of the tokens of q or k; packed sequences count as so many of the longest."""
+        _, queries, keys = self.extent
+        longest = queries if x is self.q else keys
+        sequences = x.shape[0] if self.packs is None else -(-x.shape[2] // max(longest, 1))
+        return spans(longest, sequences * x.shape[1], step, programs)
+
+    def even(self, tokens: int, step: int) -> bool:
+        """Whether all tiles are full."""
+        return self.packs is None and tokens % step == 0
 
     def columns(self, part: slice) -> "Operands":
         """Return the same arguments with only these value columns."""
@@ -76,8 +102,8 @@ def forward(x: Operands, out: Tensor | None = None) -> tuple[Tensor, Tensor | No
         for part in cuts:
             forward(x.columns(part), out[..., part])
         return out, None
-    q, k, v, key_mask, taps, spec, picture = x
-    (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
+    q, k, v, key_mask, taps, spec, picture, _ = x
+    (batch, queries, keys), heads, groups = x.extent, q.shape[1], k.shape[1]
     sizes, mask, dtype = x.sizes(), mask_of(key_mask), _products(spec, q.dtype, backward=False)
     wide = sizes["BD"], sizes["BE"]
     whole = tiles.is_whole(queries, keys, *wide)
@@ -89,20 +115,20 @@ def forward(x: Operands, out: Tensor | None = None) -> tuple[Tensor, Tensor | No
     if whole and taps is None and tiles.is_short(keys, spec, *wide, dtype):
         size, cut = tiles.short(keys)
         launch(
-            short_kernel, batch * groups, rows(q), rows(k), rows(v), rows(out), mask, queries, keys, groups,
+            short_kernel, batch * groups, *x.rows(q, k, v, out), mask, *x.offsets, queries, keys, groups,
             spec.scale, spec.t, KEYS=size, **(constants | _meta(cut)))  # fmt: skip
         return out, None
     if records is None:
         launch(
-            whole_kernel, batch * groups, rows(q), rows(k), rows(v), rows(out), x.tapped(), mask, queries, keys,
+            whole_kernel, batch * groups, *x.rows(q, k, v, out), x.tapped(), mask, *x.offsets, queries, keys,
             groups, spec.scale, spec.t, picture, **constants)  # fmt: skip
         return out, None
-    span, splits = spans(queries, batch * heads, cut.tokens, tiles.readers(*wide))
+    span, splits = x.spans(q, cut.tokens, tiles.readers(*wide))
     launch(
-        read_kernel, batch * heads * splits, rows(q), rows(v), rows(out), x.tapped(), mask, records, queries,
+        read_kernel, batch * heads * splits, *x.rows(q, v, out), x.tapped(), mask, x.offsets[0], records, queries,
         heads, span, splits, spec.scale, spec.t, picture, NUMBERS=records.shape[1],
-        EVEN=queries % cut.tokens == 0, **constants)  # fmt: skip
-    return out, records if keeps_records(q, k, v, spec.phi_k) else None
+        EVEN=x.even(queries, cut.tokens), **constants)  # fmt: skip
+    return out, records if keeps_records(x) else None
 
 
 def backward(
@@ -111,8 +137,8 @@ def backward(
     """Write the gradients of q, k and v; return the gradient of the taps in float32, if there are taps."""
     if len(x.slices()) > 1:
         return _sliced_backward(d_out, x, d_q, d_k, d_v)
-    q, k, v, key_mask, taps, spec, picture = x
-    (batch, heads, queries, _), (groups, keys) = q.shape, k.shape[1:3]
+    q, k, v, key_mask, taps, spec, picture, _ = x
+    (batch, queries, keys), heads, groups = x.extent, q.shape[1], k.shape[1]
     sizes, mask, dtype = x.sizes(), mask_of(key_mask), _products(spec, q.dtype, backward=True)
     wide, constants = (sizes["BD"], sizes["BE"]), {"DTYPE": as_triton(dtype), **sizes}
     d_out = dense(d_out)
@@ -121,8 +147,8 @@ def backward(
         cut = tile(kind if taps is None else "whole local gradient", *wide, dtype)
         d_taps = None if taps is None else q.new_empty(batch, heads, 9, v.shape[3], dtype=torch.float32)
         launch(
-            whole_gradient_kernel, batch * groups, rows(q), rows(k), rows(v), rows(d_out), x.tapped(), mask,
-            rows(d_q), rows(d_k), rows(d_v), d_taps, queries, keys, groups, spec.scale, spec.t, picture,
+            whole_gradient_kernel, batch * groups, *x.rows(q, k, v, d_out), x.tapped(), mask, *x.offsets,
+            *x.rows(d_q, d_k, d_v), d_taps, queries, keys, groups, spec.scale, spec.t, picture,
             GROUP=heads // groups, STAGES=cut.stages, **constants, **named(spec), **_meta(cut))  # fmt: skip
         return d_taps
     if records is None:
@@ -130,37 +156,38 @@ def backward(
     gradients = _query_gradient(d_out, x, records, d_q, dtype)
     dtype = tiles.key_products(*wide, dtype)
     cut = tile("key" if taps is None else "local key", *wide, dtype)
-    span, splits = spans(keys, batch * groups, cut.tokens, tiles.readers(*wide))
+    span, splits = x.spans(k, cut.tokens, tiles.readers(*wide))
     d_taps = None if taps is None else q.new_empty(batch, heads, splits, 9, v.shape[3], dtype=torch.float32)
     launch(
-        key_gradient_kernel, batch * groups * splits, rows(k), rows(v), rows(d_out), x.tapped(), mask, rows(d_k),
-        rows(d_v), d_taps, records, gradients, keys, groups, span, splits, spec.t, picture, NUMBERS=records.shape[1],
-        PHI_K=spec.phi_k, EVEN=mask is None and keys % cut.tokens == 0, **sizes, DTYPE=as_triton(dtype),
-        **_meta(cut))  # fmt: skip
+        key_gradient_kernel, batch * groups * splits, *x.rows(k, v, d_out), x.tapped(), mask, x.offsets[1],
+        *x.rows(d_k, d_v), d_taps, records, gradients, keys, groups, span, splits, spec.t, picture,
+        NUMBERS=records.shape[1], PHI_K=spec.phi_k, EVEN=mask is None and x.even(keys, cut.tokens), **sizes,
+        DTYPE=as_triton(dtype), **_meta(cut))  # fmt: skip
     return None if d_taps is None else d_taps.sum(2)
 
 
 def _query_gradient(d_out: Tensor, x: Operands, records: Tensor, d_q: Tensor, dtype: torch.dtype) -> Tensor:
     """Write the gradient of the queries; return the gradient of every key head's record."""
-    (batch, heads, queries, _), groups, spec, sizes = x.q.shape, x.k.shape[1], x.spec, x.sizes()
+    heads, groups, spec, sizes = x.q.shape[1], x.k.shape[1], x.spec, x.sizes()
+    (batch, queries, _), tokens = x.extent, x.q.shape[2]
     wide, divide = (sizes["BD"], sizes["BE"]), spec.reader == "divide"
     split = divide and spec.phi_q != "exp" and tiles.is_split(*wide, dtype)
     cut = tile("query divide" if divide else "query", *wide, dtype)
-    span, splits = spans(queries, batch * heads, cut.tokens)
-    scalars = x.q.new_empty(batch, heads, 2, queries, dtype=torch.float32) if split else None
+    span, splits = x.spans(x.q, cut.tokens)
+    scalars = x.q.new_empty(x.q.shape[0], heads, 2, tokens, dtype=torch.float32) if split else None
     gradients = None if split else x.records(batch * heads * splits)
     constants = {"DTYPE": as_triton(dtype), "NUMBERS": records.shape[1], **sizes}
     launch(
-        query_gradient_kernel, batch * heads * splits, rows(x.q), rows(d_out), rows(d_q), scalars, records,
-        gradients, queries, heads, span, splits, spec.scale, spec.t, GROUP=heads // groups,
-        EVEN=queries % cut.tokens == 0, STAGES=cut.stages, **constants, **named(spec), **_meta(cut))  # fmt: skip
+        query_gradient_kernel, batch * heads * splits, *x.rows(x.q, d_out, d_q), x.offsets[0], scalars, records,
+        gradients, tokens, heads, span, splits, spec.scale, spec.t, GROUP=heads // groups,
+        EVEN=x.even(queries, cut.tokens), STAGES=cut.stages, **constants, **named(spec), **_meta(cut))  # fmt: skip
     if gradients is None:
         cut = tile("query sums", *wide, dtype)
-        span, splits = spans(queries, batch * heads, cut.tokens)
+        span, splits = x.spans(x.q, cut.tokens)
         gradients = x.records(batch * heads * splits)
         launch(
-            query_sums_kernel, batch * heads * splits, rows(x.q), rows(d_out), scalars, gradients, queries, heads,
-            span, splits, spec.t, PHI_Q=spec.phi_q, PHI_K=spec.phi_k, EVEN=queries % cut.tokens == 0,
+            query_sums_kernel, batch * heads * splits, *x.rows(x.q, d_out), x.offsets[0], scalars, gradients, tokens,
+            heads, span, splits, spec.t, PHI_Q=spec.phi_q, PHI_K=spec.phi_k, EVEN=x.even(queries, cut.tokens),
             STAGES=cut.stages, **constants, **_meta(cut))  # fmt: skip
     return gradients.view(batch * groups, heads // groups * splits, records.shape[1]).sum(1)
 
@@ -180,10 +207,10 @@ def _sliced_backward(d_out: Tensor, x: Operands, d_q: Tensor, d_k: Tensor, d_v: 
     return torch.cat(d_taps, -1) if d_taps else None
 
 
-def keeps_records(q: Tensor, k: Tensor, v: Tensor, phi_k: str) -> bool:
+def keeps_records(x: Operands) -> bool:
     """Return whether the backward pass gets the records of the forward pass, instead of making its own."""
-    whole = tiles.is_whole(q.shape[2], k.shape[2], block(q.shape[3]), block(v.shape[3]))
-    return phi_k != "exp" and not whole and v.shape[3] <= slice_width(block(q.shape[3]), v.shape[3])
+    d, e = block(x.q.shape[3]), x.v.shape[3]
+    return x.spec.phi_k != "exp" and not tiles.is_whole(*x.extent[1:], d, block(e)) and e <= slice_width(d, e)
 
 
 def _products(spec: KernelSpec, dtype: torch.dtype, *, backward: bool) -> torch.dtype:
@@ -198,14 +225,14 @@ def _products(spec: KernelSpec, dtype: torch.dtype, *, backward: bool) -> torch.
 
 def _observe(x: Operands, dtype: torch.dtype) -> Tensor:
     """Return the record of every key head, from products in `dtype`."""
-    (batch, groups, keys, d), e, spec, sizes, mask = x.k.shape, x.v.shape[3], x.spec, x.sizes(), mask_of(x.key_mask)
-    cut = tile("observe", sizes["BD"], sizes["BE"], dtype)
-    span, splits = spans(keys, batch * groups, cut.tokens, tiles.observers(sizes["BD"], sizes["BE"]))
+    (batch, _, keys), groups, spec, sizes, mask = x.extent, x.k.shape[1], x.spec, x.sizes(), mask_of(x.key_mask)
+    cut, d, e = tile("observe", sizes["BD"], sizes["BE"], dtype), sizes["D"], sizes["E"]
+    span, splits = x.spans(x.k, cut.tokens, tiles.observers(sizes["BD"], sizes["BE"]))
     parts = x.records(batch * groups * splits)
     launch(
-        observe_kernel, batch * groups * splits, rows(x.k), rows(x.v), mask, parts, keys, groups, span, splits,
-        spec.t, NUMBERS=parts.shape[1], PHI=spec.phi_k, CENTERED=spec.reader != "none", DTYPE=as_triton(dtype),
-        EVEN=mask is None and keys % cut.tokens == 0, **sizes, **_meta(cut))  # fmt: skip
+        observe_kernel, batch * groups * splits, *x.rows(x.k, x.v), mask, x.offsets[1], parts, keys, groups, span,
+        splits, spec.t, NUMBERS=parts.shape[1], PHI=spec.phi_k, CENTERED=spec.reader != "none", DTYPE=as_triton(dtype),
+        EVEN=mask is None and x.even(keys, cut.tokens), **sizes, **_meta(cut))  # fmt: skip
     if splits == 1:
         return parts
     records = x.records(batch * groups)

@@ -25,20 +25,20 @@ from softless.kernels.common.arithmetic import (
 )
 from softless.kernels.common.features import feature, slope
 from softless.kernels.common.launch import SIZES
-from softless.kernels.common.rows import keep, load, read_state, store, visible, write_state
+from softless.kernels.common.rows import keep, line, load, read_state, sequence, store, visible, write_state
 from softless.kernels.parallel.read import contrast, pull, query_features, query_slope, residual_gradient
 
 
 @triton.jit
-def query_gradient_tokens(q, d_out, d_q, scalars, b, h, begin, end, N, n, k_mean, comoment, shift, scale, t,
+def query_gradient_tokens(q, d_out, d_q, scalars, plane, b, h, begin, end, n, k_mean, comoment, shift, scale, t,
                           D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr,
                           PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr,
                           CONSTANT: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr,
                           STAGES: tl.constexpr):  # fmt: skip
     """Write dq for queries begin..end; return (d (n k_mean), d v_mean, d comoment). `comoment` is a factor.
 
-    If `scalars` [2, N] is given, the gains and `along` are written there instead, for `query_sums_kernel`: a division
-    of wide heads has no registers for dq and the sums at once.
+    If `scalars` [2, plane] is given, the gains and `along` are written there instead, for `query_sums_kernel`: a
+    division of wide heads has no registers for dq and the sums at once.
     """
     EXP_K: tl.constexpr = PHI_K == "exp"
     EXP: tl.constexpr = EXP_K or PHI_Q == "exp"
@@ -61,7 +61,7 @@ def query_gradient_tokens(q, d_out, d_q, scalars, b, h, begin, end, N, n, k_mean
               query_slope(x, phi, units, top, df, t, EXP, PHI_Q, READER), FULL_K)  # fmt: skip
         if scalars is not None:
             tl.store(scalars + tokens[:, None], gain, mask=here)
-            tl.store(scalars + N + tokens[:, None], along, mask=here)
+            tl.store(scalars + plane + tokens[:, None], along, mask=here)
         else:
             if READER == "channel":
                 drifts = column_sums(factor(keep(along * weighted, here, 0.0, EVEN), DTYPE), drifts, DTYPE)
@@ -112,7 +112,7 @@ def key_gradient_tokens(k, v, d_out, taps, mask, d_k, d_v, b, g, begin, end, n, 
 
 
 @triton.jit(do_not_specialize=SIZES)
-def query_gradient_kernel(q, d_out, d_q, scalars, records, gradients, N, H, span, splits, scale, t,
+def query_gradient_kernel(q, d_out, d_q, q_offsets, scalars, records, gradients, N, H, span, splits, scale, t,
                           GROUP: tl.constexpr, NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
                           BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr,
                           PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr, CONSTANT: tl.constexpr,
@@ -124,32 +124,34 @@ def query_gradient_kernel(q, d_out, d_q, scalars, records, gradients, N, H, span
     record = records + (b * (H // GROUP) + h // GROUP) * NUMBERS
     n, k_mean, _v_mean, comoment, shift = read_state(record, D, E, BD, BE)
     comoment = factor(comoment, DTYPE)
+    b, end = sequence(q_offsets, b, N)
     if scalars is not None:
-        scalars += head * 2 * N
+        scalars += line(q_offsets, b, h, H, N, 2)
     d_k_total, d_v_mean, d_comoment = query_gradient_tokens(
-        q, d_out, d_q, scalars, b, h, begin, tl.minimum(begin + span, N), N, n, k_mean, comoment, shift, scale, t, D, E,
-        BD, BE, T, PHI_Q, PHI_K, READER, SIGNED, CONSTANT, DTYPE, EVEN, STAGES)  # fmt: skip
+        q, d_out, d_q, scalars, N, b, h, begin, tl.minimum(begin + span, end), n, k_mean, comoment, shift, scale, t, D,
+        E, BD, BE, T, PHI_Q, PHI_K, READER, SIGNED, CONSTANT, DTYPE, EVEN, STAGES)  # fmt: skip
     if scalars is None:
         write_state(gradients + program * NUMBERS, n, d_k_total, d_v_mean, d_comoment, shift, D, E)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def query_sums_kernel(q, d_out, scalars, gradients, N, H, span, splits, t, NUMBERS: tl.constexpr, D: tl.constexpr,
-                      E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr,
-                      PHI_K: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr,
+def query_sums_kernel(q, d_out, q_offsets, scalars, gradients, N, H, span, splits, t, NUMBERS: tl.constexpr,
+                      D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr,
+                      PHI_Q: tl.constexpr, PHI_K: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr,
                       STAGES: tl.constexpr):  # fmt: skip
     """Make the State's gradient of a division from the gains and `along` that `query_gradient_kernel` wrote."""
     program = tl.program_id(0).to(tl.int64)
     head, begin = program // splits, (program % splits).to(tl.int32) * span
-    end, scalars = tl.minimum(begin + span, N), scalars + head * 2 * N
+    b, end = sequence(q_offsets, head // H, N)
+    h, end, scalars = head % H, tl.minimum(begin + span, end), scalars + line(q_offsets, b, head % H, H, N, 2)
     columns, channels = tl.arange(0, BD), tl.arange(0, BE)
     turned = tl.zeros((BE, BD), tl.float32)
     drifts, pulls = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
     for start in tl.range(begin, end, T, num_stages=STAGES):
         tokens = start + tl.arange(0, T)
         here = (tokens < end)[:, None]
-        x = load(q, head // H, head % H, tokens, columns, here & (columns < D)[None, :], EVEN and D == BD)
-        cotangent = load(d_out, head // H, head % H, tokens, channels, here & (channels < E)[None, :], EVEN and E == BE)
+        x = load(q, b, h, tokens, columns, here & (columns < D)[None, :], EVEN and D == BD)
+        cotangent = load(d_out, b, h, tokens, channels, here & (channels < E)[None, :], EVEN and E == BE)
         cotangent = factor(cotangent, DTYPE)
         gain = tl.load(scalars + tokens[:, None], mask=here, other=0.0)
         along = tl.load(scalars + N + tokens[:, None], mask=here, other=0.0)
@@ -163,14 +165,15 @@ def query_sums_kernel(q, d_out, scalars, gradients, N, H, span, splits, t, NUMBE
 
 
 @triton.jit(do_not_specialize=SIZES)
-def key_gradient_kernel(k, v, d_out, taps, mask, d_k, d_v, d_taps, records, gradients, M, G, span, splits, t, picture,
-                        NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-                        T: tl.constexpr, PHI_K: tl.constexpr, DTYPE: tl.constexpr,
+def key_gradient_kernel(k, v, d_out, taps, mask, k_offsets, d_k, d_v, d_taps, records, gradients, M, G, span, splits,
+                        t, picture, NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
+                        BE: tl.constexpr, T: tl.constexpr, PHI_K: tl.constexpr, DTYPE: tl.constexpr,
                         EVEN: tl.constexpr):  # fmt: skip
     """One program per key head and span of tokens."""
     program = tl.program_id(0).to(tl.int64)
     head, begin = program // splits, (program % splits).to(tl.int32) * span
-    b, g = head // G, head % G
+    b, M = sequence(k_offsets, head // G, M)
+    g = head % G
     n, k_mean, v_mean, _comoment, shift = read_state(records + head * NUMBERS, D, E, BD, BE)
     _n, d_k_total, d_v_mean, d_comoment, _shift = read_state(gradients + head * NUMBERS, D, E, BD, BE)
     d_comoment = factor(d_comoment, DTYPE)

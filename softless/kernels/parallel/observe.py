@@ -20,7 +20,7 @@ from softless.kernels.common.arithmetic import ONES, column_sums, exponential, f
 from softless.kernels.common.features import feature
 from softless.kernels.common.launch import SIZES
 from softless.kernels.common.reference import typical
-from softless.kernels.common.rows import FLOOR, fill, keep, load, visible, write_state
+from softless.kernels.common.rows import FLOOR, fill, keep, load, sequence, visible, write_state
 
 
 @triton.jit
@@ -70,15 +70,16 @@ def observe_tokens(k, v, mask, b, g, begin, end, t, D: tl.constexpr, E: tl.const
 
 
 @triton.jit(do_not_specialize=SIZES)
-def observe_kernel(k, v, mask, records, M, G, span, splits, t, NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-                   BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr,
+def observe_kernel(k, v, mask, k_offsets, records, M, G, span, splits, t, NUMBERS: tl.constexpr, D: tl.constexpr,
+                   E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr,
                    CENTERED: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
     """One program per key head and span of tokens."""
     program = tl.program_id(0).to(tl.int64)
     head, split = program // splits, (program % splits).to(tl.int32)
     begin = split * span
+    b, M = sequence(k_offsets, head // G, M)
     n, k_mean, v_mean, comoment, shift = observe_tokens(
-        k, v, mask, head // G, head % G, begin, tl.minimum(begin + span, M), t, D, E, BD, BE, T, PHI, CENTERED,
+        k, v, mask, b, head % G, begin, tl.minimum(begin + span, M), t, D, E, BD, BE, T, PHI, CENTERED,
         DTYPE, EVEN)  # fmt: skip
     write_state(records + program * NUMBERS, n, k_mean, v_mean, comoment, shift, D, E)
 

@@ -4,7 +4,8 @@
     softless::attend_backward                                    ->  their gradients, and that of the taps
 
 A packed projection [B, N, 3, H, d] is passed as q, with None for k and v. It is read in place, and its gradient is one
-packed tensor. `records` holds what the backward pass needs to know about the keys.
+packed tensor. `records` holds what the backward pass needs to know about the keys. Sequences of different lengths are
+q, k, v [1, H, T, d] with their offsets [B + 1] and the longest lengths.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from softless.algebra.kernel_spec import KernelSpec
 from softless.kernels.common.launch import absent, fake, gradient, no_gradient, operator, present
-from softless.kernels.common.rows import dense, numbers, output_like
+from softless.kernels.common.rows import dense, output_like, packs_of
 from softless.kernels.parallel import attend
 from softless.kernels.parallel.attend import Operands, Picture
 
@@ -23,58 +24,59 @@ from softless.kernels.parallel.attend import Operands, Picture
 @operator("attend")
 def attend_op(
     q: Tensor, k: Tensor | None, v: Tensor | None, key_mask: Tensor | None, taps: Tensor | None, phi_q: str, phi_k: str,
-    reader: str, constant: bool, scale: float, t: float, picture: Sequence[int],
+    reader: str, constant: bool, scale: float, t: float, picture: Sequence[int], q_offsets: Tensor | None = None,
+    k_offsets: Tensor | None = None, longest_q: int = 0, longest_k: int = 0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the output [B, H, N, e] and the records, absent if the backward pass needs none."""
-    spec = phi_q, phi_k, reader, constant, scale, t
-    return attend.forward(_operands(dense_qkv(q, k, v), key_mask, taps, spec, picture))  # type: ignore[return-value]
+    spec, packs = (phi_q, phi_k, reader, constant, scale, t), packs_of(q_offsets, k_offsets, longest_q, longest_k)
+    x = _operands(dense_qkv(q, k, v), key_mask, taps, spec, picture, packs)
+    return attend.forward(x)  # type: ignore[return-value]
 
 
 @operator("attend_backward")
 def attend_backward_op(
     d_out: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, key_mask: Tensor | None, taps: Tensor | None,
     records: Tensor | None, phi_q: str, phi_k: str, reader: str, constant: bool, scale: float, t: float,
-    picture: Sequence[int],
+    picture: Sequence[int], q_offsets: Tensor | None = None, k_offsets: Tensor | None = None, longest_q: int = 0,
+    longest_k: int = 0,
 ) -> list[Tensor]:  # fmt: skip
     """Return the gradients of q, k and v, or of the packed projection, then that of the taps if there are any."""
-    qkv = dense_qkv(q, k, v)
+    qkv, packs = dense_qkv(q, k, v), packs_of(q_offsets, k_offsets, longest_q, longest_k)
     gradients, spec = gradients_like(qkv), (phi_q, phi_k, reader, constant, scale, t)
-    d_taps = attend.backward(
-        d_out, _operands(qkv, key_mask, taps, spec, picture), present(records), *heads_of(gradients)
-    )
+    x = _operands(qkv, key_mask, taps, spec, picture, packs)
+    d_taps = attend.backward(d_out, x, present(records), *heads_of(gradients))
     return gradients if taps is None or d_taps is None else [*gradients, d_taps.to(taps.dtype)]
 
 
-def _operands(qkv, key_mask, taps, spec, picture) -> Operands:
-    return Operands(*heads_of(qkv), key_mask, taps, KernelSpec(*spec), Picture(*picture))
+def _operands(qkv, key_mask, taps, spec, picture, packs) -> Operands:
+    return Operands(*heads_of(qkv), key_mask, taps, KernelSpec(*spec), Picture(*picture), packs)
 
 
 @fake("attend")
-def _(q, k, v, key_mask, taps, phi_q, phi_k, reader, constant, scale, t, picture):
-    q, k, v = heads_of(dense_qkv(q, k, v))
-    if not attend.keeps_records(q, k, v, phi_k):
-        return output_like(q, v.shape[3]), absent(q)
-    heads, size = k.shape[0] * k.shape[1], numbers(q.shape[3], v.shape[3])
-    return output_like(q, v.shape[3]), q.new_empty(heads, size, dtype=torch.float32)
+def _(q, k, v, key_mask, taps, phi_q, phi_k, reader, constant, scale, t, picture, *packed):
+    spec = phi_q, phi_k, reader, constant, scale, t
+    x = _operands(dense_qkv(q, k, v), key_mask, taps, spec, picture, packs_of(*packed) if packed else None)
+    out = output_like(x.q, x.v.shape[3])
+    return out, x.records(x.extent[0] * x.k.shape[1]) if attend.keeps_records(x) else absent(q)
 
 
 @fake("attend_backward")
-def _(d_out, q, k, v, key_mask, taps, records, phi_q, phi_k, reader, constant, scale, t, picture):
+def _(d_out, q, k, v, key_mask, taps, *_):
     gradients = gradients_like(dense_qkv(q, k, v))
     return gradients if taps is None else [*gradients, taps.new_empty(taps.shape)]
 
 
 def _save(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:5], output[1])
-    ctx.options = inputs[5:]
+    ctx.save_for_backward(*inputs[:5], output[1], *inputs[12:14])  # the offsets
+    ctx.options, ctx.longest = inputs[5:12], inputs[14:]
 
 
 def _backward(ctx, d_out, _d_records):
-    q, k, v, key_mask, taps, records = ctx.saved_tensors
-    d_q, *rest = attend_backward_op(d_out, q, k, v, key_mask, taps, records, *ctx.options)
+    q, k, v, key_mask, taps, records, *offsets = ctx.saved_tensors
+    d_q, *rest = attend_backward_op(d_out, q, k, v, key_mask, taps, records, *ctx.options, *offsets, *ctx.longest)
     d_k, d_v = rest[:2] if k is not None else (None, None)
-    return d_q, d_k, d_v, None, None if taps is None else rest[-1], *[None] * len(ctx.options)
+    return d_q, d_k, d_v, None, None if taps is None else rest[-1], *[None] * (7 + len(offsets) + len(ctx.longest))
 
 
 gradient("attend", _backward, _save)
@@ -82,7 +84,7 @@ no_gradient("attend_backward")
 
 
 @register_flop_formula(torch.ops.softless.attend)
-def attend_flops(q, k, v, key_mask, taps, phi_q, phi_k, reader, constant, scale, t, picture, **_):
+def attend_flops(q, k, v, key_mask, taps, phi_q, phi_k, reader, constant, scale, t, picture, *_, **__):
     """Count phi(k)^T v, phi(q) S, and nine products per value where there are taps, for FlopCounterMode.
 
     The arguments are shapes. A counter made before this module was first imported does not know the operator and counts

@@ -27,7 +27,7 @@ import triton.language as tl
 from softless.kernels.common.arithmetic import ONES, dots, exponential, factor, lost, product
 from softless.kernels.common.features import feature, slope
 from softless.kernels.common.launch import SIZES
-from softless.kernels.common.rows import FLOOR, keep, load, read_state, real, store
+from softless.kernels.common.rows import FLOOR, keep, load, read_state, real, sequence, store
 
 
 class Taps(NamedTuple):
@@ -234,7 +234,7 @@ def read_tokens(q, v, out, taps, mask, b, h, begin, end, n, k_mean, v_mean, como
 
 
 @triton.jit(do_not_specialize=SIZES)
-def read_kernel(q, v, out, taps, mask, records, N, H, span, splits, scale, t, picture, GROUP: tl.constexpr,
+def read_kernel(q, v, out, taps, mask, q_offsets, records, N, H, span, splits, scale, t, picture, GROUP: tl.constexpr,
                 NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                 T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
                 SIGNED: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr,
@@ -244,6 +244,7 @@ def read_kernel(q, v, out, taps, mask, records, N, H, span, splits, scale, t, pi
     head, begin = program // splits, (program % splits).to(tl.int32) * span
     b, h = head // H, head % H
     record = records + (b * (H // GROUP) + h // GROUP) * NUMBERS
+    b, N = sequence(q_offsets, b, N)
     n, k_mean, v_mean, comoment, shift = read_state(record, D, E, BD, BE)
     comoment = factor(comoment, DTYPE)
     read_tokens(q, v, out, taps, mask, b, h, begin, tl.minimum(begin + span, N), n, k_mean, v_mean, comoment, shift,

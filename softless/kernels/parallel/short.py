@@ -23,38 +23,42 @@ from softless.kernels.common.arithmetic import ONES, factor, product, summed
 from softless.kernels.common.features import feature
 from softless.kernels.common.launch import SIZES
 from softless.kernels.common.reference import typical
-from softless.kernels.common.rows import keep, load, store, visible
+from softless.kernels.common.rows import keep, load, sequence, store, visible
 from softless.kernels.parallel.gradients import key_gradient_tokens, query_gradient_tokens, write_taps
 from softless.kernels.parallel.observe import observe_tokens
 from softless.kernels.parallel.read import TINY, contrast, read_tokens
 
 
 @triton.jit(do_not_specialize=SIZES)
-def whole_kernel(q, k, v, out, taps, mask, N, M, G, scale, t, picture, GROUP: tl.constexpr, D: tl.constexpr,
-                 E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr,
-                 PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr,
+def whole_kernel(q, k, v, out, taps, mask, q_offsets, k_offsets, N, M, G, scale, t, picture, GROUP: tl.constexpr,
+                 D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr,
+                 PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr,
                  CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
     """Observe, then read."""
     program = tl.program_id(0).to(tl.int64)
     b, g = program // G, program % G
+    a, N = sequence(q_offsets, b, N)
+    b, M = sequence(k_offsets, b, M)
     n, k_mean, v_mean, comoment, shift = observe_tokens(
         k, v, mask, b, g, 0, M, t, D, E, BD, BE, T, PHI_K, READER != "none", DTYPE, False)  # fmt: skip
     comoment = factor(comoment, DTYPE)
     for member in range(GROUP):
-        read_tokens(q, v, out, taps, mask, b, g * GROUP + member, 0, N, n, k_mean, v_mean, comoment, shift, scale, t,
+        read_tokens(q, v, out, taps, mask, a, g * GROUP + member, 0, N, n, k_mean, v_mean, comoment, shift, scale, t,
                     picture, D, E, BD, BE, T, PHI_Q, PHI_K, READER, SIGNED, CONSTANT, DTYPE,
                     False)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=SIZES)
-def whole_gradient_kernel(q, k, v, d_out, taps, mask, d_q, d_k, d_v, d_taps, N, M, G, scale, t, picture,
-                          GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-                          T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
-                          SIGNED: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr,
+def whole_gradient_kernel(q, k, v, d_out, taps, mask, q_offsets, k_offsets, d_q, d_k, d_v, d_taps, N, M, G, scale, t,
+                          picture, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
+                          BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr,
+                          READER: tl.constexpr, SIGNED: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr,
                           STAGES: tl.constexpr):  # fmt: skip
     """Observe again, then run both passes of `gradients`."""
     program = tl.program_id(0).to(tl.int64)
     b, g = program // G, program % G
+    a, N = sequence(q_offsets, b, N)
+    b, M = sequence(k_offsets, b, M)
     n, k_mean, v_mean, comoment, shift = observe_tokens(
         k, v, mask, b, g, 0, M, t, D, E, BD, BE, T, PHI_K, READER != "none", DTYPE, False)  # fmt: skip
     comoment = factor(comoment, DTYPE)
@@ -62,7 +66,7 @@ def whole_gradient_kernel(q, k, v, d_out, taps, mask, d_q, d_k, d_v, d_taps, N, 
     d_comoment = tl.zeros((BD, BE), tl.float32)
     for member in range(GROUP):
         of_k, of_v, of_comoment = query_gradient_tokens(
-            q, d_out, d_q, None, b, g * GROUP + member, 0, N, N, n, k_mean, comoment, shift, scale, t, D, E, BD, BE, T,
+            q, d_out, d_q, None, 0, a, g * GROUP + member, 0, N, n, k_mean, comoment, shift, scale, t, D, E, BD, BE, T,
             PHI_Q, PHI_K, READER, SIGNED, CONSTANT, DTYPE, False, STAGES)  # fmt: skip
         d_k_total, d_v_mean, d_comoment = d_k_total + of_k, d_v_mean + of_v, d_comoment + of_comoment
     sums = key_gradient_tokens(
@@ -73,10 +77,10 @@ def whole_gradient_kernel(q, k, v, d_out, taps, mask, d_q, d_k, d_v, d_taps, N, 
 
 
 @triton.jit(do_not_specialize=SIZES)
-def short_kernel(q, k, v, out, mask, N, M, G, scale, t, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-                 BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, KEYS: tl.constexpr, PHI_Q: tl.constexpr,
-                 PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr, CONSTANT: tl.constexpr,
-                 DTYPE: tl.constexpr):  # fmt: skip
+def short_kernel(q, k, v, out, mask, q_offsets, k_offsets, N, M, G, scale, t, GROUP: tl.constexpr, D: tl.constexpr,
+                 E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, KEYS: tl.constexpr,
+                 PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr,
+                 CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
     """At most KEYS keys, T queries at a time.
 
     Exponential features, which would need a shift, and divisions whose mass may cancel are not for this kernel.
@@ -84,6 +88,8 @@ def short_kernel(q, k, v, out, mask, N, M, G, scale, t, GROUP: tl.constexpr, D: 
     tl.static_assert(not SIGNED)
     program = tl.program_id(0).to(tl.int64)
     b, g = program // G, program % G
+    a, N = sequence(q_offsets, b, N)
+    b, M = sequence(k_offsets, b, M)
     tokens, columns, channels = tl.arange(0, KEYS), tl.arange(0, BD), tl.arange(0, BE)
     seen = visible(mask, b, tokens, M)
     of_keys = seen[:, None] & (columns < D)[None, :]
@@ -99,7 +105,7 @@ def short_kernel(q, k, v, out, mask, N, M, G, scale, t, GROUP: tl.constexpr, D: 
     for step in range(GROUP * tiles):
         h, rows = g * GROUP + step // tiles, step % tiles * T + tl.arange(0, T)
         here = (rows < N)[:, None]
-        x = load(q, b, h, rows, columns, here & (columns < D)[None, :])
+        x = load(q, a, h, rows, columns, here & (columns < D)[None, :])
         f = factor(contrast(feature(x, t, D, PHI_Q), D, PHI_K, READER == "subtract"), DTYPE)
         weights = product(f, tl.trans(keys), tl.zeros((T, KEYS), tl.float32), DTYPE)
         if READER == "subtract":
@@ -114,4 +120,4 @@ def short_kernel(q, k, v, out, mask, N, M, G, scale, t, GROUP: tl.constexpr, D: 
             o = v_mean + (o - total * v_mean) * (scale / n)
         else:
             o *= scale
-        store(out, b, h, rows, channels, here & (channels < E)[None, :], o)
+        store(out, a, h, rows, channels, here & (channels < E)[None, :], o)
