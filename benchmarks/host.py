@@ -212,7 +212,8 @@ def packed_and_padded(
     values = [torch.randn(sum(lengths), heads, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     packs = [torch.nested.nested_tensor_from_jagged(x, offsets).transpose(1, 2).detach() for x in values]
     mask = torch.arange(longest, device="cuda") < torch.tensor(lengths, device="cuda")[:, None]
-    return packs, draw((len(lengths), heads, longest, dim), "cuda", torch.bfloat16), mask
+    padded = draw((len(lengths), longest, heads, dim), "cuda", torch.bfloat16)  # in memory as in a layer, and as packed
+    return packs, [x.transpose(1, 2) for x in padded], mask
 
 
 def cpu() -> Iterator[Row]:

@@ -23,6 +23,7 @@ from softless.errors import BackendError
 from softless.mechanisms import Call, Mechanism
 from softless.mechanisms.base import repeat_heads
 
+LARGEST_TILE = 64  # tokens that a kernel takes at once: if it divides all lengths, no tile needs a mask
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -56,11 +57,16 @@ def attend(
 
 
 def packed_operator(
-    route: Route, qkv: Sequence[Tensor], queries: tuple[Tensor, int], keys: tuple[Tensor, int], *, recording: bool
+    route: Route,
+    qkv: Sequence[Tensor],
+    offsets: tuple[Tensor, Tensor],
+    lengths: tuple[Sequence[int], Sequence[int]],
+    *,
+    recording: bool,
 ) -> tuple[Any, tuple[Any, ...]] | None:
     """Return the kernels' operator for sequences in q, k, v [1, H, T, d], and its arguments; None where torch runs.
 
-    `queries` and `keys` are the offsets of the sequences and the length of the longest.
+    `offsets` and `lengths` are those of the queries and of the keys.
     """
     spec = route.spec
     if spec is None or spec.reader in RULES or transformed(route.backend, *qkv):
@@ -68,10 +74,12 @@ def packed_operator(
     if route.call.is_causal:
         from softless.kernels.causal.ops import NOTHING, causal_op
 
-        return causal_op, (*qkv, None, *NOTHING, *spec[:5], recording, *keys)
+        return causal_op, (*qkv, None, *NOTHING, *spec[:5], recording, offsets[1], max(lengths[1]))
     from softless.kernels.parallel.ops import attend_op
 
-    return attend_op, (*qkv, None, None, *spec, list(route.picture), queries[0], keys[0], queries[1], keys[1])
+    full = all(n % LARGEST_TILE == 0 for each in lengths for n in each)
+    of_lengths = *map(max, lengths), LARGEST_TILE if full else 1
+    return attend_op, (*qkv, None, None, *spec, list(route.picture), *offsets, *of_lengths)
 
 
 def _compute(route: Route, call: Call, q: Tensor, k: Tensor, v: Tensor, taps: Tensor | None) -> Tensor:

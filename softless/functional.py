@@ -48,7 +48,8 @@ def attention(
     torch.Size([2, 4, 100, 16])
 
     Args:
-        q: Queries [B, H, N, d]. q, k and v may also be packed sequences: jagged nested tensors [B, H, j, d].
+        q: Queries [B, H, N, d]. q, k and v may also be packed sequences: jagged nested tensors [B, H, j, d], as
+            `torch.nested.nested_tensor_from_jagged(tokens, cu_seqlens).transpose(1, 2)` makes them.
         k: Keys [B, G, M, d]. H must be a multiple of G: fewer key heads give grouped-query attention.
         v: Values [B, G, M, e].
         mechanism: A name from `list_mechanisms()`, or `mechanism(name, **options)`. Default: "inline".

@@ -134,8 +134,8 @@ def _in_place(
     tokens = [x._values.detach()[None] for x in packs]  # [1, H, T, d]
     call: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "backend": backend}
     route, _ = routes.find(tokens[0], tokens[1], tokens[2], mechanism, **call)
-    queries, keys = ((offsets, max(lengths_of(offsets), default=0)) for offsets in (of_q, of_k))
-    found = backends.packed_operator(route, tokens, queries, keys, recording=recording)
+    lengths = lengths_of(of_q), lengths_of(of_k)
+    found = backends.packed_operator(route, tokens, (of_q, of_k), lengths, recording=recording)
     if found is None:
         return None
     return _OnKernels.apply(*packs, *found) if recording else _nested(found[0].planned(*found[1])[0], of_q)

@@ -99,6 +99,13 @@ def test_wide_heads_are_summed_from_numbers_kept_per_query(monkeypatch):
     assert_each_as_alone("linear", draw((40, 3, 65), (40, 3, 65)), is_causal=False)
 
 
+@pytest.mark.parametrize("made", ["linear", "inline"])
+def test_lengths_that_fill_their_tiles_need_no_mask(made, monkeypatch):
+    monkeypatch.setattr(tiles, "WHOLE", 0)
+    assert_each_as_alone(made, draw((64, 0, 128), (64, 0, 128)), is_causal=False)
+    assert {key[-1] for key in attend_op.planned.plans} == {64}
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_nothing_is_padded(is_causal):
     qkv = draw((40, 2, 7), (40, 2, 7))

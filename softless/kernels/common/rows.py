@@ -57,13 +57,16 @@ class Packs(NamedTuple):
     k_offsets: Tensor
     longest_q: int
     longest_k: int
+    multiple: int  # a divisor of every length
 
 
-def packs_of(q_offsets: Tensor | None, k_offsets: Tensor | None, longest_q: int, longest_k: int) -> Packs | None:
+def packs_of(
+    q_offsets: Tensor | None, k_offsets: Tensor | None, longest_q: int, longest_k: int, multiple: int = 1
+) -> Packs | None:
     """Return the packs of an operator's arguments, or None if the batch is dense."""
     if q_offsets is None or k_offsets is None:
         return None
-    return Packs(q_offsets, k_offsets, longest_q, longest_k)
+    return Packs(q_offsets, k_offsets, longest_q, longest_k, multiple)
 
 
 @triton.jit

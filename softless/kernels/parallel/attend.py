@@ -68,7 +68,7 @@ class Operands(NamedTuple):
 
     def even(self, tokens: int, step: int) -> bool:
         """Whether all tiles are full."""
-        return self.packs is None and tokens % step == 0
+        return (tokens if self.packs is None else self.packs.multiple) % step == 0
 
     def columns(self, part: slice) -> "Operands":
         """Return the same arguments with only these value columns."""

@@ -5,7 +5,7 @@
 
 A packed projection [B, N, 3, H, d] is passed as q, with None for k and v. It is read in place, and its gradient is one
 packed tensor. `records` holds what the backward pass needs to know about the keys. Sequences of different lengths are
-q, k, v [1, H, T, d] with their offsets [B + 1] and the longest lengths.
+q, k, v [1, H, T, d] with their offsets [B + 1], the longest lengths and a divisor of all lengths.
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,11 @@ from softless.kernels.parallel.attend import Operands, Picture
 def attend_op(
     q: Tensor, k: Tensor | None, v: Tensor | None, key_mask: Tensor | None, taps: Tensor | None, phi_q: str, phi_k: str,
     reader: str, constant: bool, scale: float, t: float, picture: Sequence[int], q_offsets: Tensor | None = None,
-    k_offsets: Tensor | None = None, longest_q: int = 0, longest_k: int = 0,
+    k_offsets: Tensor | None = None, longest_q: int = 0, longest_k: int = 0, multiple: int = 1,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the output [B, H, N, e] and the records, absent if the backward pass needs none."""
-    spec, packs = (phi_q, phi_k, reader, constant, scale, t), packs_of(q_offsets, k_offsets, longest_q, longest_k)
+    spec = phi_q, phi_k, reader, constant, scale, t
+    packs = packs_of(q_offsets, k_offsets, longest_q, longest_k, multiple)
     x = _operands(dense_qkv(q, k, v), key_mask, taps, spec, picture, packs)
     return attend.forward(x)  # type: ignore[return-value]
 
@@ -38,10 +39,10 @@ def attend_backward_op(
     d_out: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, key_mask: Tensor | None, taps: Tensor | None,
     records: Tensor | None, phi_q: str, phi_k: str, reader: str, constant: bool, scale: float, t: float,
     picture: Sequence[int], q_offsets: Tensor | None = None, k_offsets: Tensor | None = None, longest_q: int = 0,
-    longest_k: int = 0,
+    longest_k: int = 0, multiple: int = 1,
 ) -> list[Tensor]:  # fmt: skip
     """Return the gradients of q, k and v, or of the packed projection, then that of the taps if there are any."""
-    qkv, packs = dense_qkv(q, k, v), packs_of(q_offsets, k_offsets, longest_q, longest_k)
+    qkv, packs = dense_qkv(q, k, v), packs_of(q_offsets, k_offsets, longest_q, longest_k, multiple)
     gradients, spec = gradients_like(qkv), (phi_q, phi_k, reader, constant, scale, t)
     x = _operands(qkv, key_mask, taps, spec, picture, packs)
     d_taps = attend.backward(d_out, x, present(records), *heads_of(gradients))
@@ -69,14 +70,14 @@ def _(d_out, q, k, v, key_mask, taps, *_):
 def _save(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:5], output[1], *inputs[12:14])  # the offsets
-    ctx.options, ctx.longest = inputs[5:12], inputs[14:]
+    ctx.options, ctx.lengths = inputs[5:12], inputs[14:]
 
 
 def _backward(ctx, d_out, _d_records):
     q, k, v, key_mask, taps, records, *offsets = ctx.saved_tensors
-    d_q, *rest = attend_backward_op(d_out, q, k, v, key_mask, taps, records, *ctx.options, *offsets, *ctx.longest)
+    d_q, *rest = attend_backward_op(d_out, q, k, v, key_mask, taps, records, *ctx.options, *offsets, *ctx.lengths)
     d_k, d_v = rest[:2] if k is not None else (None, None)
-    return d_q, d_k, d_v, None, None if taps is None else rest[-1], *[None] * (7 + len(offsets) + len(ctx.longest))
+    return d_q, d_k, d_v, None, None if taps is None else rest[-1], *[None] * (7 + len(offsets) + len(ctx.lengths))
 
 
 gradient("attend", _backward, _save)
