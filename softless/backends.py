@@ -9,6 +9,7 @@ backend="triton", need it.
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -99,6 +100,28 @@ def _compute(route: Route, call: Call, q: Tensor, k: Tensor, v: Tensor, taps: Te
     if taps is not None:
         out = out + local_residual(widen(v), widen(taps), (grid[0], grid[1]), prefix)
     return out.to(half) if half else out
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
+    """Normalize tokens on a kernel, or return None where torch is needed: for gradients, autocast and other GPUs."""
+    if not x.is_cuda or not starts_at_once(x, weight, bias) or torch._C._is_any_autocast_enabled():
+        return None
+    alike = all(each is None or each.dtype == x.dtype for each in (weight, bias))
+    if not alike or x.dtype == torch.float64 or not x.is_contiguous() or not has_evidence(x.device):
+        return None
+    from softless.kernels import norm
+
+    return norm.layer_norm(x, weight, bias, eps)[0] if x.numel() and x.shape[-1] <= norm.WIDEST else None
+
+
+@cache
+def has_evidence(device: torch.device) -> bool:
+    """Whether the kernels were measured on a GPU like this one."""
+    try:
+        from softless.kernels.common import choice
+    except ImportError:
+        return False
+    return choice.is_recorded(device)
 
 
 def heads_of(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:

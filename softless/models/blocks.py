@@ -16,6 +16,7 @@ from timm.models import register_notrace_module
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from softless.backends import layer_norm
 from softless.errors import ArgumentError
 from softless.mechanisms import Mechanism
 from softless.nn import Attention
@@ -59,15 +60,23 @@ def attention(plan: BlockConfig) -> Attention:
     )
 
 
+class LayerNorm(nn.LayerNorm):
+    """`torch.nn.LayerNorm`, on a faster kernel where no gradient is needed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = layer_norm(x, self.weight, self.bias, self.eps)
+        return super().forward(x) if out is None else out
+
+
 class Block(nn.Module):
     """Pre-norm attention and MLP. `attn` is called with tokens and their grid."""
 
     def __init__(self, plan: BlockConfig, attn: nn.Module, eps: float):
         super().__init__()
-        self.norm1 = nn.LayerNorm(plan.dim, eps)
+        self.norm1 = LayerNorm(plan.dim, eps)
         self.attn = attn
         self.drop_path = DropPath(plan.drop_path) if plan.drop_path else nn.Identity()
-        self.norm2 = nn.LayerNorm(plan.dim, eps)
+        self.norm2 = LayerNorm(plan.dim, eps)
         self.mlp = Mlp(plan.dim, plan.mlp_ratio * plan.dim, drop=plan.proj_drop)
 
     def forward(self, x: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
