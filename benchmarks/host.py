@@ -264,6 +264,12 @@ def fill_page() -> None:
     PAGE.write_text(fill(PAGE.read_text(), table(rows), MARKS))
 
 
+def write(path: Path, rows: list[Row]) -> None:
+    shown = [asdict(row) | {"holds": row.holds} for row in rows]
+    evidence = {"date": timestamp(), **circumstances("auto", "triton", "timm"), "rows": shown}
+    path.write_text(json.dumps(evidence, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--group", action="append", choices=GROUPS)
@@ -274,19 +280,17 @@ def main() -> None:
         fill_page()
         return
     groups = asked.group or ([name for name in GROUPS if name != "cpu"] if torch.cuda.is_available() else ["cpu"])
-    rows = []
+    rows: list[Row] = []
     for group in groups:
         for row in GROUPS[group]():
             rows.append(row)
+            if asked.json:
+                write(asked.json, rows)
             sign, mark = "<=" if row.most else ">=", "" if row.holds else "   missed"
             print(
                 f"{row.what:<64} {row.microseconds:10.1f} us {row.of_rival:10.1f} us {row.against:<18} "
                 f"{row.ratio:6.2f}x {sign} {row.bar}x{mark}", flush=True,
             )  # fmt: skip
-    if asked.json:
-        shown = [asdict(row) | {"holds": row.holds} for row in rows]
-        evidence = {"date": timestamp(), **circumstances("auto", "triton", "timm"), "rows": shown}
-        asked.json.write_text(json.dumps(evidence, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -53,8 +53,7 @@ def parallel(
         gain = scale / v.shape[-2] if reader == "subtract" else scale
         return _Subtract.apply(q, k, v, gain) if recorded else _subtract(q, _centered(k, v), gain)
     if reader == "divide" and not signed and readable(v):
-        with torch.no_grad():
-            sums = _sums(q, k, v)
+        sums = _sums(q.detach(), k.detach(), v.detach()) if recorded else _sums(q, k, v)
         if _in_range(sums[-1][..., -1], sums[-1]):
             return _Divide.apply(q, k, v, *sums) if recorded else _divide(sums)
     return None

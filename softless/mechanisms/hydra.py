@@ -3,14 +3,15 @@
     o_i = q^_i * sum_j k^_j * v_j          elementwise; q^ = q/|q|, k^ = k/|k| over all H d channels
 
 There is no normalizer: the output is a sum over tokens and grows with their number. Where all queries see the same
-keys, the sum is one product with a row of ones. Hydra has one weight matrix per channel, not one per head: A^c_ij =
-q^_ic k^_jc, so `attention_weights` returns [B, H d, N, M].
+keys, the sum is one product with a row of ones; causal sums are running sums. Hydra has one weight matrix per channel,
+not one per head: A^c_ij = q^_ic k^_jc, so `attention_weights` returns [B, H d, N, M].
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from softless.algebra.direct import BLOCK
@@ -29,7 +30,6 @@ class Hydra(Kernelized):
     cost: ClassVar[str] = "O(N d)"
     paper: ClassVar[str] = "Bolya et al. 2022, arXiv 2209.07484"
     reader: ClassVar[str] = "none"
-    chunk: ClassVar[int] = 8
 
     def features_q(self, q: Tensor, call: Call) -> Tensor:
         return q  # unit vectors already, spread to heads of width one
@@ -52,9 +52,9 @@ class Hydra(Kernelized):
         return _gather(super().combine(weights, _channels(repeat_heads(v, heads)), call), heads)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        if call.is_causal:
-            return _gather(super().attend(*_spread(q, k, v), call), q.shape[1])
         k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+        if call.is_causal:
+            return call.scale * _unit(q) * _running(_unit(k) * v, q.shape[2], call.key_mask)
         seen = k.new_ones(1, k.shape[2]) if call.key_mask is None else call.key_mask.to(k.dtype)[:, None, None]
         if eager() and readable(v) and max(q.shape[2], k.shape[2]) > LONG and not recording(q, k, v):
             return _in_blocks(q, k, v, seen, call.scale)
@@ -66,12 +66,26 @@ class Hydra(Kernelized):
         out, state = super().attend_with_state(*_spread(q, k, v), state, call)
         return _gather(out, q.shape[1]), state
 
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call) -> Tensor:
+        """As in `attend`, with heads of width one and the sum of the tokens before."""
+        total = _running(k * v, q.shape[2], call.key_mask)
+        if state is not None:
+            total = total + state.comoment + (state.n[..., None] * state.k_mean * state.v_mean)[..., None, :]
+        return call.scale * q * total
+
     def attend_to_state(self, q: Tensor, k: Tensor, v: Tensor, state: State, call: Call) -> Tensor:
         return _gather(super().attend_to_state(*_spread(q, k, v), state, call), q.shape[1])
 
 
 def _unit(x: Tensor) -> Tensor:
     return unit(x, (1, 3))  # over all channels of a token
+
+
+def _running(x: Tensor, queries: int, key_mask: Tensor | None) -> Tensor:
+    """Return the sum of all tokens up to each of the last `queries` ones, [B, H, N, d]; hidden tokens add nothing."""
+    if key_mask is not None:
+        x = x * key_mask.to(x.dtype)[:, None, :, None]
+    return F.pad(x, (0, 0, max(0, queries - x.shape[2]), 0)).cumsum(2)[:, :, -queries:]
 
 
 def _in_blocks(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:

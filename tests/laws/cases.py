@@ -19,7 +19,7 @@ from tests.laws import oracle, oracle_scored
 from tests.variants import ALWAYS, WITH_EXAMPLES
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-EDGES = (1, 2, 3, 7, 17, 63, 64, 65, 127, 128, 129, 130, 131, 193, 257)  # a chunk is 64 tokens, hydra's 8
+EDGES = (1, 2, 3, 7, 17, 63, 64, 65, 127, 128, 129, 130, 131, 193, 257)  # a chunk is 64 tokens
 
 
 class Case(NamedTuple):
