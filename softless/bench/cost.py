@@ -27,6 +27,7 @@ from softless.bench.stopwatch import shortage
 from softless.errors import ArgumentError, UnsupportedError
 from softless.functional import attention, attention_weights, attention_with_state
 from softless.mechanisms import Call, Mechanism, resolve
+from softless.mechanisms.hydra import Hydra
 from softless.validation import resolve_scale
 
 SCHEMA = "softless.explain/1"
@@ -212,7 +213,8 @@ def weights_shortage(mechanism: Mechanism, terms: Terms) -> str | None:
 def flops(mechanism: Mechanism, terms: Terms) -> int:
     """Return the FLOPs of the matrix products in one call of `attention`."""
     _check(terms.shape)
-    with FakeTensorMode(), FlopCounterMode(display=False, custom_mapping=MISSED) as counter:
+    counted = MISSED | RUNNING if isinstance(mechanism, Hydra) else MISSED
+    with FakeTensorMode(), FlopCounterMode(display=False, custom_mapping=counted) as counter:
         q, k, v, inputs = _tensors(mechanism, terms)
         grid = picture(mechanism, terms.shape.queries)
         attention(q, k, v, mechanism, inputs=inputs, is_causal=terms.is_causal, grid=grid, backend="torch")
@@ -224,6 +226,12 @@ def _pairs(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object
     return 2 * q.numel() // q[3] * k[2] * (q[3] + v[3])
 
 
+def _running_sum(x: torch.Size, *_: object, **__: object) -> int:
+    """Return the FLOPs of a running sum: those of a product with a row of ones, which it is where nothing is causal."""
+    return 2 * x.numel()
+
+
+RUNNING = {torch.ops.aten.cumsum: _running_sum}
 MISSED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _pairs}  # torch 2.11 does not count it
 
 
