@@ -61,6 +61,30 @@ def causal(made: Mechanism) -> Callable:
     return call
 
 
+def packed(made: Mechanism, longest: int, *, is_causal: bool = False) -> Callable:
+    """Two sequences in one row, forward and backward."""
+
+    def call(width: int, dtype: torch.dtype) -> None:
+        from softless.kernels.causal.ops import NOTHING, causal_op
+        from softless.kernels.parallel.ops import attend_op
+
+        qkv = [torch.empty(1, 1, longest + 5, width, dtype=dtype, requires_grad=True) for _ in "qkv"]
+        offsets, spec = torch.tensor([0, 5, longest + 5]), made.kernel_spec(width**-0.5)
+        if is_causal:
+            out = causal_op(*qkv, None, *NOTHING, *spec[:5], True, offsets, longest)[0]
+        else:
+            out = attend_op(*qkv, None, None, *spec, [0, 0, 0], offsets, offsets, longest, longest)[0]
+        torch.autograd.grad(out, qkv, torch.empty_like(out))
+
+    return call
+
+
+def norm(width: int, dtype: torch.dtype) -> None:
+    from softless.kernels.norm import layer_norm
+
+    layer_norm(torch.empty(9, width, dtype=dtype), *torch.empty(2, width, dtype=dtype).unbind(), 1e-6)
+
+
 def memory(width: int, dtype: torch.dtype) -> None:
     from softless.kernels.delta.ops import delta
 
@@ -86,6 +110,10 @@ FAMILIES = {
     "causal": Family(causal(LINEAR), WALKS),
     "causal inline": Family(causal(INLINE), WALKS | {"forward_kernel"}),
     "causal taylor": Family(causal(TAYLOR), WALKS | {"forward_kernel"}),
+    "packed": Family(packed(LINEAR, 1000), {"observe_kernel", "read_kernel", "key_gradient_kernel"}),
+    "packed whole": Family(packed(INLINE, 197), set()),
+    "packed causal": Family(packed(LINEAR, 5200, is_causal=True), WALKS - {"decode_kernel"}),
+    "norm": Family(norm, {"norm_kernel"}),
     "delta": Family(memory, {"solve_kernel", "walk_kernel", "walk_back_kernel", "gradient_kernel"}),
 }
 every_target = pytest.mark.parametrize("target", ahead.TARGETS)
@@ -111,9 +139,10 @@ def test_the_forward_pass_compiles_for_every_gpu(target):
 
 @pytest.mark.parametrize(
     ("target", "dtype", "width", "family"),
-    [("sm_86", "fp16", 128, "spans inline"), ("gfx942", "bf16", 64, "local spans")],
-)
-def test_kernels_whose_tiles_are_smaller_than_on_an_h200_fit(target, dtype, width, family):
+    [("sm_86", "fp16", 128, "spans inline"), ("gfx942", "bf16", 64, "local spans"), ("sm_80", "bf16", 64, "packed"),
+     ("sm_89", "bf16", 32, "packed causal"), ("gfx942", "bf16", 64, "norm")],
+)  # fmt: skip
+def test_a_selection_of_kernels_fits(target, dtype, width, family):
     assert_fits(target, FAMILIES[family], width, DTYPES[dtype])
 
 
