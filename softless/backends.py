@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from softless.algebra.kernel_spec import RULES, KernelSpec
-from softless.algebra.modes import in_forward_mode, starts_at_once
+from softless.algebra.modes import in_forward_mode, recording, starts_at_once
 from softless.algebra.neighbors import local_residual
 from softless.algebra.state import State, keep
 from softless.errors import BackendError
@@ -63,7 +63,7 @@ def packed_operator(
     offsets: tuple[Tensor, Tensor],
     lengths: tuple[Sequence[int], Sequence[int]],
     *,
-    recording: bool,
+    recorded: bool,
 ) -> tuple[Any, tuple[Any, ...]] | None:
     """Return the kernels' operator for sequences in q, k, v [1, H, T, d], and its arguments; None where torch runs.
 
@@ -75,7 +75,7 @@ def packed_operator(
     if route.call.is_causal:
         from softless.kernels.causal.ops import NOTHING, causal_op
 
-        return causal_op, (*qkv, None, *NOTHING, *spec[:5], recording, offsets[1], max(lengths[1]))
+        return causal_op, (*qkv, None, *NOTHING, *spec[:5], recorded, offsets[1], max(lengths[1]))
     from softless.kernels.parallel.ops import attend_op
 
     full = all(n % LARGEST_TILE == 0 for each in lengths for n in each)
@@ -269,8 +269,7 @@ def _run_with_state(
         return delta(q, k, v, call.inputs["beta"], call.key_mask, state, spec.reader, spec.scale)
     from softless.kernels.causal.ops import continued, plan_of_step
 
-    recording = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *(state or ())))
-    step = q.shape[2] == k.shape[2] == 1 and state is not None and not recording
+    step = q.shape[2] == k.shape[2] == 1 and state is not None and not recording(q, k, v, *state)
     if step and state is not None and starts_at_once(q, k, v, *state):
         route.plan = plan_of_step(q, k, v, call.key_mask, state, spec)
     return continued(q, k, v, call.key_mask, state, spec, step)

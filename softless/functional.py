@@ -66,7 +66,7 @@ def attention(
         The output [B, H, N, e]. A query that sees no key gives zeros.
     """
     options: dict[str, Any] = {"key_mask": key_mask, "scale": scale, "inputs": inputs, "grid": grid, "backend": backend}
-    if packed.among(q, k, v):  # pads the sequences, and calls this function with a key mask
+    if packed.among(q, k, v):  # without kernels, this pads the sequences and calls this function with a key mask
         return packed.attend(attention, q, k, v, mechanism, is_causal=is_causal, bias=bias, **options)
     q, k, v = backends.autocast(q, k, v)
     route, call = routes.find(q, k, v, mechanism, is_causal=is_causal, bias=bias, **options)

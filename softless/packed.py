@@ -19,7 +19,7 @@ from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from softless import backends, routes
-from softless.algebra.modes import is_watched
+from softless.algebra.modes import is_watched, recording
 from softless.algebra.state import State
 from softless.errors import ArgumentError
 from softless.mechanisms import Mechanism, resolve
@@ -120,7 +120,7 @@ def attend(
 def _in_place(
     q: Tensor, k: Tensor, v: Tensor, mechanism: str | Mechanism, is_causal: bool, scale: float | None, backend: str
 ) -> Tensor | None:
-    """Return the output of the kernels, or None where they do not run or would need other numbers than q, k and v."""
+    """Return the output of the kernels, or None where they do not run."""
     if is_watched() or not _are_plain(q, k, v):
         return None
     q, k, v = backends.autocast(q, k, v)
@@ -130,15 +130,15 @@ def _in_place(
     of_q, of_k, of_v = (x._offsets for x in packs)
     if len(of_q) != len(of_k) or not _agree(of_k, of_v) or (is_causal and not _agree(of_q, of_k)):
         return None
-    recording = torch.is_grad_enabled() and any(x.requires_grad for x in packs)
+    recorded = recording(*packs)
     tokens = [x._values.detach()[None] for x in packs]  # [1, H, T, d]
     call: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "backend": backend}
     route, _ = routes.find(tokens[0], tokens[1], tokens[2], mechanism, **call)
     lengths = lengths_of(of_q), lengths_of(of_k)
-    found = backends.packed_operator(route, tokens, (of_q, of_k), lengths, recording=recording)
+    found = backends.packed_operator(route, tokens, (of_q, of_k), lengths, recorded=recorded)
     if found is None:
         return None
-    return _OnKernels.apply(*packs, *found) if recording else _nested(found[0].planned(*found[1])[0], of_q)
+    return _OnKernels.apply(*packs, *found) if recorded else _nested(found[0].planned(*found[1])[0], of_q)
 
 
 def _agree(a: Tensor, b: Tensor) -> bool:

@@ -21,7 +21,7 @@ from softless.kernels.causal.states import Memory, prefix_kernel, segment_kernel
 from softless.kernels.common import tiles
 from softless.kernels.common.features import may_cancel, named
 from softless.kernels.common.launch import as_triton, block, launch
-from softless.kernels.common.rows import Packs, Rows, mask_of, rows
+from softless.kernels.common.rows import Packs, mask_of, rows, rows_of, sequences
 from softless.kernels.common.tiles import Tile
 
 LINE = 128  # numbers per program, of the D E + D + E that the sums of a segment have
@@ -52,10 +52,9 @@ def extent(x: Tensor, packs: Packs | None) -> tuple[int, int]:
 
 
 def segments_of(q: Tensor, packs: Packs | None) -> tuple[int, int]:
-    """Return (segments per head, tokens per segment); packed sequences count as so many of the longest."""
+    """Return (segments per head, tokens per segment)."""
     tokens = extent(q, packs)[1]
-    sequences = q.shape[0] if packs is None else -(-q.shape[2] // max(tokens, 1))
-    return causal_tiles.cut(tokens, sequences * q.shape[1], q.shape[3])
+    return causal_tiles.cut(tokens, sequences(q, packs, tokens) * q.shape[1], q.shape[3])
 
 
 def past_like(k: Tensor, v: Tensor, *states: int, packs: Packs | None = None) -> Past:
@@ -63,10 +62,6 @@ def past_like(k: Tensor, v: Tensor, *states: int, packs: Packs | None = None) ->
     heads, d, e = (extent(k, packs)[0], k.shape[1], *states), k.shape[3], v.shape[3]
     shapes = ((*heads, d), (*heads, e), (*heads, d, e))
     return Past(k.new_empty(heads, dtype=torch.int64), *(k.new_empty(shape, dtype=torch.float32) for shape in shapes))
-
-
-def rows_of(packs: Packs | None, *tensors: Tensor) -> tuple[Rows, ...]:
-    return tuple(rows(x, packed=packs is not None) for x in tensors)
 
 
 def offsets_of(packs: Packs | None) -> Tensor | None:

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from softless.algebra.kernel_spec import KernelSpec
+from softless.algebra.modes import recording
 from softless.algebra.state import State
 from softless.kernels.causal import attend as causal_attend
 from softless.kernels.causal.attend import Past, Sums, past_like
@@ -34,8 +35,7 @@ from softless.kernels.common.rows import dense, output_like, packs_of
 
 def causal(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, spec: KernelSpec) -> Tensor:
     """Return the output of a sequence. Its State is kept only for the backward pass."""
-    final = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    return causal_op(dense(q), dense(k), dense(v), key_mask, *NOTHING, *spec[:5], final)[0]
+    return causal_op(dense(q), dense(k), dense(v), key_mask, *NOTHING, *spec[:5], recording(q, k, v))[0]
 
 
 def continued(

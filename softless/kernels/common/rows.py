@@ -60,6 +60,15 @@ class Packs(NamedTuple):
     multiple: int  # a divisor of every length
 
 
+def rows_of(packs: Packs | None, *tensors: Tensor) -> tuple[Rows, ...]:
+    return tuple(rows(x, packed=packs is not None) for x in tensors)
+
+
+def sequences(x: Tensor, packs: Packs | None, longest: int) -> int:
+    """Return how many sequences of the longest length have as many tokens as x."""
+    return x.shape[0] if packs is None else -(-x.shape[2] // max(longest, 1))
+
+
 def packs_of(
     q_offsets: Tensor | None, k_offsets: Tensor | None, longest_q: int, longest_k: int, multiple: int = 1
 ) -> Packs | None:

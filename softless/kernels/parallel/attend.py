@@ -15,7 +15,7 @@ from softless.algebra.kernel_spec import KernelSpec
 from softless.kernels.common import tiles
 from softless.kernels.common.features import may_cancel, named
 from softless.kernels.common.launch import as_triton, block, launch
-from softless.kernels.common.rows import Packs, Rows, dense, mask_of, numbers, output_like, rows
+from softless.kernels.common.rows import Packs, Rows, dense, mask_of, numbers, output_like, rows_of, sequences
 from softless.kernels.common.tiles import Tile, finer, slice_width, spans, tile
 from softless.kernels.parallel.gradients import key_gradient_kernel, query_gradient_kernel, query_sums_kernel
 from softless.kernels.parallel.observe import merge_kernel, observe_kernel
@@ -53,18 +53,17 @@ class Operands(NamedTuple):
         return self.packs.q_offsets.shape[0] - 1, self.packs.longest_q, self.packs.longest_k
 
     def rows(self, *tensors: Tensor) -> tuple[Rows, ...]:
-        return tuple(rows(x, packed=self.packs is not None) for x in tensors)
+        return rows_of(self.packs, *tensors)
 
     @property
     def offsets(self) -> tuple[Tensor | None, Tensor | None]:
         return (None, None) if self.packs is None else self.packs[:2]
 
     def spans(self, x: Tensor, step: int, programs: int = tiles.PROGRAMS) -> tuple[int, int]:
-        """Return (span, splits) of the tokens of q or k; packed sequences count as so many of the longest."""
+        """Return (span, splits) of the tokens of q or k."""
         _, queries, keys = self.extent
         longest = queries if x is self.q else keys
-        sequences = x.shape[0] if self.packs is None else -(-x.shape[2] // max(longest, 1))
-        return spans(longest, sequences * x.shape[1], step, programs)
+        return spans(longest, sequences(x, self.packs, longest) * x.shape[1], step, programs)
 
     def even(self, tokens: int, step: int) -> bool:
         """Whether all tiles are full."""
