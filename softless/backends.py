@@ -73,8 +73,10 @@ def packed_operator(
     if spec is None or spec.reader in RULES or transformed(route.backend, *qkv):
         return None
     if route.call.is_causal:
-        from softless.kernels.causal.ops import NOTHING, causal_op
+        from softless.kernels.causal.ops import NOTHING, causal_op, exponential_op
 
+        if spec.phi_k == "exp":
+            return exponential_op, (*qkv, None, spec.reader, spec.t, offsets[1], max(lengths[1]))
         return causal_op, (*qkv, None, *NOTHING, *spec[:5], recorded, offsets[1], max(lengths[1]))
     from softless.kernels.parallel.ops import attend_op
 
@@ -138,12 +140,22 @@ def attend_with_state(
         mask = () if call.key_mask is None else (call.key_mask,)
         out, *after = route.plan([q, k, v, *mask, *state[:4]])
         return out, State._make((*after, state.shift))
-    if route.spec is not None and not transformed(route.backend, q, k, v, *call.inputs.values(), *(state or ())):
+    if carries_state(route) and not transformed(route.backend, q, k, v, *call.inputs.values(), *(state or ())):
+        assert route.spec is not None
         return _run_with_state(route, route.spec, call, q, k, v, state)
     k, v = hide(k, call.key_mask), hide(v, call.key_mask)
     with full_precision(q):
         out, state = route.mechanism.attend_with_state(widen(q), widen(k), widen(v), state, call)
     return out.to(q.dtype), state
+
+
+def carries_state(route: Route) -> bool:
+    """Return whether the kernels carry the state of this mechanism."""
+    if route.spec is None or "exp" not in (route.spec.phi_q, route.spec.phi_k):
+        return route.spec is not None
+    if route.backend == "triton":
+        raise cannot_run("the kernels carry no state of exponential features")
+    return False
 
 
 def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:

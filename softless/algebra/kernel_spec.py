@@ -13,4 +13,4 @@ class KernelSpec(NamedTuple):
     reader: str  # divide | subtract | channel | none, or one of RULES
     constant: bool = False  # the features are [1, phi]: Taylor attention
     scale: float = 1.0
-    t: float = 1.0  # of exp(t x); the causal kernels have no exp and ignore it
+    t: float = 1.0  # of exp(t x)

@@ -216,6 +216,7 @@ FAMILIES: dict[str, Family] = {
     "causal linear": _plain("linear", is_causal=True),
     "causal inline": _plain("inline", is_causal=True),
     "causal taylor": _plain("taylor", is_causal=True),
+    "causal efficient": _plain("efficient", is_causal=True),
     "a state": Family(_plain("linear").draw, _stateful),
     "delta": _rule("delta"),
     "efla": _rule("efla"),

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(
 TENSOR_MEMORY = 512  # columns, of compute capability 10.0
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LINEAR, INLINE, TAYLOR, EFFICIENT = (mechanism(name) for name in ("linear", "inline", "taylor", "efficient"))
+EXP = mechanism("linear", phi="exp")
 
 
 class Family(NamedTuple):
@@ -61,6 +62,16 @@ def causal(made: Mechanism) -> Callable:
     return call
 
 
+def exponential(width: int, dtype: torch.dtype) -> None:
+    """Two segments, forward and backward, of both readers."""
+    from softless.kernels.causal.ops import causal
+
+    for made in (EFFICIENT, EXP):
+        qkv = [torch.empty(1, 1, 40 * max(width, 32), width, dtype=dtype, requires_grad=True) for _ in "qkv"]
+        out = causal(*qkv, None, made.kernel_spec(1.0))
+        torch.autograd.grad(out, qkv, torch.empty_like(out))
+
+
 def packed(made: Mechanism, longest: int, *, is_causal: bool = False) -> Callable:
     """Two sequences in one row, forward and backward."""
 
@@ -96,6 +107,7 @@ def memory(width: int, dtype: torch.dtype) -> None:
 
 WALKS = {"segment_kernel", "prefix_kernel", "query_gradient_kernel", "sums_kernel", "later_kernel",
          "key_gradient_kernel", "decode_kernel"}  # fmt: skip
+EXPONENTIAL = {f"exponential_{part}kernel" for part in ("", "sums_", "scan_", "query_", "later_", "key_")}
 FAMILIES = {
     "whole": Family(parallel(LINEAR, 197), set()),
     "whole inline": Family(parallel(INLINE, 197), set()),
@@ -110,6 +122,7 @@ FAMILIES = {
     "causal": Family(causal(LINEAR), WALKS),
     "causal inline": Family(causal(INLINE), WALKS | {"forward_kernel"}),
     "causal taylor": Family(causal(TAYLOR), WALKS | {"forward_kernel"}),
+    "causal exponential": Family(exponential, EXPONENTIAL),
     "packed": Family(packed(LINEAR, 1000), {"observe_kernel", "read_kernel", "key_gradient_kernel"}),
     "packed whole": Family(packed(INLINE, 197), set()),
     "packed causal": Family(packed(LINEAR, 5200, is_causal=True), WALKS - {"decode_kernel"}),
@@ -140,7 +153,8 @@ def test_the_forward_pass_compiles_for_every_gpu(target):
 @pytest.mark.parametrize(
     ("target", "dtype", "width", "family"),
     [("sm_86", "fp16", 128, "spans inline"), ("gfx942", "bf16", 64, "local spans"), ("sm_80", "bf16", 64, "packed"),
-     ("sm_89", "bf16", 32, "packed causal"), ("gfx942", "bf16", 64, "norm")],
+     ("sm_89", "bf16", 32, "packed causal"), ("gfx942", "bf16", 64, "norm"),
+     ("sm_86", "bf16", 64, "causal exponential")],
 )  # fmt: skip
 def test_a_selection_of_kernels_fits(target, dtype, width, family):
     assert_fits(target, FAMILIES[family], width, DTYPES[dtype])

@@ -76,9 +76,9 @@ REFUSED = {
     "float64": (mechanism("linear"), {"dtype": torch.float64}, "float16, bfloat16 and float32, .* torch.float64"),
     "a wide query": (mechanism("linear"), {"dims": (257, 4)}, "up to 256, and q has 257, v has 4"),
     "a wide value": (mechanism("linear"), {"dims": (4, 257)}, "up to 256, and q has 4, v has 257"),
-    "causal exp": (mechanism("linear", phi="exp"), {"is_causal": True}, "no running maximum for exponential"),
-    "causal exp of keys": (mechanism("inline", phi_k="exp"), {"is_causal": True}, "no running maximum"),
-    "causal efficient": (mechanism("efficient"), {"is_causal": True}, "no running maximum"),
+    "causal exp": (mechanism("inline", phi="exp"), {"is_causal": True}, "exp by exp, .* got .*'subtract'"),
+    "causal exp of keys": (mechanism("linear", phi_k="exp"), {"is_causal": True}, "exp by exp, .* phi_q 'elu'"),
+    "wide causal exp": (mechanism("efficient"), {"is_causal": True, "dims": (129, 4)}, "up to 128, and q has 129"),
     "causal with more keys": (mechanism("linear"), {"is_causal": True, "keys": 5}, "as many queries .* got 3 and 5"),
 }
 

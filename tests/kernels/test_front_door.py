@@ -10,10 +10,12 @@ from tests.kernels.cases import draw
 pytestmark = pytest.mark.kernels
 
 CAUSAL = ("linear", "inline", "taylor", mechanism("linear", phi="relu", normalize="none"))
-every_mechanism = pytest.mark.parametrize("made", CAUSAL, ids=["linear", "inline", "taylor", "none"])
+NAMES = ("linear", "inline", "taylor", "none")
+EXP = mechanism("linear", phi="exp")
+every_mechanism = pytest.mark.parametrize("made", CAUSAL, ids=NAMES)
 
 
-@every_mechanism
+@pytest.mark.parametrize("made", [*CAUSAL, "efficient", EXP], ids=[*NAMES, "efficient", "exp"])
 def test_a_causal_call_on_the_kernels_matches_its_weights(made):
     q, k, v = draw(70, heads=4, groups=2, batch=2)
     mask = torch.arange(70) >= torch.tensor([[3], [0]])
@@ -38,12 +40,19 @@ def test_a_prompt_and_single_tokens_match_one_call_on_both_backends(made, backen
     assert (torch.cat(found, 2) - exact).abs().max() <= 1e-5 * (1 + exact.abs().max())
 
 
+def test_exponential_features_continue_in_torch_and_triton_says_so():
+    q, k, v = draw(5)
+    with pytest.raises(BackendError, match="cannot run: the kernels carry no state of exponential features"):
+        attention_with_state(q, k, v, EXP, backend="triton")
+    assert torch.equal(attention_with_state(q, k, v, EXP)[0], attention_with_state(q, k, v, EXP, backend="torch")[0])
+
+
 @pytest.mark.parametrize(
     ("made", "word", "shape", "call"),
     [
         ("linear", "torch.float64", {"dtype": torch.float64}, {}),
         ("linear", "257", {"dims": (257, 257)}, {}),
-        (mechanism("linear", phi="exp"), "exponential", {}, {"is_causal": True}),
+        (mechanism("inline", phi="exp"), "exponential", {}, {"is_causal": True}),
         ("linear", "3 and 5", {"keys": 5}, {"is_causal": True}),
         ("threshold", "threshold", {}, {}),
     ],

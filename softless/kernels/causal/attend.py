@@ -14,6 +14,15 @@ from torch import Tensor
 
 from softless.algebra.kernel_spec import KernelSpec
 from softless.kernels.causal import tiles as causal_tiles
+from softless.kernels.causal.exponential import (
+    Gathered,
+    exponential_kernel,
+    exponential_key_kernel,
+    exponential_later_kernel,
+    exponential_query_kernel,
+    exponential_scan_kernel,
+    exponential_sums_kernel,
+)
 from softless.kernels.causal.forward import decode_kernel, forward_kernel, plain_kernel
 from softless.kernels.causal.key_gradient import key_gradient_kernel, later_kernel, sums_kernel
 from softless.kernels.causal.query_gradient import query_gradient_kernel
@@ -251,3 +260,106 @@ def _later(
         PIECES=causal_tiles.PIECES, SHARED=shared, BLOCK=LINE, STAGES=AHEAD, num_warps=1,
     )  # fmt: skip
     return later
+
+
+class SumsInUnits(NamedTuple):
+    """The sums of `exponential`, for each segment of each head: S [., d, e], y [., e], Z | u | n [., 2 d + 1]."""
+
+    outer: Tensor
+    values: Tensor
+    rest: Tensor
+
+    def columns(self, part: slice) -> "SumsInUnits":
+        return SumsInUnits(self.outer[..., part], self.values[..., part], self.rest)
+
+
+def sums_like(q: Tensor, v: Tensor, heads: int, packs: Packs | None) -> SumsInUnits:
+    """Allocate the sums of these many heads."""
+    rows, d, e = (extent(q, packs)[0], heads, segments_of(q, packs)[0]), q.shape[3], v.shape[3]
+    return SumsInUnits(*(q.new_empty(*rows, *shape, dtype=torch.float32) for shape in ((d, e), (e,), (2 * d + 1,))))
+
+
+def gathered(sums: SumsInUnits | None) -> Gathered | None:
+    return None if sums is None else Gathered(*sums, sums.outer.stride(-2))
+
+
+def scanned(sums: SumsInUnits, *, reverse: bool) -> SumsInUnits:
+    """Return the sums of all segments before each one, or after it."""
+    before, (batch, heads, segments, d, e) = SumsInUnits(*map(torch.empty_like, sums)), sums.outer.shape
+    launch(
+        exponential_scan_kernel, batch * heads * -(-d // CHANNELS), gathered(sums), gathered(before), segments, D=d,
+        E=e, BE=block(e), ROWS=CHANNELS, REVERSE=reverse, num_warps=2,
+    )  # fmt: skip
+    return before
+
+
+def exponential_forward(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, out: Tensor, spec: KernelSpec, packs: Packs | None
+) -> SumsInUnits | None:
+    """Fill `out`, for keys that are exponential; return the sums before each segment if there are several."""
+    (segments, length), batch = segments_of(q, packs), extent(q, packs)[0]
+    size = walk(causal_tiles.FORWARD, q, v, q.dtype)
+    blocks, before = -(-v.shape[3] // size["BE"]), None
+    if segments > 1:
+        sums = sums_like(q, v, k.shape[1], packs)
+        launch(
+            exponential_sums_kernel, batch * k.shape[1] * (segments - 1) * blocks, *rows_of(packs, k, v),
+            mask_of(key_mask), offsets_of(packs), gathered(sums), k.shape[1], k.shape[2], segments, length, spec.t,
+            **size,
+        )  # fmt: skip
+        before = scanned(sums, reverse=False)
+    launch(
+        exponential_kernel, batch * q.shape[1] * segments * blocks, *rows_of(packs, q, k, v, out), mask_of(key_mask),
+        offsets_of(packs), gathered(before), q.shape[1], q.shape[2], segments, length, spec.t,
+        SHARED=q.shape[1] // k.shape[1], READER=spec.reader, **size,
+    )  # fmt: skip
+    return before
+
+
+def exponential_backward(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, key_mask: Tensor | None, before: SumsInUnits | None,
+    filled: tuple[Tensor, Tensor, Tensor], spec: KernelSpec, packs: Packs | None,
+) -> None:  # fmt: skip
+    """Fill the gradients of q, and those of k and v for every query head: [B, H, N, d], [B, H, N, e]."""
+    e, columns = v.shape[3], choose(causal_tiles.QUERIES, q, v, q.dtype).columns
+    if e <= columns:
+        return _exponential_backward(q, k, v, d_out, key_mask, before, filled, spec, packs)
+    dq, dk = (torch.zeros_like(x, dtype=torch.float32) for x in filled[:2])
+    share_q, share_k = torch.empty_like(dq), torch.empty_like(dk)
+    for at in range(0, e, columns):
+        part = slice(at, at + columns)
+        into, past = (share_q, share_k, filled[2][..., part]), None if before is None else before.columns(part)
+        _exponential_backward(q, k, v[..., part], d_out[..., part], key_mask, past, into, spec, packs)
+        dq += share_q
+        dk += share_k
+    filled[0].copy_(dq)
+    filled[1].copy_(dk)
+    return None
+
+
+def _exponential_backward(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, key_mask: Tensor | None, before: SumsInUnits | None,
+    filled: tuple[Tensor, Tensor, Tensor], spec: KernelSpec, packs: Packs | None,
+) -> None:  # fmt: skip
+    """`exponential_backward` for value columns that fit into one program."""
+    (segments, length), batch, heads = segments_of(q, packs), extent(q, packs)[0], q.shape[1]
+    width = k.shape[3] if spec.reader == "channel" else 1
+    scalars = q.new_empty(q.shape[0], heads, 2, q.shape[2], width, dtype=torch.float32)
+    shared, cut = {"SHARED": heads // k.shape[1], "READER": spec.reader}, (heads, q.shape[2], segments, length, spec.t)
+    launch(
+        exponential_query_kernel, batch * heads * segments, *rows_of(packs, q, k, v, d_out, filled[0]),
+        mask_of(key_mask), offsets_of(packs), gathered(before), scalars, *cut, **shared,
+        **walk(causal_tiles.QUERIES, q, v, q.dtype),
+    )  # fmt: skip
+    size, later = walk(causal_tiles.KEYS, q, v, q.dtype), None
+    if segments > 1:
+        sums = sums_like(q, v, heads, packs)
+        launch(
+            exponential_later_kernel, batch * heads * (segments - 1), *rows_of(packs, q, d_out), offsets_of(packs),
+            scalars, gathered(sums), *cut, READER=spec.reader, **size,
+        )  # fmt: skip
+        later = scanned(sums, reverse=True)
+    launch(
+        exponential_key_kernel, batch * heads * segments, *rows_of(packs, q, k, v, d_out, *filled[1:]),
+        mask_of(key_mask), offsets_of(packs), scalars, gathered(later), *cut, **shared, **size,
+    )  # fmt: skip

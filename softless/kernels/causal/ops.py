@@ -27,7 +27,7 @@ from softless.algebra.kernel_spec import KernelSpec
 from softless.algebra.modes import recording
 from softless.algebra.state import State
 from softless.kernels.causal import attend as causal_attend
-from softless.kernels.causal.attend import Past, Sums, past_like
+from softless.kernels.causal.attend import Past, Sums, SumsInUnits, past_like
 from softless.kernels.common.launch import absent, fake, gradient, no_gradient, operator
 from softless.kernels.common.plan import Plan
 from softless.kernels.common.rows import dense, output_like, packs_of
@@ -35,6 +35,8 @@ from softless.kernels.common.rows import dense, output_like, packs_of
 
 def causal(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, spec: KernelSpec) -> Tensor:
     """Return the output of a sequence. Its State is kept only for the backward pass."""
+    if spec.phi_k == "exp":
+        return exponential_op(dense(q), dense(k), dense(v), key_mask, spec.reader, spec.t)[0]
     return causal_op(dense(q), dense(k), dense(v), key_mask, *NOTHING, *spec[:5], recording(q, k, v))[0]
 
 
@@ -54,6 +56,8 @@ def plan_of_causal(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, spe
     """Return the steps of `causal` without gradients, if it copies none of these tensors."""
     if not all(x.stride(-1) == 1 for x in (q, k, v)):
         return None
+    if spec.phi_k == "exp":
+        return exponential_op.planned.plan(q, k, v, key_mask, spec.reader, spec.t)
     return causal_op.planned.plan(q, k, v, key_mask, None, None, None, None, *spec[:5], False)
 
 
@@ -209,3 +213,70 @@ def _differentiate(ctx: Any, d_out: Tensor | None, _n: None, *state: Tensor | No
 gradient("causal", _differentiate, _save)
 no_gradient("causal_step")
 no_gradient("causal_backward")
+
+
+@operator("causal_exponential")
+def exponential_op(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, reader: str, t: float, offsets: Tensor | None = None,
+    longest: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return out, and the sums before each of several segments."""
+    out, packs = output_like(q, v.shape[3]), packs_of(offsets, offsets, longest, longest)
+    sums = causal_attend.exponential_forward(q, k, v, key_mask, out, _exponential(reader, t), packs)
+    return out, *(sums or (None, None, None))
+
+
+@fake("causal_exponential")
+def _(q: Tensor, k: Tensor, v: Tensor, _m: Any, _r: Any, _t: Any, offsets: Any = None, longest: int = 0) -> Any:
+    packs = packs_of(offsets, offsets, longest, longest)
+    cut = causal_attend.segments_of(q, packs)[0] > 1
+    sums = causal_attend.sums_like(q, v, k.shape[1], packs) if cut else (absent(q) for _ in range(3))
+    return output_like(q, v.shape[3]), *sums
+
+
+@operator("causal_exponential_backward")
+def _exponential_backward(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, key_mask: Tensor | None, outer: Tensor | None,
+    values: Tensor | None, rest: Tensor | None, reader: str, t: float, offsets: Tensor | None = None, longest: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of q, and those of k and v for every query head."""
+    filled = _exponential_gradients(q, k, v)
+    packs = packs_of(offsets, offsets, longest, longest)
+    before = None
+    if outer is not None and values is not None and rest is not None and outer.numel() > 0:
+        before = SumsInUnits(outer, values, rest)
+    causal_attend.exponential_backward(q, k, v, dense(d_out), key_mask, before, filled, _exponential(reader, t), packs)
+    return filled
+
+
+@fake("causal_exponential_backward")
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _exponential_gradients(q, k, v)
+
+
+def _exponential_gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if q.shape[1] == k.shape[1]:
+        return output_like(q, q.shape[3]), output_like(k, k.shape[3]), output_like(v, v.shape[3])
+    dk, dv = (q.new_empty(*q.shape[:3], x.shape[3], dtype=torch.float32) for x in (k, v))
+    return output_like(q, q.shape[3]), dk, dv
+
+
+def _exponential(reader: str, t: float) -> KernelSpec:
+    return KernelSpec("softmax" if reader == "channel" else "exp", "exp", reader, t=t)
+
+
+def _save_exponential(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:4], *output[1:], *inputs[6:7])  # the offsets
+    ctx.rest, ctx.longest = inputs[4:6], inputs[7:]
+
+
+def _differentiate_exponential(ctx: Any, d_out: Tensor, *_sums: None) -> tuple[Any, ...]:
+    (q, k, v, key_mask, *before), offsets = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
+    dq, dk, dv = _exponential_backward(q, k, v, d_out, key_mask, *before, *ctx.rest, *offsets, *ctx.longest)
+    if q.shape[1] != k.shape[1]:
+        dk, dv = (g.unflatten(1, (k.shape[1], -1)).sum(2).to(k.dtype) for g in (dk, dv))
+    return dq, dk, dv, *(None for _ in range(3 + len(offsets) + len(ctx.longest)))
+
+
+gradient("causal_exponential", _differentiate_exponential, _save_exponential)
+no_gradient("causal_exponential_backward")

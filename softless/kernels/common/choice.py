@@ -16,6 +16,8 @@ from softless.kernels.common.limits import widest_heads
 WIDEST = 128  # on every GPU; of rules the memory and its gradient stay in registers
 # Compute capabilities for which `make gpu` has written evidence to benchmarks/results: `auto` takes the kernels there.
 TESTED: frozenset[tuple[int, int]] = frozenset({(9, 0)})
+# The feature maps and readers with exponential keys that have causal kernels.
+EXPONENTIAL = ("exp", "exp", "divide"), ("softmax", "exp", "channel")
 WARNED: list[str] = []
 
 
@@ -30,11 +32,15 @@ def refusal(
     if q.dtype == torch.float64:
         return "the kernels take float16, bfloat16 and float32, and q is torch.float64"
     width = max(q.shape[3], v.shape[3])
-    widest = WIDEST if spec.reader in RULES or width <= WIDEST else widest_heads(device)
+    exponential = is_causal and "exp" in (spec.phi_q, spec.phi_k)
+    widest = WIDEST if spec.reader in RULES or exponential or width <= WIDEST else widest_heads(device)
     if width > widest:
         return f"the kernels take head dimensions up to {widest}, and q has {q.shape[3]}, v has {v.shape[3]}"
-    if is_causal and "exp" in (spec.phi_q, spec.phi_k):
-        return "the causal kernels have no running maximum for exponential features"
+    if exponential and spec[:3] not in EXPONENTIAL:
+        given = f"phi_q {spec.phi_q!r}, phi_k {spec.phi_k!r}, reader {spec.reader!r}"
+        return (
+            f"the causal kernels take exponential features in a division of exp by exp, or in 'efficient', got {given}"
+        )
     if is_causal and q.shape[2] != k.shape[2]:
         return f"the causal kernels need as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
     if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():  # compiling, torch 2.11 reports both
