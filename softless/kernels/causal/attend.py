@@ -266,11 +266,11 @@ class SumsInUnits(NamedTuple):
     """The sums of `exponential`, for each segment of each head: S [., d, e], y [., e], Z | u | n [., 2 d + 1]."""
 
     outer: Tensor
-    values: Tensor
+    of_values: Tensor
     rest: Tensor
 
     def columns(self, part: slice) -> "SumsInUnits":
-        return SumsInUnits(self.outer[..., part], self.values[..., part], self.rest)
+        return SumsInUnits(self.outer[..., part], self.of_values[..., part], self.rest)
 
 
 def sums_like(q: Tensor, v: Tensor, heads: int, packs: Packs | None) -> SumsInUnits:

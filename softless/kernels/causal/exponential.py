@@ -1,13 +1,13 @@
 """Causal attention with exponential keys: one program walks along a segment of one head and carries sums in units.
 
-    u = max_j log h_j        Z = sum_j h_j e^-u [D]        S = sum_j h_j e^-u v_j^T [D, E]        channel by channel
+    Z = sum_j h_j e^-u [D]        S = sum_j h_j e^-u v_j^T [D, E]        u [D] at least as large as every log h_j so far
 
     divide    out_i = sum_c f_ic S_c / sum_c f_ic Z_c       f = e^(t q - top), where top is the largest t q + u
     channel   out_i = sum_c f_ic S_c / Z_c                  f = softmax(q)
 
-u is the maximum over the tokens walked together as well. A later token may raise it, so that an earlier one is lost to
-a query that does not see the later one. Tokens are therefore walked together only up to the first whose key is more
-than e^RISE above all that the first of them sees: every mass is then at least e^-RISE, and no term that counts is lost.
+The tokens of a tile share one u: the largest keys that the first of them sees. A maximum over the tile would lose the
+past of a query to a key that it does not see, and its last bits would depend on later tokens. So a tile ends before the
+first key that is more than e^RISE above u. Within it no feature is larger than that, and every mass is at least 1.
 
 The backward pass is the same walk, from the end: a_i = log f_i - log(mass_i) takes the place of the keys, do that of
 the values, and every weight e^(a_i + log h_j) is at most 1.
@@ -16,8 +16,8 @@ the values, and every weight e^(a_i + log h_j) is at most 1.
     dq_ic = e^(a_ic) sum_{j <= i} h_jc (t_ij - delta_ic)       dlog h_jc = h_jc sum_{i >= j} e^(a_ic) (t_ij - delta_ic)
     dv_j  = sum_{i >= j} w_ij do_i
 
-Where keys are nearly equal, dq is what is left of terms that cancel. With m_i for the mean of t_ij over the tokens seen,
-and h' = h - r for any r (the typical key, or less where no query sees one as large), nothing cancels in
+Where keys are nearly equal, dq is what is left of terms that cancel. With m_i for the mean of t_ij over the tokens
+seen, and h' = h - r for any r (the typical key, or less where no query sees one as large), nothing cancels in
 
     G_ic = sum_j h'_jc (t_ij - m_i) = sum_j h_jc (t_ij - m_i)          delta_ic - m_i = sum_c f_ic G_ic / mass, or G / Z
 
@@ -37,14 +37,14 @@ from softless.kernels.common.reference import typical
 from softless.kernels.common.rows import first_visible, line, load, real, sequence, store, visible
 
 VOID = tl.constexpr(-1e38)  # the logarithm of nothing: below all others, and the sum of two is finite
-RISE = tl.constexpr(60.0)  # e^-60 is a normal number, and so are its products with what counts beside it
+RISE = tl.constexpr(40.0)  # e^40 is 2e17, so products with it are far from overflow
 
 
 class Gathered(NamedTuple):
-    """Sums over a segment as kernels see them: S [P, D, width], y = sum v [P, width], Z | u | n [P, 2 D + 1], float32."""
+    """Sums over segments: S [P, D, width], y = sum v [P, width], Z | u | n [P, 2 D + 1], float32."""
 
     outer: Any
-    values: Any
+    of_values: Any
     rest: Any
     width: int
 
@@ -64,40 +64,42 @@ def row_of(x, steps, row):
 
 
 @triton.jit
-def together(logs, units, order):
-    """(count, known): how many tokens are walked together, and the largest keys that the first of them sees, [BD].
+def together(logs, most, order):
+    """(count, u): how many tokens share a u, and that u, [BD]. `most` are the largest keys before them.
 
-    `order` counts the tokens, and may run backward. Where nothing is known yet, the first visible token counts as
-    known: queries before it read nothing.
+    `order` counts the tokens, and may run backward. Where nothing is known yet, the first visible token counts as seen:
+    queries before it read nothing.
     """
     SIZE: tl.constexpr = logs.shape[0]
     logs = tl.where(logs == logs, logs, VOID)
     first = tl.min(tl.where(tl.max(logs, 1) > VOID, order, SIZE - 1), 0)
-    known = tl.where(units > VOID, tl.maximum(units, row_of(logs, order, 0)), row_of(logs, order, first))
-    rise = tl.max(tl.where(logs > VOID, logs - known[None, :], VOID), 1)
-    return tl.min(tl.where((rise > RISE) & (order > 0), order, SIZE), 0), known
+    units = tl.where(most > VOID, tl.maximum(most, row_of(logs, order, 0)), row_of(logs, order, first))
+    rise = tl.max(tl.where(logs > VOID, logs - units[None, :], VOID), 1)
+    return tl.min(tl.where((rise > RISE) & (order > 0), order, SIZE), 0), units
 
 
 @triton.jit
-def in_units(units, z, turned, logs, taken):
-    """(u, Z, S^T, e^(logs - u)) in units of the maximum of u and of the tokens taken."""
-    top = tl.maximum(units, tl.max(tl.where(taken[:, None] & (logs == logs), logs, VOID), 0))
-    decay = exponential(units - top)
-    features = tl.where(taken[:, None], exponential(logs - top[None, :]), 0.0)
-    return top, z * decay[:, None], turned * decay[None, :], features
+def largest(most, logs, taken):
+    """The largest keys so far and among the tokens taken, [BD]."""
+    return tl.maximum(most, tl.max(tl.where(taken[:, None] & (logs == logs), logs, VOID), 0))
 
 
 @triton.jit
-def in_centered_units(units, low, z, turned, v_sums, n, logs, taken, lower):
-    """(u, Z', S'^T, h', r): `in_units` of h' = h - r, where log r was `low` and is `lower` from now on."""
-    top = tl.maximum(units, tl.max(tl.where(taken[:, None] & (logs == logs), logs, VOID), 0))
-    decay, base = exponential(units - top), exponential(lower - top)
-    step = exponential(low - top) - base
-    z, turned = (
-        z * decay[:, None] + (n * step)[:, None],
-        turned * decay[None, :] + summed(v_sums)[:, None] * step[None, :],
-    )
-    return top, z, turned, tl.where(taken[:, None], exponential(logs - top[None, :]) - base[None, :], 0.0), base
+def in_units(units, new, z, turned, logs, taken):
+    """(Z, S^T, e^(logs - u)) in new units u."""
+    decay = exponential(units - new)
+    features = tl.where(taken[:, None], exponential(logs - new[None, :]), 0.0)
+    return z * decay[:, None], turned * decay[None, :], features
+
+
+@triton.jit
+def in_centered_units(units, new, low, lower, z, turned, y, n, logs, taken):
+    """(Z', S'^T, h', r): `in_units` of h' = h - r, where log r was `low` and is `lower` from now on."""
+    z, turned, features = in_units(units, new, z, turned, logs, taken)
+    base = exponential(lower - new)
+    step = exponential(low - new) - base
+    keys = tl.where(taken[:, None], features - base[None, :], 0.0)
+    return z + (n * step)[:, None], turned + summed(y)[:, None] * step[None, :], keys, base
 
 
 @triton.jit
@@ -117,7 +119,7 @@ def sums_at(sums, row, dims, columns, D: tl.constexpr, E: tl.constexpr):
     else:
         spots = sums.outer + (row * D + dims[None, :]) * sums.width + columns[:, None]
         turned += tl.load(spots, mask=(columns < E)[:, None] & (dims < D)[None, :], other=0.0)
-        y += tl.load(sums.values + row * sums.width + columns, mask=columns < E, other=0.0)[:, None]
+        y += tl.load(sums.of_values + row * sums.width + columns, mask=columns < E, other=0.0)[:, None]
         rest = sums.rest + row * (2 * D + 1)
         z += tl.load(rest + dims, mask=dims < D, other=0.0)[:, None]
         return tl.load(rest + D + dims, mask=dims < D, other=VOID), z, turned, y, tl.load(rest + 2 * D)
@@ -128,7 +130,7 @@ def write_sums(sums, row, dims, columns, units, z, turned, y, n, D: tl.constexpr
     """Write a row; z [D] and y [E]."""
     spots = sums.outer + (row * D + dims[None, :]) * sums.width + columns[:, None]
     tl.store(spots, turned, mask=(columns < E)[:, None] & (dims < D)[None, :])
-    tl.store(sums.values + row * sums.width + columns, y, mask=columns < E)
+    tl.store(sums.of_values + row * sums.width + columns, y, mask=columns < E)
     rest = sums.rest + row * (2 * D + 1)
     tl.store(rest + dims, z, mask=dims < D)
     tl.store(rest + D + dims, units, mask=dims < D)
@@ -190,9 +192,10 @@ def exponential_sums_kernel(k, v, mask, offsets, sums, groups, tokens, segments,
         here = at + tl.arange(0, CHUNK)
         seen = visible(mask, b, here, stop)
         logs = log_keys(k, b, g, here, dims, seen, t, D)
-        lower = tl.minimum(k_ref, tl.maximum(units, tl.max(tl.where(logs == logs, logs, VOID), 0)))
-        units, z, turned, keys, _ = in_centered_units(units, low, z, turned, y, n, logs, seen, lower)
-        keys, low = factor(keys, DTYPE), lower
+        new = largest(units, logs, seen)
+        lower = tl.minimum(k_ref, new)
+        z, turned, keys, _base = in_centered_units(units, new, low, lower, z, turned, y, n, logs, seen)
+        keys, units, low = factor(keys, DTYPE), new, lower
         values = read_values(v, b, g, here, columns, seen, reference, E, DTYPE)
         turned, z = product(tl.trans(values), keys, turned, DTYPE), column_sums(keys, z, DTYPE)
         y, n = column_sums(values, y, DTYPE), n + tl.sum(seen.to(tl.float32), 0)
@@ -210,7 +213,7 @@ def exponential_scan_kernel(sums, before, segments, D: tl.constexpr, E: tl.const
     p, columns = program // BLOCKS, tl.arange(0, BE)
     dims = (program % BLOCKS).to(tl.int32) * ROWS + tl.arange(0, ROWS)
     units, z, turned, y, n = nothing(dims, columns)
-    for step in range(0, segments):
+    for step in range(segments):
         row = p * segments + (segments - 1 - step if REVERSE else step)
         write_sums(before, row, dims, columns, units, summed(z), turned, summed(y), n, D, E)
         if step + 1 < segments:
@@ -235,15 +238,16 @@ def exponential_kernel(q, k, v, out, mask, offsets, before, heads, tokens, segme
     stop = tl.minimum(start + length, end)
     dims, steps = tl.arange(0, BD), tl.arange(0, CHUNK)
     reference = anchor(v, mask, b, g, end, columns, E, DTYPE)
-    units, z, turned, _, _ = sums_at(before, p * segments + segment, dims, columns, D, E)
-    at = start
+    units, z, turned, _y, _n = sums_at(before, p * segments + segment, dims, columns, D, E)
+    at, most = start, units
     while at < stop:
         here = at + steps
         seen = visible(mask, b, here, stop)
         logs = log_keys(k, b, g, here, dims, seen, t, D)
-        count, _ = together(logs, units, steps)
+        count, new = together(logs, most, steps)
         taken, asked = seen & (steps < count), (here < stop) & (steps < count)
-        units, z, turned, keys = in_units(units, z, turned, logs, taken)
+        z, turned, keys = in_units(units, new, z, turned, logs, taken)
+        units, most = new, largest(most, logs, taken)
         keys, values = factor(keys, DTYPE), read_values(v, b, g, here, columns, taken, reference, E, DTYPE)
         sight = sees(mask, steps, taken) & (steps < count)[None, :]
         x = load(q, b, h, here, dims, asked[:, None] & (dims < D)[None, :])
@@ -263,10 +267,48 @@ def exponential_kernel(q, k, v, out, mask, offsets, before, heads, tokens, segme
             mass = tl.sum(scores, 1) + dots(queries, z, DTYPE)
             alive = mass != 0
             answer = answer / tl.where(alive, mass, 1.0)[:, None]
-        answer = tl.where(mask is None or alive[:, None], answer + reference[None, :], 0.0)
+        answer += reference[None, :]
+        if mask is not None:
+            answer = tl.where(alive[:, None], answer, 0.0)
         store(out, b, h, here, columns, asked[:, None] & (columns < E)[None, :], answer)
         turned, z = product(tl.trans(values), keys, turned, DTYPE), column_sums(keys, z, DTYPE)
         at += count
+
+
+@triton.jit
+def differences(d_out, keys, values, sight, known, base, z, turned, y, DTYPE: tl.constexpr):
+    """(m, G, Z) of each query: keys and values are factors h' and v'; z, turned and y are the sums before the tile."""
+    CHUNK: tl.constexpr = keys.shape[0]
+    through = product(d_out, tl.trans(values), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
+    through, past = tl.where(sight, through, 0.0), summed(z)[None, :]
+    mean = (tl.sum(through, 1) + dot_rows(d_out, summed(y))) / tl.maximum(known, 1.0)
+    through = factor(tl.where(sight, through - mean[:, None], 0.0), DTYPE)
+    gradient = product(d_out, factor(turned, DTYPE), tl.zeros((CHUNK, keys.shape[1]), tl.float32), DTYPE)
+    gradient = product(through, keys, gradient - mean[:, None] * past, DTYPE)
+    ones = factor(tl.where(sight, 1.0, 0.0), DTYPE)
+    return mean, gradient, product(ones, keys, known[:, None] * base[None, :] + past, DTYPE)
+
+
+@triton.jit
+def channel_gradient(x, units, gradient, masses, dims, D: tl.constexpr):
+    """(dq, a, delta - m) with a normalizer for each channel."""
+    some, logs = tl.where(masses > 0, masses, 1.0), log_softmax(x, dims, D)
+    phi, delta = exponential(logs), gradient / some
+    gain = tl.where(masses > 0, logs - units[None, :] - tl.log(some), VOID)
+    return phi * (delta - tl.sum(phi * delta, 1)[:, None]), gain, delta
+
+
+@triton.jit
+def divided_gradient(x, units, gradient, masses, t):
+    """(dq, a - t q, delta - m) of a division."""
+    logs = t * x + units[None, :]
+    top = tl.max(logs, 1)
+    phi = exponential(logs - top[:, None])
+    mass = tl.sum(phi * masses, 1)
+    some = tl.where(mass > 0, mass, 1.0)
+    delta = tl.sum(phi * gradient, 1) / some
+    pull = t * phi * (gradient - delta[:, None] * masses) / some[:, None]
+    return tl.where(mass[:, None] > 0, pull, 0.0), tl.where(mass > 0, -top - tl.log(some), VOID), delta
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -280,7 +322,7 @@ def exponential_query_kernel(q, k, v, do, dq, mask, offsets, before, scalars, he
     start = (segment * length).to(tl.int32)
     stop = tl.minimum(start + length, end)
     dims, columns, steps = tl.arange(0, BD), tl.arange(0, BE), tl.arange(0, CHUNK)
-    inside, square = (dims < D)[None, :], tl.zeros((CHUNK, CHUNK), tl.float32)
+    inside = (dims < D)[None, :]
     reference = typical(v, mask, b, g, 0, end, 0.0, columns, E, "identity")
     k_ref = typical(k, mask, b, g, 0, end, t, dims, D, "exp")
     units, z, turned, y, n = sums_at(before, p * segments + segment, dims, columns, D, E)
@@ -291,51 +333,34 @@ def exponential_query_kernel(q, k, v, do, dq, mask, offsets, before, scalars, he
     turned -= summed(y)[:, None] * base[None, :]
     z -= (n * base)[:, None]
     scalars += line(offsets, b, h, heads, tokens, 2) * (D if READER == "channel" else 1)
-    at = start
+    at, most = start, units
     while at < stop:
         here = at + steps
         seen = visible(mask, b, here, stop)
         logs = log_keys(k, b, g, here, dims, seen, t, D)
-        count, known_keys = together(logs, units, steps)
+        count, new = together(logs, most, steps)
         taken, asked = seen & (steps < count), (here < stop) & (steps < count)
-        lower = tl.minimum(k_ref, known_keys)
-        units, z, turned, keys, base = in_centered_units(units, low, z, turned, y, n, logs, taken, lower)
-        low = lower
+        lower = tl.minimum(k_ref, new)
+        z, turned, keys, base = in_centered_units(units, new, low, lower, z, turned, y, n, logs, taken)
+        units, low, most = new, lower, largest(most, logs, taken)
         keys, values = factor(keys, DTYPE), read_values(v, b, g, here, columns, taken, reference, E, DTYPE)
-        known, new = counts(mask, n, taken, steps, tl.minimum(stop - at, count))
+        known, more = counts(mask, n, taken, steps, tl.minimum(stop - at, count))
         sight = sees(mask, steps, taken) & (steps < count)[None, :]
         x = load(q, b, h, here, dims, asked[:, None] & inside)
         d_out = factor(load(do, b, h, here, columns, asked[:, None] & (columns < E)[None, :]), DTYPE)
-        through = tl.where(sight, product(d_out, tl.trans(values), square, DTYPE), 0.0)
-        mean = (tl.sum(through, 1) + dot_rows(d_out, summed(y))) / tl.maximum(known, 1.0)
-        gradient = product(d_out, factor(turned, DTYPE), tl.zeros((CHUNK, BD), tl.float32), DTYPE)
-        through = factor(tl.where(sight, through - mean[:, None], 0.0), DTYPE)
-        gradient = product(through, keys, gradient - mean[:, None] * summed(z)[None, :], DTYPE)
-        masses = known[:, None] * base[None, :] + summed(z)[None, :]
-        masses = product(factor(tl.where(sight, 1.0, 0.0), DTYPE), keys, masses, DTYPE)
+        mean, gradient, masses = differences(d_out, keys, values, sight, known, base, z, turned, y, DTYPE)
         if READER == "channel":
-            some = tl.where(masses > 0, masses, 1.0)
-            logs, gradient = log_softmax(x, dims, D), gradient / some
-            phi = exponential(logs)
-            pull = phi * (gradient - tl.sum(phi * gradient, 1)[:, None])
-            logs = tl.where(masses > 0, logs - units[None, :] - tl.log(some), VOID)
-            spots = scalars + here[:, None] * D + dims[None, :]
-            tl.store(spots, logs, mask=asked[:, None] & inside)
-            tl.store(spots + tokens * D, mean[:, None] + gradient, mask=asked[:, None] & inside)
+            pull, gain, delta = channel_gradient(x, units, gradient, masses, dims, D)
+            spots, there = scalars + here[:, None] * D + dims[None, :], asked[:, None] & inside
+            tl.store(spots, gain, mask=there)
+            tl.store(spots + tokens * D, mean[:, None] + delta, mask=there)
         else:
-            logs = t * x + units[None, :]
-            top = tl.max(logs, 1)
-            phi = exponential(logs - top[:, None])
-            mass = tl.sum(phi * masses, 1)
-            some = tl.where(mass > 0, mass, 1.0)
-            gain = tl.where(mass > 0, 1.0 / some, 0.0)
-            delta = gain * tl.sum(phi * gradient, 1)
-            pull = t * gain[:, None] * phi * (gradient - delta[:, None] * masses)
-            tl.store(scalars + here, tl.where(mass > 0, -top - tl.log(some), VOID), mask=asked)
+            pull, gain, delta = divided_gradient(x, units, gradient, masses, t)
+            tl.store(scalars + here, gain, mask=asked)
             tl.store(scalars + tokens + here, mean + delta, mask=asked)
         store(dq, b, h, here, dims, asked[:, None] & inside, pull)
         turned, z = product(tl.trans(values), keys, turned, DTYPE), column_sums(keys, z, DTYPE)
-        y, n = column_sums(values, y, DTYPE), n + new.to(tl.float32)
+        y, n = column_sums(values, y, DTYPE), n + more.to(tl.float32)
         at += count
 
 
@@ -368,7 +393,9 @@ def exponential_later_kernel(q, do, offsets, scalars, sums, heads, tokens, segme
     for at in tl.range(start, stop, CHUNK, num_stages=STAGES):
         here = at + tl.arange(0, CHUNK)
         logs, delta = log_gains(q, scalars, b, h, here, here < stop, tokens, t, dims, D, READER)
-        units, z, turned, gains = in_units(units, z, turned, logs, here < stop)
+        new = largest(units, logs, here < stop)
+        z, turned, gains = in_units(units, new, z, turned, logs, here < stop)
+        units = new
         d_out = factor(load(do, b, h, here, columns, (here < stop)[:, None] & (columns < E)[None, :]), DTYPE)
         turned = product(tl.trans(d_out), factor(gains, DTYPE), turned, DTYPE)
         z += tl.sum(gains * delta, 0)[:, None]
@@ -393,16 +420,17 @@ def exponential_key_kernel(q, k, v, do, dk, dv, mask, offsets, scalars, later, h
     inside, valued, square = (dims < D)[None, :], (columns < E)[None, :], tl.zeros((CHUNK, CHUNK), tl.float32)
     reference = typical(v, mask, b, g, 0, end, 0.0, columns, E, "identity")
     scalars += line(offsets, b, h, heads, tokens, 2) * (D if READER == "channel" else 1)
-    units, z, turned, _, _ = sums_at(later, p * segments + segment, dims, columns, D, E)
-    at = stop
+    units, z, turned, _y, _n = sums_at(later, p * segments + segment, dims, columns, D, E)
+    at, most = stop, units
     while at > start:
         here = at - CHUNK + steps
         logs, delta = log_gains(q, scalars, b, h, here, here >= start, tokens, t, dims, D, READER)
         order = CHUNK - 1 - steps
-        count, _ = together(logs, units, order)
+        count, new = together(logs, most, order)
         taken = (here >= start) & (order < count)
         seen = real(mask, b, here, taken)
-        units, z, turned, gains = in_units(units, z, turned, logs, taken)
+        z, turned, gains = in_units(units, new, z, turned, logs, taken)
+        units, most = new, largest(most, logs, taken)
         sight = backwards(mask, steps, seen) & taken[None, :]
         lift = exponential(log_keys(k, b, g, here, dims, seen, t, D) + units[None, :])
         lift = tl.where(seen[:, None] & inside, lift, 0.0)

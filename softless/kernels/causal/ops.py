@@ -237,14 +237,15 @@ def _(q: Tensor, k: Tensor, v: Tensor, _m: Any, _r: Any, _t: Any, offsets: Any =
 @operator("causal_exponential_backward")
 def _exponential_backward(
     q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, key_mask: Tensor | None, outer: Tensor | None,
-    values: Tensor | None, rest: Tensor | None, reader: str, t: float, offsets: Tensor | None = None, longest: int = 0,
+    of_values: Tensor | None, rest: Tensor | None, reader: str, t: float, offsets: Tensor | None = None,
+    longest: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, and those of k and v for every query head."""
     filled = _exponential_gradients(q, k, v)
     packs = packs_of(offsets, offsets, longest, longest)
     before = None
-    if outer is not None and values is not None and rest is not None and outer.numel() > 0:
-        before = SumsInUnits(outer, values, rest)
+    if outer is not None and of_values is not None and rest is not None and outer.numel() > 0:
+        before = SumsInUnits(outer, of_values, rest)
     causal_attend.exponential_backward(q, k, v, dense(d_out), key_mask, before, filled, _exponential(reader, t), packs)
     return filled
 
