@@ -155,14 +155,17 @@ def typed_out(reader: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("reader", "family", "dtype"),
     [pytest.param(*case, id="-".join(case), marks=[pytest.mark.slow] if i % 2 else [])
-     for i, case in enumerate(product(MADE, ("plain", "offset", "wide", "equal"), (*HALF, *reversed(HALF))))
+     for i, case in enumerate(product(MADE, ("plain", "offset", "wide", "equal", "sink"), (*HALF, *reversed(HALF))))
      if i % 4 in (0, 1)],
 )  # fmt: skip
 def test_errors_stay_within_the_budget(monkeypatch, reader, family, dtype):
     segments_of(monkeypatch, 2, 64)
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 1, 100, 32) for _ in "qkv")
-    k, v = {"plain": (k, v), "offset": (k + 30, v + 30), "wide": (3 * k, v), "equal": (0.01 * k, v + 3)}[family]
+    first = 1 + 29 * (torch.arange(100) == 0)[:, None]
+    k, v = {
+        "plain": (k, v), "offset": (k + 30, v + 30), "wide": (3 * k, v), "equal": (0.01 * k, v + 3), "sink": (first * k, v)
+    }[family]  # fmt: skip
     given = [x.to(HALF[dtype]) for x in (q, k, v)]
     exact = numbers(
         lambda q, k, v: attention(q, k, v, MADE[reader], is_causal=True, backend="reference"), given, torch.float64

@@ -138,11 +138,17 @@ def write_sums(sums, row, dims, columns, units, z, turned, y, n, D: tl.constexpr
 
 
 @triton.jit
+def first_value(v, mask, b, g, end, columns, E: tl.constexpr):
+    """The first visible value. Others are taken relative to it, because the first token is the sink of many a head."""
+    token = first_visible(mask, b, 0, end) + tl.arange(0, 1)
+    return tl.sum(load(v, b, g, token, columns, visible(mask, b, token, end)[:, None] & (columns < E)[None, :]), 0)
+
+
+@triton.jit
 def anchor(v, mask, b, g, end, columns, E: tl.constexpr, DTYPE: tl.constexpr):
-    """What values are taken relative to in the forward pass: the first visible one in float32, 0 in half precision."""
+    """What the forward pass takes values relative to. In half precision it reads them as they are."""
     if DTYPE == tl.float32:
-        token = first_visible(mask, b, 0, end) + tl.arange(0, 1)
-        return tl.sum(load(v, b, g, token, columns, visible(mask, b, token, end)[:, None] & (columns < E)[None, :]), 0)
+        return first_value(v, mask, b, g, end, columns, E)
     else:
         return tl.zeros((columns.shape[0],), tl.float32)
 
@@ -276,38 +282,45 @@ def exponential_kernel(q, k, v, out, mask, offsets, before, heads, tokens, segme
 
 
 @triton.jit
-def differences(d_out, keys, values, sight, known, base, z, turned, y, DTYPE: tl.constexpr):
-    """(m, G, Z) of each query: keys and values are factors h' and v'; z, turned and y are the sums before the tile."""
-    CHUNK: tl.constexpr = keys.shape[0]
-    through = product(d_out, tl.trans(values), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
-    through, past = tl.where(sight, through, 0.0), summed(z)[None, :]
-    mean = (tl.sum(through, 1) + dot_rows(d_out, summed(y))) / tl.maximum(known, 1.0)
-    through = factor(tl.where(sight, through - mean[:, None], 0.0), DTYPE)
-    gradient = product(d_out, factor(turned, DTYPE), tl.zeros((CHUNK, keys.shape[1]), tl.float32), DTYPE)
-    gradient = product(through, keys, gradient - mean[:, None] * past, DTYPE)
+def differences(d_out, keys, through, sight, known, base, z, turned, y, DTYPE: tl.constexpr):
+    """(G, Z, sum_j h_j t_ij over the past) of each query, [CHUNK, BD]; keys are factors h'.
+
+    z, turned and y are the sums before the tile.
+    """
+    before, past = dot_rows(d_out, summed(y)), summed(z)[None, :]
+    mean = (tl.sum(through, 1) + before) / tl.maximum(known, 1.0)
+    drawn = product(d_out, factor(turned, DTYPE), tl.zeros((keys.shape[0], keys.shape[1]), tl.float32), DTYPE)
+    pulls = factor(tl.where(sight, through - mean[:, None], 0.0), DTYPE)
+    gradient = product(pulls, keys, drawn - mean[:, None] * past, DTYPE)
     ones = factor(tl.where(sight, 1.0, 0.0), DTYPE)
-    return mean, gradient, product(ones, keys, known[:, None] * base[None, :] + past, DTYPE)
+    masses = product(ones, keys, known[:, None] * base[None, :] + past, DTYPE)
+    return gradient, masses, drawn + before[:, None] * base[None, :]
 
 
 @triton.jit
-def channel_gradient(x, units, gradient, masses, dims, D: tl.constexpr):
-    """(dq, a, delta - m) with a normalizer for each channel."""
+def channel_gradient(x, keys, through, units, base, gradient, masses, drawn, dims, D: tl.constexpr,
+                     DTYPE: tl.constexpr):  # fmt: skip
+    """(dq, a, delta) with a normalizer for each channel."""
     some, logs = tl.where(masses > 0, masses, 1.0), log_softmax(x, dims, D)
-    phi, delta = exponential(logs), gradient / some
+    phi, gradient = exponential(logs), gradient / some
     gain = tl.where(masses > 0, logs - units[None, :] - tl.log(some), VOID)
-    return phi * (delta - tl.sum(phi * delta, 1)[:, None]), gain, delta
+    drawn = product(factor(through, DTYPE), keys, drawn + tl.sum(through, 1)[:, None] * base[None, :], DTYPE)
+    return phi * (gradient - tl.sum(phi * gradient, 1)[:, None]), gain, drawn / some
 
 
 @triton.jit
-def divided_gradient(x, units, gradient, masses, t):
-    """(dq, a - t q, delta - m) of a division."""
+def divided_gradient(x, keys, through, units, base, gradient, masses, drawn, t, DTYPE: tl.constexpr):
+    """(dq, a - t q, delta) of a division."""
     logs = t * x + units[None, :]
     top = tl.max(logs, 1)
     phi = exponential(logs - top[:, None])
     mass = tl.sum(phi * masses, 1)
     some = tl.where(mass > 0, mass, 1.0)
-    delta = tl.sum(phi * gradient, 1) / some
-    pull = t * phi * (gradient - delta[:, None] * masses) / some[:, None]
+    shift = tl.sum(phi * gradient, 1) / some
+    pull = t * phi * (gradient - shift[:, None] * masses) / some[:, None]
+    scores = product(factor(phi, DTYPE), tl.trans(keys), tl.zeros((keys.shape[0], keys.shape[0]), tl.float32), DTYPE)
+    scores += tl.sum(phi * base[None, :], 1)[:, None]
+    delta = (tl.sum(scores * through, 1) + tl.sum(phi * drawn, 1)) / some
     return tl.where(mass[:, None] > 0, pull, 0.0), tl.where(mass > 0, -top - tl.log(some), VOID), delta
 
 
@@ -323,7 +336,7 @@ def exponential_query_kernel(q, k, v, do, dq, mask, offsets, before, scalars, he
     stop = tl.minimum(start + length, end)
     dims, columns, steps = tl.arange(0, BD), tl.arange(0, BE), tl.arange(0, CHUNK)
     inside = (dims < D)[None, :]
-    reference = typical(v, mask, b, g, 0, end, 0.0, columns, E, "identity")
+    reference = first_value(v, mask, b, g, end, columns, E)
     k_ref = typical(k, mask, b, g, 0, end, t, dims, D, "exp")
     units, z, turned, y, n = sums_at(before, p * segments + segment, dims, columns, D, E)
     offset, low = anchor(v, mask, b, g, end, columns, E, DTYPE) - reference, tl.minimum(k_ref, units)
@@ -348,16 +361,18 @@ def exponential_query_kernel(q, k, v, do, dq, mask, offsets, before, scalars, he
         sight = sees(mask, steps, taken) & (steps < count)[None, :]
         x = load(q, b, h, here, dims, asked[:, None] & inside)
         d_out = factor(load(do, b, h, here, columns, asked[:, None] & (columns < E)[None, :]), DTYPE)
-        mean, gradient, masses = differences(d_out, keys, values, sight, known, base, z, turned, y, DTYPE)
+        through = product(d_out, tl.trans(values), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
+        through = tl.where(sight, through, 0.0)
+        gradient, masses, drawn = differences(d_out, keys, through, sight, known, base, z, turned, y, DTYPE)
         if READER == "channel":
-            pull, gain, delta = channel_gradient(x, units, gradient, masses, dims, D)
+            pull, gain, delta = channel_gradient(x, keys, through, units, base, gradient, masses, drawn, dims, D, DTYPE)
             spots, there = scalars + here[:, None] * D + dims[None, :], asked[:, None] & inside
             tl.store(spots, gain, mask=there)
-            tl.store(spots + tokens * D, mean[:, None] + delta, mask=there)
+            tl.store(spots + tokens * D, delta, mask=there)
         else:
-            pull, gain, delta = divided_gradient(x, units, gradient, masses, t)
+            pull, gain, delta = divided_gradient(x, keys, through, units, base, gradient, masses, drawn, t, DTYPE)
             tl.store(scalars + here, gain, mask=asked)
-            tl.store(scalars + tokens + here, mean + delta, mask=asked)
+            tl.store(scalars + tokens + here, delta, mask=asked)
         store(dq, b, h, here, dims, asked[:, None] & inside, pull)
         turned, z = product(tl.trans(values), keys, turned, DTYPE), column_sums(keys, z, DTYPE)
         y, n = column_sums(values, y, DTYPE), n + more.to(tl.float32)
@@ -418,7 +433,7 @@ def exponential_key_kernel(q, k, v, do, dk, dv, mask, offsets, scalars, later, h
     g, stop = h // SHARED, tl.minimum(start + length, end)
     dims, columns, steps = tl.arange(0, BD), tl.arange(0, BE), tl.arange(0, CHUNK)
     inside, valued, square = (dims < D)[None, :], (columns < E)[None, :], tl.zeros((CHUNK, CHUNK), tl.float32)
-    reference = typical(v, mask, b, g, 0, end, 0.0, columns, E, "identity")
+    reference = first_value(v, mask, b, g, end, columns, E)
     scalars += line(offsets, b, h, heads, tokens, 2) * (D if READER == "channel" else 1)
     units, z, turned, _y, _n = sums_at(later, p * segments + segment, dims, columns, D, E)
     at, most = stop, units
