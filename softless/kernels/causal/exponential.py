@@ -16,10 +16,13 @@ the values, and every weight e^(a_i + log h_j) is at most 1.
     dq_ic = e^(a_ic) sum_{j <= i} h_jc (t_ij - delta_ic)       dlog h_jc = h_jc sum_{i >= j} e^(a_ic) (t_ij - delta_ic)
     dv_j  = sum_{i >= j} w_ij do_i
 
-Where keys are nearly equal, dq is what is left of terms that cancel. With m_i for the mean of t_ij over the tokens
-seen, and h' = h - r for any r (the typical key, or less where no query sees one as large), nothing cancels in
+In dq terms cancel: of all tokens where keys are nearly equal, of the largest where one token holds all the mass. So
 
-    G_ic = sum_j h'_jc (t_ij - m_i) = sum_j h_jc (t_ij - m_i)          delta_ic - m_i = sum_c f_ic G_ic / mass, or G / Z
+    G_ic  = sum_j h_jc (t_ij - delta_i) = sum_j h'_jc (t_ij - delta_i) + r_c sum_j (t_ij - delta_i)       h' = h - r
+    dq_ic = e^(a_ic) (G_ic - Z_ic sum_c' f_ic' G_ic' / mass)
+
+where h' is rounded and not h, r is the typical key (or less where no query sees one as large), and what an error of
+delta adds to G in proportion to Z drops out. For each channel it is G / Z less its mean over the channels.
 
     scalars   [B, H, 2, N, W] float32: a | delta        divide: W = 1 and a is without t q        channel: W = D
 """
@@ -282,46 +285,54 @@ def exponential_kernel(q, k, v, out, mask, offsets, before, heads, tokens, segme
 
 
 @triton.jit
-def differences(d_out, keys, through, sight, known, base, z, turned, y, DTYPE: tl.constexpr):
-    """(G, Z, sum_j h_j t_ij over the past) of each query, [CHUNK, BD]; keys are factors h'.
+def past_of_queries(d_out, keys, sight, known, base, z, turned, y, DTYPE: tl.constexpr):
+    """(Z of each query, sum_j t_ij h'_j over the past, sum_j t_ij over the past); keys are factors h'.
 
     z, turned and y are the sums before the tile.
     """
-    before, past = dot_rows(d_out, summed(y)), summed(z)[None, :]
-    mean = (tl.sum(through, 1) + before) / tl.maximum(known, 1.0)
     drawn = product(d_out, factor(turned, DTYPE), tl.zeros((keys.shape[0], keys.shape[1]), tl.float32), DTYPE)
-    pulls = factor(tl.where(sight, through - mean[:, None], 0.0), DTYPE)
-    gradient = product(pulls, keys, drawn - mean[:, None] * past, DTYPE)
     ones = factor(tl.where(sight, 1.0, 0.0), DTYPE)
-    masses = product(ones, keys, known[:, None] * base[None, :] + past, DTYPE)
-    return gradient, masses, drawn + before[:, None] * base[None, :]
+    masses = product(ones, keys, known[:, None] * base[None, :] + summed(z)[None, :], DTYPE)
+    return masses, drawn, dot_rows(d_out, summed(y))
 
 
 @triton.jit
-def channel_gradient(x, keys, through, units, base, gradient, masses, drawn, dims, D: tl.constexpr,
-                     DTYPE: tl.constexpr):  # fmt: skip
+def differences(keys, through, sight, known, base, z, drawn, before, center, DTYPE: tl.constexpr):
+    """sum_j h_jc (t_ij - center_i), made of h' and r."""
+    center = center[:, None]
+    pulls = factor(tl.where(sight, through - center, 0.0), DTYPE)
+    rest = (tl.sum(through, 1) + before)[:, None] - known[:, None] * center
+    return product(pulls, keys, drawn - center * summed(z)[None, :], DTYPE) + rest * base[None, :]
+
+
+@triton.jit
+def channel_pull(x, units, keys, through, sight, known, base, z, masses, drawn, before, dims, D: tl.constexpr,
+                 DTYPE: tl.constexpr):  # fmt: skip
     """(dq, a, delta) with a normalizer for each channel."""
-    some, logs = tl.where(masses > 0, masses, 1.0), log_softmax(x, dims, D)
-    phi, gradient = exponential(logs), gradient / some
+    logs, some = log_softmax(x, dims, D), tl.where(masses > 0, masses, 1.0)
+    phi, total = exponential(logs), (tl.sum(through, 1) + before)[:, None]
+    delta = product(factor(through, DTYPE), keys, drawn + total * base[None, :], DTYPE) / some
+    center = tl.sum(phi * delta, 1)
+    pull = differences(keys, through, sight, known, base, z, drawn, before, center, DTYPE) / some
     gain = tl.where(masses > 0, logs - units[None, :] - tl.log(some), VOID)
-    drawn = product(factor(through, DTYPE), keys, drawn + tl.sum(through, 1)[:, None] * base[None, :], DTYPE)
-    return phi * (gradient - tl.sum(phi * gradient, 1)[:, None]), gain, drawn / some
+    return phi * (pull - tl.sum(phi * pull, 1)[:, None]), gain, delta
 
 
 @triton.jit
-def divided_gradient(x, keys, through, units, base, gradient, masses, drawn, t, DTYPE: tl.constexpr):
+def divided_pull(x, units, keys, through, sight, known, base, z, masses, drawn, before, t, DTYPE: tl.constexpr):
     """(dq, a - t q, delta) of a division."""
     logs = t * x + units[None, :]
     top = tl.max(logs, 1)
     phi = exponential(logs - top[:, None])
     mass = tl.sum(phi * masses, 1)
     some = tl.where(mass > 0, mass, 1.0)
-    shift = tl.sum(phi * gradient, 1) / some
-    pull = t * phi * (gradient - shift[:, None] * masses) / some[:, None]
     scores = product(factor(phi, DTYPE), tl.trans(keys), tl.zeros((keys.shape[0], keys.shape[0]), tl.float32), DTYPE)
-    scores += tl.sum(phi * base[None, :], 1)[:, None]
-    delta = (tl.sum(scores * through, 1) + tl.sum(phi * drawn, 1)) / some
-    return tl.where(mass[:, None] > 0, pull, 0.0), tl.where(mass > 0, -top - tl.log(some), VOID), delta
+    common = tl.sum(phi * base[None, :], 1) * (tl.sum(through, 1) + before)
+    delta = (tl.sum(scores * through, 1) + tl.sum(phi * drawn, 1) + common) / some
+    pull = differences(keys, through, sight, known, base, z, drawn, before, delta, DTYPE)
+    pull -= (tl.sum(phi * pull, 1) / some)[:, None] * masses
+    pull = t * phi * tl.where(mass[:, None] > 0, pull / some[:, None], 0.0)
+    return pull, tl.where(mass > 0, -top - tl.log(some), VOID), delta
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -363,14 +374,16 @@ def exponential_query_kernel(q, k, v, do, dq, mask, offsets, before, scalars, he
         d_out = factor(load(do, b, h, here, columns, asked[:, None] & (columns < E)[None, :]), DTYPE)
         through = product(d_out, tl.trans(values), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
         through = tl.where(sight, through, 0.0)
-        gradient, masses, drawn = differences(d_out, keys, through, sight, known, base, z, turned, y, DTYPE)
+        masses, drawn, earlier = past_of_queries(d_out, keys, sight, known, base, z, turned, y, DTYPE)
         if READER == "channel":
-            pull, gain, delta = channel_gradient(x, keys, through, units, base, gradient, masses, drawn, dims, D, DTYPE)
+            pull, gain, delta = channel_pull(x, units, keys, through, sight, known, base, z, masses, drawn, earlier, dims,
+                                             D, DTYPE)  # fmt: skip
             spots, there = scalars + here[:, None] * D + dims[None, :], asked[:, None] & inside
             tl.store(spots, gain, mask=there)
             tl.store(spots + tokens * D, delta, mask=there)
         else:
-            pull, gain, delta = divided_gradient(x, keys, through, units, base, gradient, masses, drawn, t, DTYPE)
+            pull, gain, delta = divided_pull(x, units, keys, through, sight, known, base, z, masses, drawn, earlier, t,
+                                             DTYPE)  # fmt: skip
             tl.store(scalars + here, gain, mask=asked)
             tl.store(scalars + tokens + here, delta, mask=asked)
         store(dq, b, h, here, dims, asked[:, None] & inside, pull)
