@@ -89,13 +89,20 @@ def sizes(q: Tensor, v: Tensor, columns: int) -> dict[str, int]:
 
 def walk(table: dict[int, Tile], q: Tensor, v: Tensor, dtype: torch.dtype) -> dict[str, Any]:
     """Return what a walking kernel whose products are in `dtype` is compiled for."""
-    tile = choose(table, q, v, dtype)
+    return walk_in(choose(table, q, v, dtype), q, v, dtype)
+
+
+def walk_in(tile: Tile, q: Tensor, v: Tensor, dtype: torch.dtype) -> dict[str, Any]:
     steps = {"CHUNK": tile.tokens, "STAGES": tile.stages, "num_warps": tile.warps, "DTYPE": as_triton(dtype)}
     return sizes(q, v, tile.columns) | steps
 
 
 def choose(table: dict[int, Tile], q: Tensor, v: Tensor, dtype: torch.dtype) -> Tile:
-    return causal_tiles.tile(table, max(block(q.shape[3]), min(block(v.shape[3]), 128)), dtype)
+    return causal_tiles.tile(table, padded_width(q, v), dtype)
+
+
+def padded_width(q: Tensor, v: Tensor) -> int:
+    return max(block(q.shape[3]), min(block(v.shape[3]), 128))
 
 
 def starts(
@@ -351,7 +358,8 @@ def _exponential_backward(
         mask_of(key_mask), offsets_of(packs), gathered(before), scalars, *cut, **shared,
         **walk(causal_tiles.QUERIES, q, v, q.dtype),
     )  # fmt: skip
-    size, later = walk(causal_tiles.KEYS, q, v, q.dtype), None
+    size = walk_in(causal_tiles.exponential_keys(padded_width(q, v), q.dtype), q, v, q.dtype)
+    later = None
     if segments > 1:
         sums = sums_like(q, v, heads, packs)
         launch(

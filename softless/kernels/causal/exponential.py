@@ -376,8 +376,8 @@ def exponential_query_kernel(q, k, v, do, dq, mask, offsets, before, scalars, he
         through = tl.where(sight, through, 0.0)
         masses, drawn, earlier = past_of_queries(d_out, keys, sight, known, base, z, turned, y, DTYPE)
         if READER == "channel":
-            pull, gain, delta = channel_pull(x, units, keys, through, sight, known, base, z, masses, drawn, earlier, dims,
-                                             D, DTYPE)  # fmt: skip
+            pull, gain, delta = channel_pull(x, units, keys, through, sight, known, base, z, masses, drawn, earlier,
+                                             dims, D, DTYPE)  # fmt: skip
             spots, there = scalars + here[:, None] * D + dims[None, :], asked[:, None] & inside
             tl.store(spots, gain, mask=there)
             tl.store(spots + tokens * D, delta, mask=there)
