@@ -17,11 +17,13 @@ from softless.kernels.causal import tiles as causal_tiles
 from softless.kernels.causal.exponential import (
     Gathered,
     exponential_kernel,
+    exponential_scan_kernel,
+    exponential_sums_kernel,
+)
+from softless.kernels.causal.exponential_gradient import (
     exponential_key_kernel,
     exponential_later_kernel,
     exponential_query_kernel,
-    exponential_scan_kernel,
-    exponential_sums_kernel,
 )
 from softless.kernels.causal.forward import decode_kernel, forward_kernel, plain_kernel
 from softless.kernels.causal.key_gradient import key_gradient_kernel, later_kernel, sums_kernel
