@@ -1,0 +1,113 @@
+"""Regression: the best linear predictor of v from k, read at a query.
+
+    K = sum_j k'_j k'_j^T / n        C = sum_j k'_j v'_j^T / n        k' = phi(k) - k_mean, v' = v - v_mean
+    A = K + r I                      W = A^-1 C
+    o = v_mean + g (phi(q) - k_mean)^T W
+    w_ij = 1/n + (g/n) (phi(q_i) - k_mean)^T A^-1 k'_j
+
+    relative ridge   r = lam trace(K) / d      the same for keys of any size
+    absolute ridge   r = lam / n               one more token changes n A by a product of one vector with itself
+
+Rows sum to one. A query equal to the mean key reads the mean value. With lam = 0 and g = 1 this is least squares, which
+no invertible affine map of q and k together changes. As lam grows with g = s r, it becomes InLine for q - k_mean.
+
+No state is new: observe [v, phi(k)] instead of v (`with_keys`), and its comoment is [n C | n K].
+
+Garnelo and Czarnecki 2023 (arXiv 2305.10203) read keys in this way; von Oswald et al. 2025 (arXiv 2506.05233) do so
+causally.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from softless.algebra.state import State
+
+
+def with_keys(phi_k: Float[Tensor, "*#b n d"], v: Float[Tensor, "*#b n m"]) -> Float[Tensor, "*b n m+d"]:
+    """Return [v, phi(k)], the values of a state that regression reads."""
+    batch = torch.broadcast_shapes(phi_k.shape[:-1], v.shape[:-1])
+    return torch.cat([v.expand(*batch, -1), phi_k.expand(*batch, -1)], -1)
+
+
+def read(
+    phi_q: Float[Tensor, "*#b n d"],
+    state: State,
+    ridge: float | Float[Tensor, "*#b"],
+    gain: float | Float[Tensor, "*#b"] = 1.0,
+    *,
+    relative: bool = True,
+    centered: bool = True,
+) -> Float[Tensor, "*b n m"]:
+    """Answer queries from a state of `with_keys`.
+
+    >>> import torch
+    >>> from softless.algebra import observe, regression
+    >>> k, v = torch.randn(2, 4, 100, 16), torch.randn(2, 4, 100, 8)            # [B, H, M, d], [B, H, M, e]
+    >>> state = observe(k, regression.with_keys(k, v))
+    >>> regression.read(torch.randn(2, 4, 5, 16), state, ridge=0.1).shape       # [B, H, N, e]
+    torch.Size([2, 4, 5, 8])
+    """
+    width = state.comoment.shape[-1] - state.comoment.shape[-2]
+    tokens = state.n.clamp(min=1)[..., None, None]
+    covariance, spread = (state.comoment / tokens).split([width, state.comoment.shape[-2]], -1)
+    predictor = solve(spread, covariance, ridge_of(spread, ridge, tokens, relative=relative))
+    q = phi_q - state.k_mean[..., None, :] if centered else phi_q
+    return state.v_mean[..., None, :width] + _per_matrix(gain) * (q @ predictor)
+
+
+def weights(
+    phi_q: Float[Tensor, "*#b n d"],
+    phi_k: Float[Tensor, "*#b m d"],
+    ridge: float | Float[Tensor, "*#b"],
+    gain: float | Float[Tensor, "*#b"],
+    visible: Bool[Tensor, "*#b #n m"],
+    *,
+    relative: bool = True,
+    centered: bool = True,
+) -> Float[Tensor, "*b n m"]:
+    """Return the explicit weights. Each query has a regression of its own, over the keys that it sees."""
+    seen = visible[..., None].to(phi_k.dtype)  # [*b, n, m, 1]
+    tokens = visible.sum(-1)[..., None, None]  # [*b, n, 1, 1]
+    some = tokens.clamp(min=1)
+    k = phi_k[..., None, :, :]  # [*b, 1, m, d]
+    mean = (seen * k).sum(-2, keepdim=True) / some
+    k = seen * (k - mean)  # [*b, n, m, d]
+    spread = k.mT @ k / some
+    inverse = solve(spread, k.mT, ridge_of(spread, ridge, some, relative=relative, of_queries=True))  # [*b, n, d, m]
+    q = phi_q[..., None, :] - mean if centered else phi_q[..., None, :]
+    return ((seen.mT + _per_matrix(gain, 1) * (q @ inverse)) / some)[..., 0, :] * visible
+
+
+def ridge_of(
+    spread: Float[Tensor, "*b d d"],
+    ridge: float | Float[Tensor, "*#b"],
+    tokens: Tensor,
+    *,
+    relative: bool,
+    of_queries: bool = False,
+) -> Float[Tensor, "*b 1 1"]:
+    """Return r [*b, 1, 1]: how much is added to the diagonal of K."""
+    size = spread.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None] if relative else 1 / tokens.to(spread.dtype)
+    return _per_matrix(ridge, int(of_queries)) * size
+
+
+def solve(
+    spread: Float[Tensor, "*#b d d"], right: Float[Tensor, "*#b d m"], ridge: Float[Tensor, "*#b 1 1"]
+) -> Float[Tensor, "*b d m"]:
+    """Return (K + r I)^-1 right, and 0 where K and r are 0: keys that are all equal predict the mean.
+
+    The matrix is divided by its largest entry first, so keys may be of any size.
+    """
+    unit = torch.eye(spread.shape[-1], dtype=spread.dtype, device=spread.device)
+    matrix = spread + ridge * unit
+    size = matrix.detach().diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
+    lost = size <= 0
+    size = torch.where(lost, 1.0, size)
+    factor = torch.linalg.cholesky(torch.where(lost, unit, matrix / size))
+    return torch.where(lost, 0.0, torch.cholesky_solve(right / size, factor))
+
+
+def _per_matrix(x: float | Tensor, more: int = 0) -> float | Tensor:
+    """Return a number, or one number per matrix with dimensions to multiply matrices by."""
+    return x[(..., *[None] * (2 + more))] if isinstance(x, Tensor) else x
