@@ -23,6 +23,7 @@ from softless.mechanisms.mlla import Mlla
 from softless.mechanisms.non_local import AsymmetricNonLocal, NonLocal
 from softless.mechanisms.performer import Performer
 from softless.mechanisms.reformer import Reformer
+from softless.mechanisms.regress import Regress
 from softless.mechanisms.scored import MOST
 from softless.mechanisms.softmax import Softmax
 from softless.mechanisms.sparse import Sparse, TopK
@@ -33,7 +34,7 @@ from softless.mechanisms.transnormer import Diagonal, TransNormer
 MECHANISMS: dict[str, type[Mechanism]] = {
     cls.name: cls
     for cls in (
-        *(Softmax, General, Linear, InLine, Efficient, Taylor, Hydra, Angular, Focused, Threshold),
+        *(Softmax, General, Linear, InLine, Regress, Efficient, Taylor, Hydra, Angular, Focused, Threshold),
         *(Cosformer, Performer, Delta, Efla, Decay, TransNormer, Diagonal, Mlla, A2),
         *(TopK, Sparse, Longformer, Linformer, Nystrom, Agent, Soft, NonLocal, AsymmetricNonLocal, EMANet, Reformer),
     )
@@ -66,6 +67,12 @@ def mechanism(name: str, **options: object) -> Mechanism:
                          normalize="divide": divide by the sum of the weights, or "none"
     inline               phi="identity", phi_k=None, t=1.0: as for linear
                          gain="mean": multiply by s/n, as the authors' code does, or "sum": by s, as eq. 4 is printed
+    regress              phi, phi_k: as for inline, but not exp
+                         ridge=0.1: how strongly the regression is held back, from 0 on
+                         learned_ridge=False: learn a ridge for each head instead
+                         relative=True: multiply the ridge by the mean variance of keys; False: divide it by n
+                         gain="dim": multiply by d^-1/2, or "one": by 1
+                         center=True: read q - mean k; False: read q
     taylor               order=1: terms of the exponential, 1 or 2
                          normalize=None: use unit vectors; None means yes for order 1 and no for order 2
     angular              exact=False: use the kernel itself instead of the published formula
