@@ -81,10 +81,14 @@ class Regress(FeatureMapped):
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         phi_q, phi_k = _tensor(self.features_q(q, call)), _tensor(self.features_k(k, call))
         phi_k = repeat_heads(phi_k, q.shape[1])
-        ridge = self._ridge(call, q.dtype)
-        ridge = ridge[..., None] if isinstance(ridge, Tensor) else ridge  # for every query
         return regression.weights(
-            phi_q, phi_k, ridge, call.scale, call.visible(q, k), relative=self.relative, centered=self.center
+            phi_q,
+            phi_k,
+            self._ridge(call, q.dtype),
+            call.scale,
+            call.visible(q, k),
+            relative=self.relative,
+            centered=self.center,
         )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
