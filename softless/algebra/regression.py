@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from softless.algebra.readers import alive
 from softless.algebra.state import State
 
 
@@ -51,7 +52,8 @@ def read(
     width = state.comoment.shape[-1] - state.comoment.shape[-2]
     tokens = state.n.clamp(min=1)[..., None, None]
     covariance, spread = (state.comoment / tokens).split([width, state.comoment.shape[-2]], -1)
-    predictor = solve(spread, covariance, ridge_of(spread, ridge, tokens, relative=relative))
+    least = rounding(state.k_mean[..., None, :])
+    predictor = solve(spread, covariance, ridge_of(spread, ridge, tokens, relative=relative), least)
     q = phi_q - state.k_mean[..., None, :] if centered else phi_q
     return state.v_mean[..., None, :width] + _per_matrix(gain) * (q @ predictor)
 
@@ -74,7 +76,8 @@ def weights(
     mean = (seen * k).sum(-2, keepdim=True) / some
     k = seen * (k - mean)  # [*b, n, m, d]
     spread = k.mT @ k / some
-    inverse = solve(spread, k.mT, ridge_of(spread, ridge, some, relative=relative, of_queries=True))  # [*b, n, d, m]
+    r = ridge_of(spread, ridge, some, relative=relative, of_queries=True)
+    inverse = solve(spread, k.mT, r, rounding(mean))  # [*b, n, d, m]
     q = phi_q[..., None, :] - mean if centered else phi_q[..., None, :]
     return ((seen.mT + _per_matrix(gain, 1) * (q @ inverse)) / some)[..., 0, :] * visible
 
@@ -92,20 +95,28 @@ def ridge_of(
     return _per_matrix(ridge, int(of_queries)) * size
 
 
+def rounding(k_mean: Float[Tensor, "*b 1 d"]) -> Float[Tensor, "*b 1 1"]:
+    """Return the largest variance that rounding alone gives to equal keys."""
+    return (16 * torch.finfo(k_mean.dtype).eps * k_mean.detach().abs().amax(-1, keepdim=True)).square()
+
+
 def solve(
-    spread: Float[Tensor, "*#b d d"], right: Float[Tensor, "*#b d m"], ridge: Float[Tensor, "*#b 1 1"]
+    spread: Float[Tensor, "*#b d d"],
+    right: Float[Tensor, "*#b d m"],
+    ridge: Float[Tensor, "*#b 1 1"],
+    least: Float[Tensor, "*#b 1 1"],
 ) -> Float[Tensor, "*b d m"]:
-    """Return (K + r I)^-1 right, and 0 where K and r are 0: keys that are all equal predict the mean.
+    """Return (K + r I)^-1 right, and 0 where no variance is above `least`: keys that are all equal predict the mean.
 
     The matrix is divided by its largest entry first, so keys may be of any size.
     """
     unit = torch.eye(spread.shape[-1], dtype=spread.dtype, device=spread.device)
     matrix = spread + ridge * unit
-    size = matrix.detach().diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
-    lost = size <= 0
+    variance, size = (x.detach().diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None] for x in (spread, matrix))
+    lost = (variance <= least) | ~alive(variance)
     size = torch.where(lost, 1.0, size)
     factor = torch.linalg.cholesky(torch.where(lost, unit, matrix / size))
-    return torch.where(lost, 0.0, torch.cholesky_solve(right / size, factor))
+    return torch.where(lost, 0.0, torch.cholesky_solve(torch.where(lost, 0.0, right) / size, factor))
 
 
 def _per_matrix(x: float | Tensor, more: int = 0) -> float | Tensor:
