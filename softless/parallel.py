@@ -84,6 +84,10 @@ def attention(
         raise UnsupportedError(
             f"mechanism '{mechanism.name}' weighs a token by its position in the sequence, which a rank does not know"
         )
+    if mechanism.mixes_queries:
+        raise UnsupportedError(
+            f"mechanism '{mechanism.name}' weighs keys by the mean of all queries, which a rank does not know"
+        )
     if (is_causal or mechanism.pairs_tokens) and q.shape[2] != k.shape[2]:
         raise ArgumentError(
             f"{q.shape[2]} queries and {k.shape[2]} keys on rank {dist.get_rank(group)}: "

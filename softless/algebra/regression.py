@@ -9,26 +9,44 @@
     absolute ridge   r = lam / n               one more token changes n A by a product of one vector with itself
 
 Rows sum to one. A query equal to the mean key reads the mean value. With lam = 0 and g = 1 this is least squares, which
-no invertible affine map of q and k together changes. As lam grows with g = s r, it becomes InLine for q - k_mean.
+no invertible affine map of q and k together changes. As lam grows with g = s r, it becomes InLine for q - k_mean. Keys
+may have shares p_j that sum to one, instead of 1/n everywhere.
 
-No state is new: observe [v, phi(k)] instead of v (`with_keys`), and its comoment is [n C | n K].
+No state is new: observe [v, phi(k)] instead of v (`with_keys`), and its comoment is [n C | n K]. `conjugate` has the
+causal form.
+
+r is never less than the rounding of K, 4 d eps of its largest entry. So A can always be solved with, also where keys
+are fewer than channels and lam is 0.
 
 Garnelo and Czarnecki 2023 (arXiv 2305.10203) read keys in this way; von Oswald et al. 2025 (arXiv 2506.05233) do so
 causally.
 """
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from softless.algebra.readers import alive
-from softless.algebra.state import State
+from softless.algebra.state import State, keep
 
 
 def with_keys(phi_k: Float[Tensor, "*#b n d"], v: Float[Tensor, "*#b n m"]) -> Float[Tensor, "*b n m+d"]:
     """Return [v, phi(k)], the values of a state that regression reads."""
     batch = torch.broadcast_shapes(phi_k.shape[:-1], v.shape[:-1])
     return torch.cat([v.expand(*batch, -1), phi_k.expand(*batch, -1)], -1)
+
+
+def observe_shares(
+    phi_k: Float[Tensor, "*#b m d"],
+    v: Float[Tensor, "*#b m e"],
+    shares: Float[Tensor, "*b m"],
+    n: Int[Tensor, "*#b"],
+) -> State:
+    """Summarize n tokens that have shares of one, instead of 1/n each. Such a state is read, and never merged."""
+    p = shares[..., None]  # [*b, m, 1]
+    k_mean, v_mean = (p * phi_k).sum(-2), (p * v).sum(-2)
+    comoment = (p * (phi_k - k_mean[..., None, :])).mT @ (v - v_mean[..., None, :])
+    return State(n, k_mean, v_mean, n[..., None, None] * comoment, torch.zeros_like(k_mean))
 
 
 def read(
@@ -53,9 +71,9 @@ def read(
     tokens = state.n.clamp(min=1)[..., None, None]
     covariance, spread = (state.comoment / tokens).split([width, state.comoment.shape[-2]], -1)
     least = rounding(state.k_mean[..., None, :])
-    predictor = solve(spread, covariance, ridge_of(spread, ridge, tokens, relative=relative), least)
+    predictor = solve(spread, covariance, ridge_of(spread, per_matrix(ridge), tokens, relative=relative), least)
     q = phi_q - state.k_mean[..., None, :] if centered else phi_q
-    return state.v_mean[..., None, :width] + _per_matrix(gain) * (q @ predictor)
+    return state.v_mean[..., None, :width] + per_matrix(gain) * (q @ predictor)
 
 
 def weights(
@@ -64,40 +82,41 @@ def weights(
     ridge: float | Float[Tensor, "*#b"],
     gain: float | Float[Tensor, "*#b"],
     visible: Bool[Tensor, "*#b #n m"],
+    shares: Float[Tensor, "*#b #n m"] | None = None,
     *,
     relative: bool = True,
     centered: bool = True,
 ) -> Float[Tensor, "*b n m"]:
     """Return the explicit weights. Each query has a regression of its own, over the keys that it sees."""
-    seen = visible[..., None].to(phi_k.dtype)  # [*b, n, m, 1]
-    tokens = visible.sum(-1)[..., None, None]  # [*b, n, 1, 1]
-    some = tokens.clamp(min=1)
-    k = phi_k[..., None, :, :]  # [*b, 1, m, d]
-    mean = (seen * k).sum(-2, keepdim=True) / some
-    k = seen * (k - mean)  # [*b, n, m, d]
-    spread = k.mT @ k / some
-    r = ridge_of(spread, ridge, some, relative=relative, of_queries=True)
-    inverse = solve(spread, k.mT, r, rounding(mean))  # [*b, n, d, m]
+    some = visible.sum(-1)[..., None, None].clamp(min=1)  # [*b, n, 1, 1]
+    p = (visible / some[..., 0].to(phi_k.dtype) if shares is None else shares)[..., None]  # [*b, n, m, 1]
+    k = keep(phi_k[..., None, :, :], visible)  # [*b, n, m, d]
+    mean = (p * k).sum(-2, keepdim=True)
+    k = keep(k - mean, visible)
+    k = keep(k - (p * k).sum(-2, keepdim=True), visible)  # else rows sum to one only as well as the mean is rounded
+    spread = (p * k).mT @ k
+    r = ridge_of(spread, per_matrix(ridge, 1), some, relative=relative)
+    inverse = solve(spread, (p * k).mT, r, rounding(mean))  # [*b, n, d, m]
     q = phi_q[..., None, :] - mean if centered else phi_q[..., None, :]
-    return ((seen.mT + _per_matrix(gain, 1) * (q @ inverse)) / some)[..., 0, :] * visible
+    return (p.mT + per_matrix(gain, 1) * (q @ inverse))[..., 0, :]
 
 
 def ridge_of(
-    spread: Float[Tensor, "*b d d"],
-    ridge: float | Float[Tensor, "*#b"],
-    tokens: Tensor,
-    *,
-    relative: bool,
-    of_queries: bool = False,
-) -> Float[Tensor, "*b 1 1"]:
+    spread: Float[Tensor, "*#b d d"], ridge: float | Tensor, tokens: Tensor, *, relative: bool
+) -> Float[Tensor, "*#b 1 1"]:
     """Return r [*b, 1, 1]: how much is added to the diagonal of K."""
     size = spread.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None] if relative else 1 / tokens.to(spread.dtype)
-    return _per_matrix(ridge, int(of_queries)) * size
+    return (ridge * size).clamp(max=torch.finfo(spread.dtype).max / 4)
 
 
-def rounding(k_mean: Float[Tensor, "*b 1 d"]) -> Float[Tensor, "*b 1 1"]:
+def rounding(k_mean: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n 1"]:
     """Return the largest variance that rounding alone gives to equal keys."""
     return (16 * torch.finfo(k_mean.dtype).eps * k_mean.detach().abs().amax(-1, keepdim=True)).square()
+
+
+def lost(variance: Float[Tensor, "*#b"], least: Float[Tensor, "*#b"]) -> Bool[Tensor, "*b"]:
+    """Return whether the largest variance of keys is nothing but rounding."""
+    return (variance <= least) | (~alive(variance) & ~variance.isnan())
 
 
 def solve(
@@ -111,14 +130,19 @@ def solve(
     The matrix is divided by its largest entry first, so keys may be of any size.
     """
     unit = torch.eye(spread.shape[-1], dtype=spread.dtype, device=spread.device)
-    matrix = spread + ridge * unit
-    variance, size = (x.detach().diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None] for x in (spread, matrix))
-    lost = (variance <= least) | ~alive(variance)
-    size = torch.where(lost, 1.0, size)
-    factor = torch.linalg.cholesky(torch.where(lost, unit, matrix / size))
-    return torch.where(lost, 0.0, torch.cholesky_solve(torch.where(lost, 0.0, right) / size, factor))
+    variance = spread.detach().diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
+    nothing = lost(variance, least)
+    size = torch.where(nothing, 1.0, variance + ridge.detach())
+    matrix = spread / size + (ridge / size).clamp(min=floor(spread)) * unit
+    right = torch.where(nothing, 0.0, right) / size
+    return torch.where(nothing, 0.0, torch.linalg.solve_ex(torch.where(nothing, unit, matrix), right).result)
 
 
-def _per_matrix(x: float | Tensor, more: int = 0) -> float | Tensor:
+def floor(x: Float[Tensor, "*b d"]) -> float:
+    """Return the least ridge of a matrix whose largest entry is 1, for d channels."""
+    return 4 * x.shape[-1] * torch.finfo(x.dtype).eps
+
+
+def per_matrix(x: float | Tensor, more: int = 0) -> float | Tensor:
     """Return a number, or one number per matrix with dimensions to multiply matrices by."""
     return x[(..., *[None] * (2 + more))] if isinstance(x, Tensor) else x

@@ -118,7 +118,7 @@ def make_mechanism(name: str, options: dict[str, str]) -> "Mechanism":
 
     `general` takes a function, which a command line cannot give: here it is always sim(q, k) = exp(q.k/sqrt(d)).
     """
-    from softless.mechanisms import MECHANISMS, mechanism
+    from softless.mechanisms import MECHANISMS, NUMBERS, mechanism
 
     if name == "general":
         if options:
@@ -130,7 +130,10 @@ def make_mechanism(name: str, options: dict[str, str]) -> "Mechanism":
     if name not in MECHANISMS:
         return mechanism(name)
     defaults = {field.name: field.default for field in fields(MECHANISMS[name])}
-    return mechanism(name, **{key: _option(key, text, defaults.get(key)) for key, text in options.items()})
+    return mechanism(
+        name,
+        **{key: _option(key, text, defaults.get(key), is_number=key in NUMBERS[name]) for key, text in options.items()},
+    )
 
 
 def exponential(q: "Tensor", k: "Tensor") -> "Tensor":
@@ -143,7 +146,7 @@ def option_text(value: object) -> object:
     return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
-def _option(option: str, text: str, default: object) -> object:
+def _option(option: str, text: str, default: object, *, is_number: bool) -> object:
     """Read true, false, none, a number or a text, depending on the type of the option's default."""
     if isinstance(default, str):
         return text
@@ -163,7 +166,7 @@ def _option(option: str, text: str, default: object) -> object:
             continue
         if not math.isnan(value):
             return value
-    if isinstance(default, int | float):
+    if is_number:
         raise ArgumentError(f"option {option} is {text!r} and must be a number")
     return text
 

@@ -40,6 +40,9 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     )
 }
 OPTIONS = {name: {field.name: field.default for field in fields(cls)} for name, cls in MECHANISMS.items()}
+NUMBERS = {
+    name: [field.name for field in fields(cls) if field.type in (int, float)] for name, cls in MECHANISMS.items()
+}
 PLAIN = {name: cls() for name, cls in MECHANISMS.items() if cls is not General}  # general needs a sim
 
 __all__ = ["MECHANISMS", "Call", "Mechanism", "list_mechanisms", "mechanism", "resolve"]
@@ -67,12 +70,12 @@ def mechanism(name: str, **options: object) -> Mechanism:
                          normalize="divide": divide by the sum of the weights, or "none"
     inline               phi="identity", phi_k=None, t=1.0: as for linear
                          gain="mean": multiply by s/n, as the authors' code does, or "sum": by s, as eq. 4 is printed
-    regress              phi, phi_k: as for inline, but not exp
-                         ridge=0.1: how strongly the regression is held back, from 0 on
-                         learned_ridge=False: learn a ridge for each head instead
+    regress              phi="identity", phi_k=None, t=1.0: as for inline, except that no feature map is exp
+                         ridge=0.1: how strongly the regression is held back, from 0 on, or "learned" for each head
                          relative=True: multiply the ridge by the mean variance of keys; False: divide it by n
-                         gain="dim": multiply by d^-1/2, or "one": by 1
+                         gain="dim": multiply by d^-1/2, or "one": by 1, or "learned": by d^-1/2 and a factor per head
                          center=True: read q - mean k; False: read q
+                         weighting=None: all keys count alike; "query": by softmax(mean q . k / sqrt d)
     taylor               order=1: terms of the exponential, 1 or 2
                          normalize=None: use unit vectors; None means yes for order 1 and no for order 2
     angular              exact=False: use the kernel itself instead of the published formula
@@ -143,7 +146,7 @@ def _plain(name: str, option: str, value: Any) -> object:
         value = int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(default, bool) and not isinstance(value, bool):
         raise ArgumentError(f"mechanism '{name}' takes {option}=True or False, got {shown(value)}")
-    if type(default) in (int, float) and type(value) not in (int, float):
+    if option in NUMBERS[name] and type(value) not in (int, float):
         raise ArgumentError(f"mechanism '{name}' takes a number for {option}, got {shown(value)}")
     if not (value is None or isinstance(value, str | int | float | tuple) or callable(value)):
         kind = type(value).__name__

@@ -52,7 +52,8 @@ class Kernelized(Mechanism):
         k = repeat_heads(k, q.shape[1])
         phi_q, phi_k = self.features_q(q, call), self.features_k(k, call)
         _check_widths(phi_q, phi_k)
-        return algebra.weights(phi_q, phi_k, self.reader, call.scale, call.visible(q, k), signed=self.signed)
+        gain = self._gain(phi_q, call)
+        return algebra.weights(phi_q, phi_k, self.reader, gain, call.visible(q, k), signed=self.signed)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         if call.is_causal:
@@ -63,8 +64,8 @@ class Kernelized(Mechanism):
                 return out
         phi_q, (phi_k, values, mask) = self._queries(q, v, call), self._keys(q, k, v, call)
         _check_widths(phi_q, phi_k)
-        out = algebra.parallel(phi_q, phi_k, values, self.reader, call.scale, mask, signed=self.signed)
-        return _ungroup(out)
+        gain = self._gain(phi_q, call)
+        return _ungroup(algebra.parallel(phi_q, phi_k, values, self.reader, gain, mask, signed=self.signed))
 
     def attend_with_state(
         self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call
@@ -80,7 +81,7 @@ class Kernelized(Mechanism):
 
     def attend_to_state(self, q: Tensor, k: Tensor, v: Tensor, state: State, call: Call) -> Tensor:
         """Return the output where every query sees all tokens of a state; k and v belong to the queries."""
-        return _ungroup(algebra.read(self._queries(q, v, call), state, self.reader, call.scale, signed=self.signed))
+        return _ungroup(self._read(self._queries(q, v, call), state, call))
 
     def _in_blocks(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor | None:
         """Return the output with features of one block of tokens at a time, or None if gradients are recorded.
@@ -89,7 +90,7 @@ class Kernelized(Mechanism):
         """
         first = self.features_q(q[:, :, :1], call), self.features_k(k[:, :, :1], call)
         _check_widths(*first)
-        if recording(q, k, v, *(phi.value if isinstance(phi, Log) else phi for phi in first)):
+        if recording(q, k, v, *call.inputs.values(), *(phi.value if isinstance(phi, Log) else phi for phi in first)):
             return None
         logs = [isinstance(phi, Log) for phi in first]
         plain = q.shape[1] == k.shape[1] == v.shape[1] and call.key_mask is None and not any(logs)
@@ -107,7 +108,7 @@ class Kernelized(Mechanism):
         out = q.new_empty(*q.shape[:3], v.shape[3])
         for at in _blocks(q.shape[2], BLOCK):
             phi_q = self._queries(q[:, :, at], v, call)
-            rows = algebra.read(phi_q, state, self.reader, call.scale, shifted=logs[1], signed=self.signed)
+            rows = self._read(phi_q, state, call, shifted=logs[1])
             out[:, :, at] = _ungroup(rows)
             del phi_q, rows  # or they would be there while the next features are made
         return out
@@ -127,10 +128,27 @@ class Kernelized(Mechanism):
             k, v = F.pad(k, (0, 0, -past, 0)), F.pad(v, (0, 0, -past, 0))
         phi_q, (phi_k, values, mask) = self._queries(q, v, call), self._keys(q, k, v, call)
         _check_widths(phi_q, phi_k)
-        out = algebra.chunked(
-            phi_q, phi_k, values, self.reader, call.scale, mask, state, self.chunk, signed=self.signed
-        )
-        return _ungroup(out)
+        return _ungroup(self._chunked(phi_q, phi_k, values, mask, state, call))
+
+    def _read(self, phi_q: Tensor | Log, state: State, call: Call, *, shifted: bool = True) -> Tensor:
+        gain = self._gain(phi_q, call)
+        return algebra.read(phi_q, state, self.reader, gain, shifted=shifted, signed=self.signed)
+
+    def _chunked(
+        self,
+        phi_q: Tensor | Log,
+        phi_k: Tensor | Log,
+        values: Tensor,
+        mask: Tensor | None,
+        state: State | None,
+        call: Call,
+    ) -> Tensor:
+        gain = self._gain(phi_q, call)
+        return algebra.chunked(phi_q, phi_k, values, self.reader, gain, mask, state, self.chunk, signed=self.signed)
+
+    def _gain(self, phi_q: Tensor | Log, call: Call) -> float:
+        """Return the factor of the correlation."""
+        return call.scale
 
     def _queries(self, q: Tensor, v: Tensor, call: Call) -> Tensor | Log:
         return _group(self.features_q(q, call), v.shape[1], q.shape[1])
@@ -161,6 +179,12 @@ def _group(phi: Tensor | Log, groups: int, heads: int) -> Tensor | Log:
     if groups == heads:
         return phi
     return Log(phi.value.unflatten(1, (groups, -1))) if isinstance(phi, Log) else phi.unflatten(1, (groups, -1))
+
+
+def per_head(x: Tensor, phi_q: Tensor | Log) -> Tensor:
+    """[H] -> [G, H/G] where queries share key heads, in the dtype of the queries."""
+    value = phi_q.value if isinstance(phi_q, Log) else phi_q
+    return (x if value.ndim == 4 else x.unflatten(0, value.shape[1:3])).to(value.dtype)
 
 
 def _ungroup(out: Tensor) -> Tensor:

@@ -1,64 +1,76 @@
 """Regression attention: a query reads the best linear predictor of v from k.
 
-    w_ij = 1/n + (g/n) (phi(q_i) - k_mean)^T (K + r I)^-1 (phi(k_j) - k_mean)        K the covariance of phi(k)
+    w_ij = p_j + g p_j (phi(q_i) - k_mean)^T (K + r I)^-1 (phi(k_j) - k_mean)      K the covariance of phi(k), p_j = 1/n
 
-    ridge     r = ridge trace(K) / d, or ridge / n with relative=False
-    learned_ridge   softplus of one number per head, instead of `ridge`
-    gain      g = d^-1/2 ("dim") or 1 ("one"); the argument `scale` of a call replaces it
-    center    False reads phi(q) instead of phi(q) - k_mean
+    ridge       lam, or "learned": softplus of one number per head
+    relative    r = lam trace(K) / d, or r = lam / n with relative=False
+    gain        g = d^-1/2 ("dim"), 1 ("one") or "learned": d^-1/2 times one number per head
+    center      False reads phi(q) instead of phi(q) - k_mean
+    weighting   "query": p_j = softmax_j(q_mean.k_j / sqrt d) instead of 1/n, in the means and in K as well
 
-`softless.algebra.regression` has the formulas and what they tend to. A ridge relative to the trace needs all keys, so
-the causal form needs relative=False. There, decoding solves a system of d equations for each token, whatever has been
-seen before.
+The argument `scale` of a call replaces d^-1/2 or 1. `softless.algebra.regression` has the formulas and what they tend
+to.
+
+A ridge relative to the trace of all keys, and the mean of all queries, know the future. So the causal form needs
+relative=False and no weighting. Decoding solves d equations for each token, whatever has been seen before. Many tokens
+are solved for at once, by conjugate gradients (`softless.algebra.conjugate`).
 """
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from softless.algebra import regression
+from softless.algebra import conjugate, regression
 from softless.algebra.kernel_spec import KernelSpec
-from softless.algebra.state import Log, State, check_continues, merge, observe
-from softless.errors import ArgumentError, check_choice
+from softless.algebra.state import Log, State, observe
+from softless.errors import ArgumentError, check_choice, shown
 from softless.mechanisms.base import Call, repeat_heads
-from softless.mechanisms.kernelized import _group, _ungroup
+from softless.mechanisms.kernelized import _check_widths, _ungroup, per_head
 from softless.mechanisms.linear import FeatureMapped
+from softless.mechanisms.low_rank import real_queries
+from softless.mechanisms.scored import softmax
+
+LEARNED = "learned"
 
 
 @dataclass(frozen=True)
 class Regress(FeatureMapped):
     name: ClassVar[str] = "regress"
     formula: ClassVar[str] = "v_mean + g (q - k_mean)^T (K + r I)^-1 C"
-    cost: ClassVar[str] = "O(N d^2 + d^3)"
-    paper: ClassVar[str] = "Garnelo & Czarnecki 2023, arXiv 2305.10203"
+    paper: ClassVar[str] = "Garnelo et al. 2023, arXiv 2305.10203"
     reader: ClassVar[str] = "regress"
+    chunk: ClassVar[int] = 32
 
-    ridge: float = 0.1
-    learned_ridge: bool = False
-    gain: str = "dim"  # dim: d^-1/2 | one
+    ridge: float | str = 0.1  # or learned
+    gain: str = "dim"  # dim: d^-1/2 | one | learned
     center: bool = True
     relative: bool = True
+    weighting: str | None = None  # None | query
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if "exp" in (self.phi, self.phi_k):
             raise ArgumentError("phi 'exp' is kept as its logarithm, and regress needs the features themselves")
-        check_choice("gain", self.gain, ("dim", "one"))
-        for option in ("center", "relative", "learned_ridge"):
-            if not isinstance(getattr(self, option), bool):
-                raise ArgumentError(f"{option} {getattr(self, option)!r} is not True or False")
-        if not (self.ridge >= 0 and isfinite(self.ridge)):
-            raise ArgumentError(f"ridge {self.ridge} is not a finite number from 0 on")
+        number = isinstance(self.ridge, int | float) and not isinstance(self.ridge, bool)
+        if self.ridge != LEARNED and not (number and 0 <= float(self.ridge) < float("inf")):
+            raise ArgumentError(f"ridge {shown(self.ridge)} is not a finite number from 0 on, or 'learned'")
+        check_choice("gain", self.gain, ("dim", "one", LEARNED))
+        check_choice("weighting", self.weighting, (None, "query"))
 
     @property
     def carries_state(self) -> bool:  # type: ignore[override]
-        return not self.relative
+        return self.lacks(True) is None
+
+    @property
+    def mixes_queries(self) -> bool:  # type: ignore[override]
+        return self.weighting is not None
 
     def lacks(self, is_causal: bool) -> str | None:
+        if is_causal and self.weighting is not None:
+            return "weighs keys by the mean of all queries, so its causal form needs weighting=None"
         if is_causal and self.relative:
             return "has a ridge relative to the trace of all keys, so its causal form needs relative=False"
         return None
@@ -67,87 +79,78 @@ class Regress(FeatureMapped):
         return None
 
     def default_scale(self, head_dim: int) -> float:
-        return head_dim**-0.5 if self.gain == "dim" else 1.0
+        return 1.0 if self.gain == "one" else head_dim**-0.5
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
-        return super().input_shapes(heads, head_dim) | ({"ridge": (heads,)} if self.learned_ridge else {})
+        learned = [name for name in ("ridge", "gain") if getattr(self, name) == LEARNED]
+        return super().input_shapes(heads, head_dim) | dict.fromkeys(learned, (heads,))
 
     def initialize(self, name: str, tensor: Tensor) -> None:
-        if name == "ridge":
-            torch.nn.init.constant_(tensor, -2.25)  # softplus(-2.25) = 0.1
+        if name in ("ridge", "gain"):
+            torch.nn.init.constant_(tensor, -2.25 if name == "ridge" else 1.0)  # softplus(-2.25) = 0.1
         else:
             super().initialize(name, tensor)
 
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
+        k, visible = repeat_heads(k, q.shape[1]), call.visible(q, k)
         phi_q, phi_k = _tensor(self.features_q(q, call)), _tensor(self.features_k(k, call))
-        phi_k = repeat_heads(phi_k, q.shape[1])
-        return regression.weights(
-            phi_q,
-            phi_k,
-            self._ridge(call, q.dtype),
-            call.scale,
-            call.visible(q, k),
-            relative=self.relative,
-            centered=self.center,
-        )
+        _check_widths(phi_q, phi_k)
+        shares = None if self.weighting is None else _shares(q, k, call)[..., None, :]  # [B, H, 1, M]
+        factors = self._ridge(phi_q, call), self._factor(phi_q, call)
+        options = {"relative": self.relative, "centered": self.center}
+        return regression.weights(phi_q, phi_k, *factors, visible, shares, **options)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         if call.is_causal:
             return self._causal(q, k, v, None, call)
-        state = observe(*self._keys(q, k, v, call))
-        return self._read(q, v.shape[1], state, call)
-
-    def attend_with_state(
-        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call
-    ) -> tuple[Tensor, State]:
-        """Absorb one token after the other, and read after each."""
-        seen = observe(*self._keys(q, k, v, call))
-        check_continues(state, seen)
-        outputs = []
-        for at in range(k.shape[2]):
-            mask = None if call.key_mask is None else call.key_mask[:, at : at + 1]
-            token = slice(at, at + 1)
-            new = observe(*self._keys(q, k[:, :, token], v[:, :, token], call._replace(key_mask=mask)))
-            state = new if state is None else merge(state, new)
-            outputs.append(self._read(q[:, :, token], v.shape[1], state, call))
-        if not outputs:
-            return q.new_zeros(*q.shape[:3], v.shape[3]), seen if state is None else state
-        assert state is not None
-        return torch.cat(outputs, 2), state
-
-    def attend_to_state(self, q: Tensor, k: Tensor, v: Tensor, state: State, call: Call) -> Tensor:
-        return self._read(q, v.shape[1], state, call)
-
-    def _causal(self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call) -> Tensor:
-        """Compute causal attention. The last query is aligned with the last key."""
-        past = k.shape[2] - q.shape[2]
-        if past > 0:
-            mask = None if call.key_mask is None else call.key_mask[:, :past]
-            seen = observe(*self._keys(q, k[:, :, :past], v[:, :, :past], call._replace(key_mask=mask)))
-            state = seen if state is None else merge(state, seen)
-            k, v = k[:, :, past:], v[:, :, past:]
-            call = call._replace(key_mask=None if call.key_mask is None else call.key_mask[:, past:])
-        elif past < 0:
-            mask = k.new_ones(k.shape[0], k.shape[2]).bool() if call.key_mask is None else call.key_mask
-            call = call._replace(key_mask=F.pad(mask, (-past, 0), value=False))
-            k, v = F.pad(k, (0, 0, -past, 0)), F.pad(v, (0, 0, -past, 0))
-        return self.attend_with_state(q, k, v, state, call)[0]
+        if self.weighting is not None:
+            k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+        phi_q, (phi_k, values, mask) = self._queries(q, v, call), self._keys(q, k, v, call)
+        _check_widths(phi_q, phi_k)
+        if self.weighting is None:
+            return _ungroup(self._read(phi_q, observe(phi_k, values, mask), call))
+        n = call.visible(q, k).sum(-1)[..., 0]  # [B, 1]
+        state = regression.observe_shares(_tensor(phi_k), values, _shares(q, k, call), n)
+        return self._read(phi_q, state, call)
 
     def _keys(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor | Log, Tensor, Tensor | None]:
         """Return (phi(k), [v, phi(k)], mask)."""
         phi_k, values, mask = super()._keys(q, k, v, call)
         return phi_k, regression.with_keys(_tensor(phi_k), values), mask
 
-    def _read(self, q: Tensor, groups: int, state: State, call: Call) -> Tensor:
-        phi_q = _tensor(_group(self.features_q(q, call), groups, q.shape[1]))
-        ridge = self._ridge(call, q.dtype)
-        if isinstance(ridge, Tensor) and groups != q.shape[1]:
-            ridge = ridge.unflatten(0, (groups, -1))
-        out = regression.read(phi_q, state, ridge, call.scale, relative=self.relative, centered=self.center)
-        return _ungroup(out)
+    def _read(self, phi_q: Tensor | Log, state: State, call: Call, *, shifted: bool = True) -> Tensor:
+        factors = self._ridge(phi_q, call), self._factor(phi_q, call)
+        return regression.read(_tensor(phi_q), state, *factors, relative=self.relative, centered=self.center)
 
-    def _ridge(self, call: Call, dtype: torch.dtype) -> float | Tensor:
-        return F.softplus(call.inputs["ridge"].to(dtype)) if self.learned_ridge else self.ridge
+    def _chunked(
+        self,
+        phi_q: Tensor | Log,
+        phi_k: Tensor | Log,
+        values: Tensor,
+        mask: Tensor | None,
+        state: State | None,
+        call: Call,
+    ) -> Tensor:
+        queries, keys = _tensor(phi_q), _tensor(phi_k)
+        ridge, gain = (regression.per_matrix(x, 1) for x in (self._ridge(queries, call), self._factor(queries, call)))
+        return conjugate.chunked(queries, keys, values, ridge, gain, mask, state, self.chunk, centered=self.center)
+
+    def _ridge(self, phi_q: Tensor | Log, call: Call) -> float | Tensor:
+        if isinstance(self.ridge, str):
+            return F.softplus(per_head(call.inputs["ridge"], phi_q))
+        return self.ridge
+
+    def _factor(self, phi_q: Tensor | Log, call: Call) -> float | Tensor:
+        return call.scale * per_head(call.inputs["gain"], phi_q) if self.gain == LEARNED else call.scale
+
+
+def _shares(q: Tensor, k: Tensor, call: Call) -> Tensor:
+    """Return the share of each key [B, H, M], for k with as many heads as q."""
+    real, mask = real_queries(q, k, call)
+    count = q.shape[2] if mask is None else mask.sum(-1).clamp(min=1)[:, None, None]
+    mean = real.sum(2) / count  # [B, H, d]
+    scores = (k @ mean[..., None])[..., 0] * q.shape[3] ** -0.5
+    return softmax(scores, call.visible(q, k)[..., 0, :])
 
 
 def _tensor(phi: Tensor | Log) -> Tensor:

@@ -108,7 +108,7 @@ def test_a_module_takes_the_grid_in_second_place():
 
 
 def test_the_mechanisms_are_those_of_this_version():
-    names = "softmax general linear inline efficient taylor hydra angular focused threshold cosformer performer"
+    names = "softmax general linear inline regress efficient taylor hydra angular focused threshold cosformer performer"
     names += " delta efla decay transnormer diagonal mlla a2"
     names += " topk sparse longformer linformer nystrom agent soft nonlocal asymmetric_nonlocal emanet reformer"
     assert softless.list_mechanisms() == names.split()
@@ -211,7 +211,8 @@ def test_a_mechanism_declares_the_inputs_it_needs(case):
     expected = {"affine_relu": ("weight", "bias"), "learned": ("scale",), "performer": ("projection",)}
     expected |= {"delta": ("beta",), "efla": ("beta",), "concatenation": ("weight",)}
     expected |= {"linformer": ("e",), "emanet": ("bases",), "reformer": ("rotations",)}
-    assert made.inputs == expected.get(case.rpartition("-")[2], expected.get(made.name, ()))
+    expected |= {"regress-learned": ("ridge", "gain")}
+    assert made.inputs == expected.get(case, expected.get(case.rpartition("-")[2], expected.get(made.name, ())))
 
 
 @pytest.mark.parametrize("name", ["softmax", "inline"])

@@ -180,6 +180,54 @@ def inline(q, k, seen, limits, inputs, phi="identity", phi_k=None, t=1.0, gain="
     return subtract(score, size, seen, q.shape[-1] ** -0.5 if scale is None else scale)
 
 
+def regress(q, k, seen, limits, inputs, phi="identity", phi_k=None, scale=None, **options):
+    """The ridge regression of each query, over the keys that it sees, by the inverse of its matrix.
+
+    What is rounded: q - mean, k - mean, their product through A^-1, and A itself, whose error A^-1 multiplies twice.
+    """
+    f_q, f_k = features(phi, q, 1.0, inputs), features(phi if phi_k is None else phi_k, k, 1.0, inputs)
+    learned = [name for name in ("ridge", "gain") if options.get(name) == "learned"]
+    gain = 1.0 if options.get("gain") == "one" and scale is None else (q.shape[-1] ** -0.5 if scale is None else scale)
+    per_head = {name: inputs[name][:, None] for name in learned}  # [H, 1]
+    gain = gain * per_head.get("gain", torch.ones(()).double())
+    ridge = (1 + per_head["ridge"].exp()).log() if "ridge" in learned else options.get("ridge", 0.1)
+    share = by_mean_query(q, k, seen) if options.get("weighting") == "query" else even(seen)
+    mean = share @ f_k  # [B, H, N, d]
+    apart = torch.where(seen[..., None], f_k[..., None, :, :] - mean[..., None, :], 0.0)  # [B, H, N, M, d]
+    spread = torch.einsum("bhnm,bhnmi,bhnmj->bhnij", share, apart, apart)
+    variance, dim = spread.diagonal(dim1=-2, dim2=-1), f_k.shape[-1]
+    r = ridge * (variance.mean(-1) if options.get("relative", True) else 1 / seen.double().sum(-1).clamp(min=1))
+    least = (16 * limits.eps * largest(mean)).square()
+    nothing = variance.amax(-1) <= least
+    matrix = spread + r[..., None, None] * torch.eye(dim).double()
+    inverse = torch.linalg.inv(torch.where(nothing[..., None, None], torch.eye(dim).double(), matrix))
+    off = f_q - mean if options.get("center", True) else f_q
+    x = torch.where(nothing[..., None], 0.0, torch.einsum("bhni,bhnij->bhnj", off, inverse))
+    weights = share * (1 + gain[..., None] * torch.einsum("bhnd,bhnmd->bhnm", x, apart))
+
+    terms = torch.where(seen[..., None], f_k.abs()[..., None, :, :] + mean.abs()[..., None, :], 0.0)
+    second = torch.einsum("bhnm,bhnmi,bhnmj->bhnij", share, terms, terms)
+    first = (share[..., None] * terms).sum(-2)
+    twice = torch.einsum("bhni,bhnij,bhnj->bhn", x.abs(), second, (inverse.abs() @ first[..., None])[..., 0])
+    once = (x.abs() * first).sum(-1) + ((f_q.abs() + mean.abs()) * (inverse.abs() @ first[..., None])[..., 0]).sum(-1)
+    size = 1 + gain.abs() * torch.where(nothing, 0.0, once + twice)
+    condition = second.diagonal(dim1=-2, dim2=-1).amax(-1) * inverse.abs().sum(-1).amax(-1)
+    safe = nothing | ((limits.eps * condition <= 1e-2) & (variance.amax(-1) > 1e4 * least))
+    return Rows(weights, size, safe & (nothing | (variance.amax(-1) >= limits.tiny / limits.eps)))
+
+
+def by_mean_query(q, k, seen):
+    """softmax_j of the mean query with key j; with as many queries as keys, hidden tokens ask nothing either."""
+    real = seen[:, :, -1, :]
+    asking = real.double() if q.shape[2] == k.shape[2] else torch.ones(q.shape[:3]).double()
+    mean = (asking[..., None] * q).sum(2) / asking.sum(-1, keepdim=True).clamp(min=1)
+    score = torch.where(real, (k @ mean[..., None])[..., 0] / q.shape[-1] ** 0.5, -math.inf)
+    top = score.amax(-1, keepdim=True)
+    share = (score - torch.where(top > -math.inf, top, 0.0)).exp()
+    share = share / share.sum(-1, keepdim=True).clamp(min=1)
+    return share[:, :, None].expand(*seen.shape)
+
+
 def efficient(q, k, seen, limits, inputs):
     logs = torch.where(seen[..., None], k[..., None, :, :], -math.inf)  # [B, H, N, M, d]
     top = logs.amax(-2, keepdim=True)
@@ -394,7 +442,7 @@ def _over_tokens(k: Tensor, seen: Tensor) -> Tensor:
 FORMULAS = {
     f.__name__: f
     for f in (
-        *(softmax, general, linear, inline, efficient, taylor, hydra, angular, focused, threshold),
+        *(softmax, general, linear, inline, regress, efficient, taylor, hydra, angular, focused, threshold),
         *(cosformer, performer, delta, efla, decay, transnormer, diagonal, mlla, a2),
     )
 }

@@ -149,6 +149,7 @@ def test_emanet_holds_its_bases_constant_unless_told():
 ORDERED = ("sparse", "longformer", "linformer", "nystrom", "agent", "soft", "asymmetric_nonlocal", "reformer")
 ORDERED += ("cosformer", "diagonal", "mlla")
 PERMUTED = [case for case in WHOLE if case.id != "angular" and case.name not in ORDERED]
+PERMUTED = [case for case in PERMUTED if not case.made.mixes_queries]  # the mask of the keys hides queries too
 
 
 @pytest.mark.parametrize("case", PERMUTED, ids=str)

@@ -36,6 +36,7 @@ ONE_FORM = {
     "cosformer": "the future decides: set the length",
     "mlla": "has no order",
     "a2": "gathers from all tokens",
+    "regress": "(weighs keys by the mean of all queries|has a ridge relative to the trace of all keys)",
 }
 ONE_FORM |= dict.fromkeys(("delta", "efla", "decay"), "goes through tokens in their order")
 ONE_FORM |= dict.fromkeys(oracle_scored.NOT_CAUSAL, "mixes all tokens before it weighs them")
@@ -198,7 +199,7 @@ def test_a_bias_of_minus_infinity_hides_a_key(name: str, is_causal: bool, backen
 def test_scale_multiplies_the_product_or_is_refused(case: Case):
     """Division and a norm cancel a factor; the others have room for one. angular does not take it."""
     at = ask(case, 7)
-    free = (*SCORED, *oracle_scored.NOT_CAUSAL, "inline", "hydra", "delta", "efla", "decay", "diagonal")
+    free = (*SCORED, *oracle_scored.NOT_CAUSAL, "inline", "regress", "hydra", "delta", "efla", "decay", "diagonal")
     takes = (case.name in free and "t1" not in case.options.values()) or case.options.get("normalize") == "none"
     form = {"is_causal": case.forms[0]}
     for scale in (0.3, 2.0 if case.name == "soft" else -2.0):
@@ -226,6 +227,7 @@ def test_inputs_are_named_when_missing_extra_or_misshapen(case: Case):
     with pytest.raises(ArgumentError, match="got unheard_of"):
         attention(*at[:3], inputs=at.inputs | {"unheard_of": torch.ones(1)}, **call)
     needed = {"affine_relu": {"weight": [2, 4, 4], "bias": [2, 4]}, "learned_scale": {"scale": [2, 4]}}
+    needed |= {"learned": {"ridge": [2], "gain": [2]}}
     needed |= {
         "delta": {"beta": [2, 2, 5]},
         "efla": {"beta": [2, 2, 5]},

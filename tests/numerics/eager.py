@@ -89,6 +89,35 @@ def printed(phi: str, t: float = 1.0) -> Formula:
     return formula
 
 
+def regress(
+    phi: str = "identity", *, relative: bool = True, center: bool = True, gain: str = "dim", weighting: bool = False
+) -> Formula:
+    """v_mean + g (q - k_mean)^T (K + r I)^-1 C, query by query. Half precision has no inverse: it is float32's."""
+    on = feature_map(phi)
+
+    def formula(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        f_q, f_k = on(q, inputs), on(k, inputs)
+        share = seen / seen.sum(-1, keepdim=True)
+        if weighting:
+            share = (q.mean(2, keepdim=True) @ k.mT * q.shape[-1] ** -0.5).softmax(-1)  # [b, h, 1, m]
+        ridge = F.softplus(inputs["ridge"])[:, None, None, None] if "ridge" in inputs else 0.1
+        factor = (1.0 if gain == "one" else q.shape[-1] ** -0.5) * (
+            inputs["gain"][:, None, None] if "gain" in inputs else 1
+        )
+        mean = share @ f_k  # [b, h, n, d]
+        apart = f_k[..., None, :, :] - mean[..., None, :]  # [b, h, n, m, d]
+        spread = (share[..., None] * apart).mT @ apart
+        size = (
+            spread.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None] if relative else 1 / seen.sum(-1)[:, None, None]
+        )
+        matrix = spread + ridge * size * torch.eye(f_k.shape[-1], dtype=q.dtype)
+        inverse = torch.linalg.inv_ex(matrix.to(torch.promote_types(q.dtype, torch.float32))).inverse.to(q.dtype)
+        x = (f_q - mean if center else f_q)[..., None, :] @ inverse @ apart.mT  # [b, h, n, 1, m]
+        return (share * (1 + factor * x[..., 0, :])) @ v
+
+    return formula
+
+
 def softmax(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
     score = q @ k.mT * q.shape[-1] ** -0.5
     return score.masked_fill(seen == 0, -torch.inf).softmax(-1) @ v
@@ -277,6 +306,12 @@ FORMULAS: dict[str, Formula] = {
     "inline-affine_relu": inline("affine_relu"),
     "inline-sum": printed("identity"),
     "inline-sum-exp": printed("exp", t=0.2),
+    "regress": regress(),
+    "regress-absolute": regress(relative=False),
+    "regress-learned": regress(relative=False, gain="learned"),
+    "regress-elu": regress("elu", center=False, gain="one"),
+    "regress-affine_relu": regress("affine_relu", relative=False),
+    "regress-query": regress(weighting=True),
     "efficient": efficient,
     "taylor": taylor,
     "taylor-2": second_taylor,

@@ -31,6 +31,7 @@ READERS = {
     "divide": ["linear", "linear-relu", "linear-exp", "taylor-2", "focused", "performer"],
     "subtract": ["inline", "inline-relu", "inline-exp"],
     "contrast": ["inline-sum"],
+    "regress": ["regress", "regress-absolute", "regress-query"],
     "channel": ["efficient"],
     "none": ["linear-none", "hydra"],
     "memory": ["delta", "efla", "decay"],
@@ -98,6 +99,9 @@ def terms(case: str, given: Draw, is_causal: bool, scale: float | None) -> float
         phi_q, phi_k = (x.value.exp() if isinstance(x, Log) else x for x in (phi_q, phi_k))
         gain = made.default_scale(given.q.shape[3]) if scale is None else abs(scale)
         sums += gain * tokens * (phi_q @ phi_k.mT).max().item()
+    if case == "regress-absolute":  # products through A^-1, which is at most n / ridge
+        apart, gain = given.k - given.k.mean(2, keepdim=True), 0.5 if scale is None else abs(scale)
+        sums += gain * given.q.norm(dim=-1).max().item() * apart.norm(dim=-1).max().item() * 17 / CASES[case].ridge
     return sums * given.v.abs().max().item()
 
 
@@ -163,6 +167,8 @@ MEANS = [
     *((case, 1.0, "equal", None) for case in ("linear", "linear-exp", "inline", "inline-exp", "inline-sum", "softmax")),
     *((case, 1.0, "zero", None) for case in ("linear", "linear-relu", "inline", "inline-sum", "taylor", "efficient")),
     *((case, 1.0, "collinear", 0.0) for case in ("inline", "inline-exp", "inline-sum", "softmax")),
+    *(("regress", 1.0, kind, None) for kind in ("equal", "zero")),
+    *(("regress-absolute", 1.0, kind, scale) for kind, scale in (("equal", 1e4), ("zero", None), ("collinear", 0.0))),
     ("linear-relu", -1.0, "equal", None),
     ("linear-identity", 1.0, "zero", None),
     ("taylor", 0.0, "collinear", None),
