@@ -17,24 +17,23 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from softless.algebra.chunks import before, first_kept, fold, incoming, relative, unfold, view
-from softless.algebra.readers import answer, level, shares
+from softless.algebra.readers import View, level, shares
 from softless.algebra.state import Log, State, keep
 
 CENTERED = ("subtract", "contrast")  # readers that take a mean off the keys
 GROUP = 64  # chunks whose pairwise decays are held at once
 
 
-def chunked(
+def view_chunks(
     phi_q: Float[Tensor, "*#b n d"] | Log,
     phi_k: Log,
     v: Float[Tensor, "*#b n e"],
     reader: str,
-    scale: float,
     mask: Bool[Tensor, "*#b n"] | None,
     state: State | None,
     chunk: int,
-) -> Float[Tensor, "*b n e"]:
-    """Compute `forms.chunked` for keys given by their logarithm; `chunk` is a power of two."""
+) -> View:
+    """Return what each query sees of the tokens up to its own, for `forms.chunked`; `chunk` is a power of two."""
     floor = torch.finfo(v.dtype).min / 4  # below every logarithm, and finite: floor - floor is 0
     logs = keep(phi_k.value, mask, floor)
     v_ref, v = relative(v, mask, state)
@@ -54,7 +53,7 @@ def chunked(
     while half < chunk:
         sums = sums + _right_reads_left(value_c, exponent_c, logs_c, origin[..., None, :, :], v_c, half)
         half *= 2
-    return answer(view(unfold(sums, v.shape[-2]), v, v_ref, state, log_gain), reader, scale)
+    return view(unfold(sums, v.shape[-2]), v, v_ref, state, log_gain)
 
 
 def _origin(logs: Tensor, mask: Tensor | None, state: State | None) -> Float[Tensor, "*b 1 d"]:

@@ -14,7 +14,21 @@ from torch import Tensor
 
 from softless.algebra import direct, exponential
 from softless.algebra.chunks import before, fold, incoming, relative, unfold, view
-from softless.algebra.readers import answer, empty, grow, level, per_channel, quotient, read, rounding, settle, shares
+from softless.algebra.readers import (
+    Gains,
+    View,
+    answer,
+    empty,
+    grow,
+    level,
+    parts,
+    per_channel,
+    quotient,
+    read,
+    rounding,
+    settle,
+    shares,
+)
 from softless.algebra.state import Log, State, keep, merge, observe
 from softless.errors import ArgumentError
 
@@ -25,7 +39,7 @@ def weights(
     phi_q: Float[Tensor, "*#b n d"] | Log,
     phi_k: Float[Tensor, "*#b m d"] | Log,
     reader: str,
-    scale: float,
+    scale: float | Gains,
     visible: Bool[Tensor, "*#b #n m"],
     *,
     signed: bool = False,
@@ -41,6 +55,11 @@ def weights(
     (torch.Size([2, 4, 5, 10]), False, True)
     """
     n = visible.sum(-1, keepdim=True)
+    if isinstance(scale, Gains):
+        even = visible / n.clamp(min=1).to(scale.divide.dtype)
+        divided = weights(phi_q, phi_k, "divide", 1.0, visible, signed=signed) - even
+        subtracted = weights(phi_q, phi_k, "subtract", 1.0, visible) - even
+        return even + scale.divide * divided + scale.subtract * subtracted
     if reader == "channel":
         by_token = exponential.token_softmax(phi_k, visible)  # [*b, n, m, d]
         return (by_token @ shares(phi_q)[..., None]).squeeze(-1)
@@ -81,7 +100,7 @@ def parallel(
     phi_k: Float[Tensor, "*#b m d"] | Log,
     v: Float[Tensor, "*#b m e"],
     reader: str,
-    scale: float = 1.0,
+    scale: float | Gains = 1.0,
     mask: Bool[Tensor, "*#b m"] | None = None,
     *,
     signed: bool = False,
@@ -94,9 +113,10 @@ def parallel(
     >>> parallel(torch.rand(2, 4, 5, 16), phi_k, v, "divide").shape             # [B, H, N, e]
     torch.Size([2, 4, 5, 8])
     """
-    out = direct.parallel(phi_q, phi_k, v, reader, scale, signed=signed) if mask is None else None
-    if out is not None:
-        return out
+    if mask is None and not isinstance(scale, Gains):
+        out = direct.parallel(phi_q, phi_k, v, reader, scale, signed=signed)
+        if out is not None:
+            return out
     return read(phi_q, observe(phi_k, v, mask), reader, scale, shifted=isinstance(phi_k, Log), signed=signed)
 
 
@@ -105,7 +125,7 @@ def recurrent(
     phi_k: Float[Tensor, "*#b n d"] | Log,
     v: Float[Tensor, "*#b n e"],
     reader: str,
-    scale: float = 1.0,
+    scale: float | Gains = 1.0,
     mask: Bool[Tensor, "*#b n"] | None = None,
     state: State | None = None,
     *,
@@ -136,7 +156,7 @@ def chunked(
     phi_k: Float[Tensor, "*#b n d"] | Log,
     v: Float[Tensor, "*#b n e"],
     reader: str,
-    scale: float = 1.0,
+    scale: float | Gains = 1.0,
     mask: Bool[Tensor, "*#b n"] | None = None,
     state: State | None = None,
     chunk: int = CHUNK,
@@ -156,7 +176,23 @@ def chunked(
     Keys are not centered, so every mass is a sum over what the query sees, and nothing large cancels.
     """
     if isinstance(phi_k, Log):
-        return exponential.chunked(phi_q, phi_k, v, reader, scale, mask, state, chunk)
+        views = [exponential.view_chunks(phi_q, phi_k, v, each, mask, state, chunk) for each in parts(reader)]
+    else:
+        views = [_view_chunks(phi_q, phi_k, v, each, mask, state, chunk, signed) for each in parts(reader)]
+    return answer(*views, reader=reader, scale=scale)
+
+
+def _view_chunks(
+    phi_q: Tensor | Log,
+    phi_k: Tensor,
+    v: Tensor,
+    reader: str,
+    mask: Tensor | None,
+    state: State | None,
+    chunk: int,
+    signed: bool,
+) -> View:
+    """Return what each query sees of the tokens up to its own."""
     k, log_gain = keep(phi_k, mask), None
     v_ref, v = relative(v, mask, state)
     if reader == "channel":
@@ -176,7 +212,7 @@ def chunked(
     seen = view(sums, v, v_ref, state, log_gain)
     if signed and reader == "divide" and isinstance(phi_q, Tensor):
         seen = seen._replace(lost=_lost(phi_q, _running(k, state), seen.n))
-    return answer(seen, reader, scale)
+    return seen
 
 
 def _running(k: Float[Tensor, "*b n d"], state: State | None) -> Float[Tensor, "*b n d"]:

@@ -5,6 +5,7 @@
     divide    g = 1 / (n phi(q).k_mean)      classical linear attention
     subtract  g = s / n                      InLine as the authors' code has it
     contrast  g = s                          InLine's eq. 4 as printed: a sum over keys instead of their mean
+    blend     g = a / (n phi(q).k_mean) + s / n     divide and subtract in one gain
     channel   o = v_mean + (rho(q) / (n k_mean))^T comoment     Efficient Attention, sum rho(q) = 1
     none      o = s phi(q)^T (comoment + n k_mean v_mean^T)
 
@@ -31,7 +32,23 @@ from torch import Tensor
 from softless.algebra.state import Log, State
 from softless.errors import ArgumentError
 
-READERS = ("divide", "subtract", "contrast", "channel", "none")
+READERS = ("divide", "subtract", "contrast", "blend", "channel", "none")
+
+
+class Gains(NamedTuple):
+    """The `scale` of reader `blend`: a and s, one of each per head.
+
+    >>> import torch
+    >>> from softless.algebra import Gains, observe, read
+    >>> phi_k, v = torch.rand(2, 4, 10, 16), torch.randn(2, 4, 10, 8)           # [B, H, M, d], [B, H, M, e]
+    >>> gains = Gains(torch.ones(4, 1, 1), torch.zeros(4, 1, 1))                # [H, 1, 1]
+    >>> phi_q, state = torch.rand(2, 4, 5, 16), observe(phi_k, v)
+    >>> torch.allclose(read(phi_q, state, "blend", gains), read(phi_q, state, "divide"))
+    True
+    """
+
+    divide: Float[Tensor, "*#b 1 1"]
+    subtract: Float[Tensor, "*#b 1 1"]
 
 
 class View(NamedTuple):
@@ -49,12 +66,12 @@ def read(
     phi_q: Float[Tensor, "*#b n d"] | Log,
     state: State,
     reader: str,
-    scale: float = 1.0,
+    scale: float | Gains = 1.0,
     *,
     shifted: bool = True,
     signed: bool = False,
 ) -> Float[Tensor, "*b n m"]:
-    """Answer queries from a state.
+    """Answer queries from a state. Reader `blend` takes `Gains` as its scale.
 
     >>> import torch
     >>> from softless.algebra import observe, read
@@ -65,6 +82,17 @@ def read(
     shifted  False says that the state's shift is zero, and saves the rescaling
     signed   True says that features may be negative, so that the mass of a division may cancel
     """
+    views = (_view(phi_q, state, each, shifted, signed) for each in parts(reader))
+    return answer(*views, reader=reader, scale=scale)
+
+
+def parts(reader: str) -> tuple[str, ...]:
+    """Return the readers whose views a reader needs."""
+    return ("divide", "subtract") if reader == "blend" else (reader,)
+
+
+def _view(phi_q: Tensor | Log, state: State, reader: str, shifted: bool, signed: bool) -> View:
+    """Return what queries see of a state."""
     total, comoment = state.n[..., None] * state.k_mean, state.comoment  # sum of phi(k): [*b, d]
     log_gain = lost = None
     if reader == "channel":
@@ -80,15 +108,17 @@ def read(
         if signed and reader == "divide":
             terms = q.detach().abs() @ total.detach().abs()[..., None]
             lost = rounding(terms, state.n[..., None, None], q.shape[-1])
-    view = View(
+    return View(
         state.n[..., None, None], q @ total[..., None], state.v_mean[..., None, :], q @ comoment, log_gain, lost
     )
-    return answer(view, reader, scale)
 
 
-def answer(view: View, reader: str, scale: float) -> Float[Tensor, "*b n m"]:
-    """Return the output of a reader for a view."""
+def answer(view: View, *others: View, reader: str, scale: float | Gains) -> Float[Tensor, "*b n m"]:
+    """Return the output of a reader for the views of its `parts`."""
     n, mass, v_mean, correlation, log_gain, lost = view
+    if isinstance(scale, Gains):
+        subtracted = scale.subtract * others[0].correlation / n.clamp(min=1)
+        return v_mean + scale.divide * quotient(correlation, mass, lost) + grow(subtracted, others[0].log_gain)
     if reader == "divide":
         return v_mean + quotient(correlation, mass, lost)
     if reader == "subtract":

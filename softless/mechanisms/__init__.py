@@ -16,7 +16,7 @@ from softless.mechanisms.focused import Focused
 from softless.mechanisms.general import General
 from softless.mechanisms.hydra import Hydra
 from softless.mechanisms.landmarks import Agent, Nystrom, Soft
-from softless.mechanisms.linear import InLine, Linear
+from softless.mechanisms.linear import Blend, InLine, Linear
 from softless.mechanisms.linformer import Linformer
 from softless.mechanisms.longformer import Longformer
 from softless.mechanisms.mlla import Mlla
@@ -34,7 +34,7 @@ from softless.mechanisms.transnormer import Diagonal, TransNormer
 MECHANISMS: dict[str, type[Mechanism]] = {
     cls.name: cls
     for cls in (
-        *(Softmax, General, Linear, InLine, Regress, Efficient, Taylor, Hydra, Angular, Focused, Threshold),
+        *(Softmax, General, Linear, InLine, Blend, Regress, Efficient, Taylor, Hydra, Angular, Focused, Threshold),
         *(Cosformer, Performer, Delta, Efla, Decay, TransNormer, Diagonal, Mlla, A2),
         *(TopK, Sparse, Longformer, Linformer, Nystrom, Agent, Soft, NonLocal, AsymmetricNonLocal, EMANet, Reformer),
     )
@@ -70,6 +70,7 @@ def mechanism(name: str, **options: object) -> Mechanism:
                          normalize="divide": divide by the sum of the weights, or "none"
     inline               phi="identity", phi_k=None, t=1.0: as for linear
                          gain="mean": multiply by s/n, as the authors' code does, or "sum": by s, as eq. 4 is printed
+    blend                phi="elu", phi_k=None, t=1.0: as for linear
     regress              phi="identity", phi_k=None, t=1.0: as for inline, except that no feature map is exp
                          ridge=0.1: how strongly the regression is held back, from 0 on, or "learned" for each head
                          relative=True: multiply the ridge by the mean variance of keys; False: divide it by n

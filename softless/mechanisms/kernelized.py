@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from softless import algebra
-from softless.algebra import direct
+from softless.algebra import Gains, direct
 from softless.algebra.modes import eager, readable, recording
 from softless.algebra.state import Log, State, check_continues, merge, observe
 from softless.errors import ArgumentError
@@ -146,7 +146,7 @@ class Kernelized(Mechanism):
         gain = self._gain(phi_q, call)
         return algebra.chunked(phi_q, phi_k, values, self.reader, gain, mask, state, self.chunk, signed=self.signed)
 
-    def _gain(self, phi_q: Tensor | Log, call: Call) -> float:
+    def _gain(self, phi_q: Tensor | Log, call: Call) -> float | Gains:
         """Return the factor of the correlation."""
         return call.scale
 

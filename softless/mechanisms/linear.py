@@ -1,11 +1,16 @@
-"""Linear attention and InLine: the same feature maps, two ways to normalize.
+"""Linear attention, InLine and their blend: the same feature maps, and how to normalize.
 
     linear   o_i = sum_j phi(q_i).phi(k_j) v_j / sum_j phi(q_i).phi(k_j)      Katharopoulos et al. 2020, eq. 4
     inline   w_ij = (s/n) phi(q_i).(phi(k_j) - mean phi(k)) + 1/n              Han et al. 2024, their code: s = d^-1/2
              w_ij = s phi(q_i).(phi(k_j) - mean phi(k)) + 1/n                  eq. 4 as printed: gain="sum", s = 1
+    blend    w_ij = 1/n + (a / (n phi(q_i).mean phi(k)) + s b/n) phi(q_i).(phi(k_j) - mean phi(k))         s = d^-1/2
 
 The factor s/n is in the authors' code and not in their eq. 4. It makes the sum over keys a mean, so that an output does
 not grow with the number of tokens. In the causal form n, the means and the sums run over the tokens seen so far.
+
+`blend` learns a and b for each head, the inputs `divide` and `subtract`. It is `linear` at a = 1 and b = 0, and
+`inline` at a = 0 and b = 1. At a = b = 1, where it starts, it is magnitude-aware linear attention (MALA, Fan et al.
+2025) as its code has it, without the rotary positions. The paper prints 1 where the code has s/n.
 
 `linear` with phi identity or leaky_relu divides by a sum that changes sign. This is not recommended. It is allowed
 because these are the failing rows of InLine's Table 3 (0.2 % and 1.5 % top-1).
@@ -16,13 +21,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from softless.algebra import feature_maps
+from softless.algebra import Gains, feature_maps
 from softless.algebra.feature_maps import FeatureMap
 from softless.algebra.kernel_spec import KernelSpec
 from softless.algebra.state import Log
 from softless.errors import ArgumentError, check_choice
 from softless.mechanisms.base import Call, repeat_heads
-from softless.mechanisms.kernelized import Kernelized
+from softless.mechanisms.kernelized import Kernelized, per_head
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,10 @@ class FeatureMapped(Kernelized):
             raise ArgumentError(
                 f"t {self.t} is only read by phi 'exp', and phi is {self.phi!r} with phi_k {self.phi_k!r}"
             )
+
+    @property
+    def signed(self) -> bool:  # type: ignore[override]
+        return any(callable(phi) or phi in feature_maps.SIGNED for phi in (self.phi, self.phi_k))
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
         if "affine_relu" not in (self.phi, self.phi_k):
@@ -82,10 +91,6 @@ class Linear(FeatureMapped):
     def reader(self) -> str:  # type: ignore[override]
         return self.normalize
 
-    @property
-    def signed(self) -> bool:  # type: ignore[override]
-        return any(callable(phi) or phi in feature_maps.SIGNED for phi in (self.phi, self.phi_k))
-
 
 @dataclass(frozen=True)
 class InLine(FeatureMapped):
@@ -109,3 +114,32 @@ class InLine(FeatureMapped):
 
     def default_scale(self, head_dim: int) -> float:
         return head_dim**-0.5 if self.gain == "mean" else 1.0
+
+
+@dataclass(frozen=True)
+class Blend(FeatureMapped):
+    name: ClassVar[str] = "blend"
+    formula: ClassVar[str] = "v_mean + (a / (n phi(q).mean phi(k)) + s b/n) phi(q)^T comoment"
+    paper: ClassVar[str] = "Fan et al. 2025, arXiv 2507.00698"
+    reader: ClassVar[str] = "blend"
+
+    phi: str | FeatureMap = "elu"
+
+    def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
+        return super().input_shapes(heads, head_dim) | {"divide": (heads,), "subtract": (heads,)}
+
+    def initialize(self, name: str, tensor: Tensor) -> None:
+        if name in ("divide", "subtract"):
+            tensor.fill_(1.0)
+        else:
+            super().initialize(name, tensor)
+
+    def kernel_spec(self, scale: float) -> KernelSpec | None:
+        return None
+
+    def default_scale(self, head_dim: int) -> float:
+        return head_dim**-0.5
+
+    def _gain(self, phi_q: Tensor | Log, call: Call) -> Gains:
+        divide, subtract = (per_head(call.inputs[name], phi_q)[..., None, None] for name in ("divide", "subtract"))
+        return Gains(divide, call.scale * subtract)

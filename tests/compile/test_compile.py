@@ -38,10 +38,13 @@ MECHANISMS = [
     "threshold",
 ]
 # A loop over chunks is unrolled: another number of them is another graph.
-UNROLLED = ("delta", "efla", "decay", "decay-retention")
+UNROLLED = ("delta", "efla", "decay", "decay-retention", "regress-absolute", "regress-learned", "regress-affine_relu")
 # And options that make another graph, as causal as they can be; performer's causal one takes the longest of all.
 OTHERS = ["linear-affine_relu", "threshold-minimax-mean", "cosformer-fixed", "performer", "delta", "efla", "decay"]
 OTHERS += [
+    "blend",
+    "regress",
+    "regress-learned",
     "transnormer",
     "diagonal",
     "mlla",

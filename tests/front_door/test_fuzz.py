@@ -18,6 +18,7 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
     "general": {"sim": [lambda q, k: (q @ k.mT).square(), lambda q, _: q, None]},
     "linear": {"phi": PHIS, "phi_k": PHIS, "t": [1, 0.5, 0, NAN, "a"], "normalize": ["divide", "none", "both"]},
     "inline": {"phi": PHIS, "phi_k": PHIS, "t": [1, 0.5, -1, INF]},
+    "blend": {"phi": PHIS, "phi_k": PHIS, "t": [1, 0.5, -1, INF]},
     "regress": {
         "phi": PHIS,
         "phi_k": PHIS,

@@ -64,6 +64,7 @@ SIGNATURES = {
     "nn.Attention.with_weights": "self, x, *, key_mask=None",
     "parallel.attention": "q, k, v, mechanism='inline', *, group=None, is_causal=False, key_mask=None, scale=None, "
     "inputs=None",
+    "algebra.Gains": "divide, subtract",
     "algebra.Log": "value",
     "algebra.State": "n, k_mean, v_mean, comoment, shift",
     "algebra.observe": "phi_k, v, mask=None",
@@ -108,8 +109,8 @@ def test_a_module_takes_the_grid_in_second_place():
 
 
 def test_the_mechanisms_are_those_of_this_version():
-    names = "softmax general linear inline regress efficient taylor hydra angular focused threshold cosformer performer"
-    names += " delta efla decay transnormer diagonal mlla a2"
+    names = "softmax general linear inline blend regress efficient taylor hydra angular focused threshold"
+    names += " cosformer performer delta efla decay transnormer diagonal mlla a2"
     names += " topk sparse longformer linformer nystrom agent soft nonlocal asymmetric_nonlocal emanet reformer"
     assert softless.list_mechanisms() == names.split()
     softless.list_mechanisms().clear()
@@ -211,6 +212,8 @@ def test_a_mechanism_declares_the_inputs_it_needs(case):
     expected = {"affine_relu": ("weight", "bias"), "learned": ("scale",), "performer": ("projection",)}
     expected |= {"delta": ("beta",), "efla": ("beta",), "concatenation": ("weight",)}
     expected |= {"linformer": ("e",), "emanet": ("bases",), "reformer": ("rotations",)}
+    expected |= dict.fromkeys(("blend", "blend-relu", "blend-exp"), ("divide", "subtract"))
+    expected |= {"blend-affine_relu": ("weight", "bias", "divide", "subtract")}
     expected |= {"regress-learned": ("ridge", "gain")}
     assert made.inputs == expected.get(case, expected.get(case.rpartition("-")[2], expected.get(made.name, ())))
 

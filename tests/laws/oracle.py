@@ -180,6 +180,16 @@ def inline(q, k, seen, limits, inputs, phi="identity", phi_k=None, t=1.0, gain="
     return subtract(score, size, seen, q.shape[-1] ** -0.5 if scale is None else scale)
 
 
+def blend(q, k, seen, limits, inputs, phi="elu", phi_k=None, t=1.0, scale=None):
+    """Each of the two ways adds to the mean of what is seen."""
+    divided = linear(q, k, seen, limits, inputs, phi, phi_k, t)
+    subtracted = inline(q, k, seen, limits, inputs, phi, phi_k, t, scale=scale)
+    share, (a, b) = even(seen), (inputs[name][:, None, None] for name in ("divide", "subtract"))
+    weights = share + a * (divided.weights - share) + b * (subtracted.weights - share)
+    size = 1 + a[..., 0].abs() * divided.size + b[..., 0].abs() * subtracted.size
+    return Rows(weights, size, divided.safe)
+
+
 def regress(q, k, seen, limits, inputs, phi="identity", phi_k=None, scale=None, **options):
     """The ridge regression of each query, over the keys that it sees, by the inverse of its matrix.
 
@@ -442,7 +452,7 @@ def _over_tokens(k: Tensor, seen: Tensor) -> Tensor:
 FORMULAS = {
     f.__name__: f
     for f in (
-        *(softmax, general, linear, inline, regress, efficient, taylor, hydra, angular, focused, threshold),
+        *(softmax, general, linear, inline, blend, regress, efficient, taylor, hydra, angular, focused, threshold),
         *(cosformer, performer, delta, efla, decay, transnormer, diagonal, mlla, a2),
     )
 }

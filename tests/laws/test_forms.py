@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from softless import algebra, attention, attention_weights
-from softless.algebra import READERS, Log, State
+from softless.algebra import READERS, Gains, Log, State
 from tests.laws import oracle
 from tests.laws.cases import (
     CASES,
@@ -120,7 +120,12 @@ def true_reading(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, reader: str) -> 
         "subtract": lambda: oracle.subtract(score, score, seen, 0.7),
         "contrast": lambda: oracle.contrast(score, score, seen, 0.7),
         "none": lambda: oracle.plain(score, score, seen, 0.7),
+        "blend": lambda: oracle.divide(score, score, seen, *limits),
     }[reader]()
+    if reader == "blend":
+        added = oracle.subtract(score, score, seen, 0.7)
+        weights = 0.4 * rows.weights + added.weights - 0.4 * oracle.even(seen)
+        rows = rows._replace(weights=weights, size=rows.size + added.size)
     return rows.weights @ v, rows.size
 
 
@@ -138,6 +143,8 @@ def test_all_forms_of_the_algebra_agree(reader: str, log_q: bool, log_k: bool, d
     given_q, given_k = Log(q) if log_q else phi_q, Log(k) if log_k else phi_k
     chunk = data.draw(st.sampled_from([1, 2, 8, 64] if log_k else [1, 3, 7, 64, 99]))
     cut, scale = data.draw(st.integers(0, tokens)), 0.7
+    if reader == "blend":
+        scale = Gains(*torch.tensor([0.4, 0.7], dtype=torch.float64)[:, None, None])
 
     def part(x: Tensor | Log, start: int, stop: int) -> Tensor | Log:
         return Log(x.value[:, :, start:stop]) if isinstance(x, Log) else x[:, :, start:stop]

@@ -199,7 +199,18 @@ def test_a_bias_of_minus_infinity_hides_a_key(name: str, is_causal: bool, backen
 def test_scale_multiplies_the_product_or_is_refused(case: Case):
     """Division and a norm cancel a factor; the others have room for one. angular does not take it."""
     at = ask(case, 7)
-    free = (*SCORED, *oracle_scored.NOT_CAUSAL, "inline", "regress", "hydra", "delta", "efla", "decay", "diagonal")
+    free = (
+        *SCORED,
+        *oracle_scored.NOT_CAUSAL,
+        "inline",
+        "blend",
+        "regress",
+        "hydra",
+        "delta",
+        "efla",
+        "decay",
+        "diagonal",
+    )
     takes = (case.name in free and "t1" not in case.options.values()) or case.options.get("normalize") == "none"
     form = {"is_causal": case.forms[0]}
     for scale in (0.3, 2.0 if case.name == "soft" else -2.0):
@@ -237,6 +248,7 @@ def test_inputs_are_named_when_missing_extra_or_misshapen(case: Case):
     }
     chosen = {*case.options.values(), *(option for option, value in case.options.items() if value is True), case.id}
     wants = next((shapes for key, shapes in needed.items() if key in chosen), {})
+    wants = wants | ({"divide": [2], "subtract": [2]} if case.name == "blend" else {})
     assert set(case.made.inputs) == set(wants)
     for name, shape in wants.items():
         with pytest.raises(ArgumentError, match=f"'{case.name}' needs inputs {name}"):

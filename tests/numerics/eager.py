@@ -89,6 +89,20 @@ def printed(phi: str, t: float = 1.0) -> Formula:
     return formula
 
 
+def blend(phi: str, t: float = 1.0) -> Formula:
+    """The mean, what a division adds to it, and what InLine adds."""
+    on = feature_map(phi, t)
+
+    def formula(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        score, share = on(q, inputs) @ on(k, inputs).mT * seen, seen / seen.sum(-1, keepdim=True)
+        a, b = (inputs[name][:, None, None] for name in ("divide", "subtract"))
+        divided = score / score.sum(-1, keepdim=True) - share
+        subtracted = q.shape[-1] ** -0.5 * share * (score - (share * score).sum(-1, keepdim=True))
+        return (share + a * divided + b * subtracted) @ v
+
+    return formula
+
+
 def regress(
     phi: str = "identity", *, relative: bool = True, center: bool = True, gain: str = "dim", weighting: bool = False
 ) -> Formula:
@@ -306,6 +320,10 @@ FORMULAS: dict[str, Formula] = {
     "inline-affine_relu": inline("affine_relu"),
     "inline-sum": printed("identity"),
     "inline-sum-exp": printed("exp", t=0.2),
+    "blend": blend("elu"),
+    "blend-relu": blend("relu"),
+    "blend-exp": blend("exp", t=0.2),
+    "blend-affine_relu": blend("affine_relu"),
     "regress": regress(),
     "regress-absolute": regress(relative=False),
     "regress-learned": regress(relative=False, gain="learned"),

@@ -31,6 +31,7 @@ READERS = {
     "divide": ["linear", "linear-relu", "linear-exp", "taylor-2", "focused", "performer"],
     "subtract": ["inline", "inline-relu", "inline-exp"],
     "contrast": ["inline-sum"],
+    "blend": ["blend", "blend-exp"],
     "regress": ["regress", "regress-absolute", "regress-query"],
     "channel": ["efficient"],
     "none": ["linear-none", "hydra"],
@@ -92,7 +93,7 @@ def terms(case: str, given: Draw, is_causal: bool, scale: float | None) -> float
     call = {"is_causal": is_causal, "inputs": given.inputs, "grid": grid(case, given.q), "scale": scale}
     sums = attention_weights(given.q, given.k, CASES[case], **call).abs().sum(-1).max().item()
     if (
-        case in READERS["subtract"] + READERS["contrast"] + READERS["scores"]
+        case in READERS["subtract"] + READERS["contrast"] + READERS["blend"] + READERS["scores"]
     ):  # scores that their mean or maximum leaves
         made, tokens = CASES[case], given.k.shape[2] if case in READERS["contrast"] else 1
         phi_q, phi_k = (made.features_q(x.abs(), Call()) if made.carries_state else x.abs() for x in given[:2])
@@ -167,6 +168,7 @@ MEANS = [
     *((case, 1.0, "equal", None) for case in ("linear", "linear-exp", "inline", "inline-exp", "inline-sum", "softmax")),
     *((case, 1.0, "zero", None) for case in ("linear", "linear-relu", "inline", "inline-sum", "taylor", "efficient")),
     *((case, 1.0, "collinear", 0.0) for case in ("inline", "inline-exp", "inline-sum", "softmax")),
+    *(("blend", 1.0, kind, None) for kind in ("equal", "zero")),
     *(("regress", 1.0, kind, None) for kind in ("equal", "zero")),
     *(("regress-absolute", 1.0, kind, scale) for kind, scale in (("equal", 1e4), ("zero", None), ("collinear", 0.0))),
     ("linear-relu", -1.0, "equal", None),
