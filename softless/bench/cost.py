@@ -226,13 +226,22 @@ def _pairs(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object
     return 2 * q.numel() // q[3] * k[2] * (q[3] + v[3])
 
 
+def _solutions(matrix: torch.Size, right: torch.Size, *_: object, **__: object) -> int:
+    """Return the FLOPs of solving with matrices [..., d, d] for [..., d, m]: a factorization, and two substitutions."""
+    d = matrix[-1]
+    return matrix.numel() // d**2 * (2 * d**3 // 3 + 2 * d**2 * right[-1])
+
+
 def _running_sum(x: torch.Size, *_: object, **__: object) -> int:
     """Return the FLOPs of a running sum: those of a product with a row of ones, which it is where nothing is causal."""
     return 2 * x.numel()
 
 
 RUNNING = {torch.ops.aten.cumsum: _running_sum}
-MISSED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _pairs}  # torch 2.11 does not count it
+MISSED = {  # torch does not count these
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _pairs,
+    torch.ops.aten._linalg_solve_ex: _solutions,
+}
 
 
 def picture(mechanism: Mechanism, tokens: int) -> tuple[int, int] | None:

@@ -50,7 +50,8 @@ class FeatureMapped(Kernelized):
             )
 
     @property
-    def signed(self) -> bool:  # type: ignore[override]
+    def maps_to_negative(self) -> bool:
+        """Whether a feature may be negative."""
         return any(callable(phi) or phi in feature_maps.SIGNED for phi in (self.phi, self.phi_k))
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
@@ -86,6 +87,10 @@ class Linear(FeatureMapped):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("normalize", self.normalize, ("divide", "none"))
+
+    @property
+    def signed(self) -> bool:  # type: ignore[override]
+        return self.maps_to_negative
 
     @property
     def reader(self) -> str:  # type: ignore[override]
@@ -124,6 +129,10 @@ class Blend(FeatureMapped):
     reader: ClassVar[str] = "blend"
 
     phi: str | FeatureMap = "elu"
+
+    @property
+    def signed(self) -> bool:  # type: ignore[override]
+        return self.maps_to_negative
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
         return super().input_shapes(heads, head_dim) | {"divide": (heads,), "subtract": (heads,)}

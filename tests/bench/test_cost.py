@@ -46,6 +46,11 @@ def test_inline_takes_two_products_with_the_state():
     assert flops(softless.mechanism("inline"), TERMS) == 4 * B * H * N * D**2
 
 
+def test_regress_takes_the_products_of_both_states_and_one_solve_per_head():
+    solve = B * H * (2 * D**3 // 3 + 2 * D**3)
+    assert flops(softless.mechanism("regress"), TERMS) == 6 * B * H * N * D**2 + solve
+
+
 @pytest.mark.parametrize("name", ["softmax", "threshold"])
 @pytest.mark.parametrize("keys", [N, 77])
 def test_scored_mechanisms_take_two_products_with_all_pairs(name, keys):

@@ -321,6 +321,8 @@ def test_a_tensor_that_is_not_dense_is_refused_wherever_it_is_given(name, layout
     if one.takes_bias:
         refuses(lambda: attention(**call, bias=change(some(2, 4, 6, 6))), "bias", *words)
     for each, x in call["inputs"].items():
+        if layout == "rows" and x.ndim == 1:
+            continue  # one number per head has no rows
         refuses(lambda each=each, x=x: attention(**call | {"inputs": call["inputs"] | {each: change(x)}}), each, *words)
     if layout in ("sparse", "rows"):
         hidden = torch.ones(2, 6, dtype=torch.bool)

@@ -67,6 +67,8 @@ def test_unsupported_calls_over_ranks_raise_one_sentence_and_no_rank_hangs(two):
             "every key of every rank",
             "uneven": f"ArgumentError: 2 queries and 3 keys on rank {rank}: causal attention over ranks needs a key "
             "for every query, and a query for every key",
+            "mean of queries": "UnsupportedError: mechanism 'regress' weighs keys by the mean of all queries, which a "
+            "rank does not know",
             "apart": f"ArgumentError: 0 queries and 3 keys on rank {rank}: angular attention over ranks needs a key "
             "for every query, and a query for every key",
             "stranger": f"ArgumentError: rank {rank} is not in the group that was passed",

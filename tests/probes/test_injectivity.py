@@ -19,6 +19,7 @@ HOMOGENEOUS = [
     softless.mechanism("focused"),
 ]
 INJECTIVE = [
+    softless.mechanism("regress"),
     softless.mechanism("inline"),
     softless.mechanism("inline", phi="leaky_relu"),
     softless.mechanism("softmax"),

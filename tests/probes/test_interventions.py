@@ -26,7 +26,7 @@ from softless.probes.layer import Layer
 
 GRID, PREFIX = (5, 6), 1
 TOKENS = PREFIX + 30
-MECHANISMS = ["softmax", "inline", "linear", "hydra", softless.mechanism("linear", phi="relu")]
+MECHANISMS = ["softmax", "inline", "linear", "hydra", "regress", softless.mechanism("linear", phi="relu")]
 
 
 def tiny(mechanism="inline", **options):

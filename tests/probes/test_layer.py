@@ -63,7 +63,9 @@ def test_weights_and_output_follow_from_the_scores(options):
     torch.testing.assert_close(layer.output(), out, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["inline", "linear", "efficient", "hydra", "angular", "taylor", "threshold"])
+@pytest.mark.parametrize(
+    "name", ["inline", "blend", "regress", "linear", "efficient", "hydra", "angular", "taylor", "threshold"]
+)
 def test_output_is_attention_by_the_layers_own_mechanism(name):
     q, k, v = torch.randn(3, B, H, 6, D, dtype=torch.float64).unbind()
     made, grid = softless.mechanism(name), (2, 3)
