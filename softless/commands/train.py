@@ -177,7 +177,10 @@ def choose_start(
         name, reason, fitted = fitting(options["data"], splits[0], size, cuda)
         document, because = document_of(name), f"chosen {reason}; --recipe NAME takes another"
         changes = [*fitted.items(), *changes]
-    return Start(str(name), because, changed(document, changes), splits, size, options)
+    recipe = changed(document, changes)
+    if recipe.hold_out:
+        splits = open_splits(options["data"], recipe.hold_out)
+    return Start(str(name), because, recipe, splits, size, options)
 
 
 def warn_of_shrinking(start: Start, recipe: str | None) -> None:

@@ -62,18 +62,64 @@ def the_same(train: Images, test: Images) -> bool:
     return train.fingerprint == test.fingerprint and train.names(0) == test.names(0)
 
 
-def open_splits(source: str | Path | None) -> tuple[Images, Images]:
-    """Open the training images and the test images of a set; they must differ, and have the same classes."""
+def open_splits(source: str | Path | None, hold_out: float = 0.0) -> tuple[Images, Images]:
+    """Open the training images and the test images of a set; they must differ, and have the same classes.
+
+    With `hold_out`, this share of the training images of each class takes the place of the test images, which are not
+    opened. Options of a model are chosen on these, so that the test images can judge the choice.
+
+    >>> from softless.data import open_splits
+    >>> [len(part) for part in open_splits("digits", hold_out=0.1)]
+    [1295, 142]
+    """
+    if hold_out:
+        return held_out(source, open_images(source, "train"), hold_out)
     train, test = open_images(source, "train"), open_images(source, "test")
     if the_same(train, test):
         raise FileError(
             f"{source}: it has one part, and images to test on are needed besides those to train on: "
-            "train/ and val/ in a folder, NAME-train.parquet and NAME-val.parquet, or a column 'split'"
+            "train/ and val/ in a folder, NAME-train.parquet and NAME-val.parquet, or a column 'split'; "
+            "a recipe with hold_out = 0.1 takes a tenth of those to train on"
         )
     if train.classes != test.classes:
         here, there = (f"{len(part.classes)} ({', '.join(part.classes[:3])}, ...)" for part in (train, test))
         raise FileError(f"{source}: the images to train on have classes {here}, and those to test on {there}")
     return train, test
+
+
+def held_out(source: str | Path | None, images: Images, share: float) -> tuple["PartOfImages", "PartOfImages"]:
+    """Split images in two, always alike: all but a share of each class, and that share, rounded."""
+    if not 0 < share < 1:
+        raise ArgumentError(f"hold_out is {share} and must be at least 0 and below 1")
+    order = np.random.default_rng(0).permutation(len(images))
+    held = np.zeros(len(images), bool)
+    for label in range(len(images.classes)):
+        rows = order[images.labels[order] == label]
+        held[rows[: round(share * len(rows))]] = True
+    if not held.any() or held.all():
+        raise FileError(f"{source or DIGITS}: hold_out {share} of {len(images)} images leaves one of two parts empty")
+    return PartOfImages(images, np.flatnonzero(~held)), PartOfImages(images, np.flatnonzero(held))
+
+
+class PartOfImages:
+    """Some rows of a set of images."""
+
+    def __init__(self, whole: Images, rows: np.ndarray) -> None:
+        self.whole, self.rows, self.classes = whole, rows, whole.classes
+        self.labels, self.sizes = whole.labels[rows], whole.sizes[rows]
+        self.fingerprint = fingerprint(whole.fingerprint.encode(), rows)
+
+    def names(self, index: int) -> str:
+        return self.whole.names(self.rows[index])
+
+    def size(self, index: int) -> tuple[int, int]:
+        return self.whole.size(self.rows[index])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.whole[self.rows[index]]
 
 
 class DigitImages:

@@ -37,6 +37,7 @@ def create_model(
     *,
     mechanism: str | Mechanism | None = None,
     local: bool | None = None,
+    qk_conv: bool | None = None,
     window: int | Sequence[int | None] | None = None,
     pattern: str | Sequence[str | int] | None = None,
     num_classes: int = 1000,
@@ -61,6 +62,7 @@ def create_model(
         name: A name from `list_models()`.
         mechanism: A name or a `Mechanism`, for the blocks that `pattern` selects. Default: None, the model's own.
         local: Whether these blocks add the local residual. Default: None, as the model has it.
+        qk_conv: Whether these blocks add to q and k a depthwise convolution of their 3x3 neighbors. Default: None, no.
         window: These blocks see windows this wide (stripes in CSwin): one number, or one per stage with None for the
             full picture. Default: None, the full picture.
         pattern: Which blocks take the mechanism, one letter per stage: I for all, S for none, or a number of the first
@@ -82,8 +84,9 @@ def create_model(
         The model: [batch, channels, height, width] -> [batch, num_classes].
     """
     config = customize(
-        name, mechanism, local, window, pattern, img_size, patch_size=patch_size, dims=dims, depths=depths, heads=heads
-    )
+        name, mechanism, local, window, pattern, img_size, qk_conv=qk_conv, patch_size=patch_size, dims=dims,
+        depths=depths, heads=heads,
+    )  # fmt: skip
     import torch
 
     try:

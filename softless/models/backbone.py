@@ -111,6 +111,7 @@ class Backbone(nn.Module):
                 mlp_ratio=c.mlp_ratios[stage],
                 mechanism=c.mechanism if mixed else None,
                 local=mixed and c.local,
+                qk_conv=mixed and c.qk_conv,
                 window=c.windows[stage] if mixed and c.windows else None,
                 reach=c.reach[stage] if c.reach else None,
                 odd=index % 2 == 1,

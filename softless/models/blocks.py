@@ -32,6 +32,7 @@ class BlockConfig:
     mlp_ratio: int
     mechanism: str | Mechanism | None
     local: bool
+    qk_conv: bool
     window: int | None
     reach: int | None
     odd: bool  # its index in the stage: Swin shifts the windows of odd blocks
@@ -55,6 +56,7 @@ def attention(plan: BlockConfig) -> Attention:
         plan.local,
         window=plan.window,
         shifted=plan.shifted,
+        qk_conv=plan.qk_conv,
         attn_drop=plan.attn_drop,
         proj_drop=plan.proj_drop,
     )

@@ -67,16 +67,19 @@ def customize(
     window: object = None,
     pattern: object = None,
     img_size: object = None,
+    *,
+    qk_conv: bool | None = None,
     **sizes: object,
 ) -> Config:
     """Return the named configuration with these changes. A change that would have no effect raises."""
     if not isinstance(name, str) or name not in CONFIGS:
         raise ArgumentError(no_such("model", name, CONFIGS))
-    if not (local is None or isinstance(local, bool)):
-        raise ArgumentError(f"local is {shown(local)} and must be True, False or None")
+    for option, value in (("local", local), ("qk_conv", qk_conv)):
+        if not (value is None or isinstance(value, bool)):
+            raise ArgumentError(f"{option} is {shown(value)} and must be True, False or None")
     config = reshaped(CONFIGS[name], **sizes)
     mixed = config.mixed if pattern is None else _mixed(pattern, config.depths)
-    changes = {"mechanism": mechanism, "local": local, "window": window}
+    changes = {"mechanism": mechanism, "local": local, "window": window, "qk_conv": qk_conv}
     names = [name for name, value in changes.items() if value is not None]
     if names and not any(mixed):
         raise ArgumentError(
@@ -88,6 +91,7 @@ def customize(
         mixed=mixed,
         mechanism=resolve(config.mechanism if mechanism is None else mechanism),
         local=config.local if local is None else local,
+        qk_conv=config.qk_conv if qk_conv is None else qk_conv,
         windows=() if window is None else _windows(window, config, mixed),
         img_size=config.img_size if img_size is None else _sides(img_size),
     )

@@ -34,7 +34,9 @@ class Branch(Mixing):
 
     def __init__(self, plan: BlockConfig, dim: int, heads: int, window: Sides):
         mechanism = "softmax" if plan.mechanism is None else plan.mechanism
-        super().__init__(dim, heads, mechanism, plan.local, window=window, attn_drop=plan.attn_drop)
+        super().__init__(
+            dim, heads, mechanism, plan.local, window=window, attn_drop=plan.attn_drop, qk_conv=plan.qk_conv
+        )
         self.get_v = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
 
     def forward(

@@ -37,6 +37,7 @@ class ReducedAttention(Mixing):
             window=None if plan.window is None else (plan.window, plan.window),
             shifted=plan.shifted,
             attn_drop=plan.attn_drop,
+            qk_conv=plan.qk_conv,
         )
         self.q = nn.Linear(plan.dim, plan.dim)
         self.kv = nn.Linear(plan.dim, 2 * plan.dim)

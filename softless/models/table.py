@@ -29,6 +29,7 @@ class Config:
     reach: tuple[int, ...] = ()
     mechanism: "str | Mechanism" = "inline"
     local: bool = True
+    qk_conv: bool = False
     windows: tuple[int | None, ...] = ()  # of the mixed blocks; empty, or None for a stage: the full picture
 
 

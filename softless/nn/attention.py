@@ -50,6 +50,7 @@ class Attention(Mixing):
         rotary: Whether to rotate q and k by the position of their token, before the feature map: True for base 10,000,
             or a number for another base (`softless.nn.rotary` has the formula). Default: False.
         qkv_bias: Whether the qkv projection has a bias. Default: True.
+        qk_conv: Whether to add to q and k a depthwise convolution of their 3x3 neighbors; needs `grid`. Default: False.
         attn_drop: Dropout rate of the explicit weights, for scored mechanisms only. Default: 0.0.
         proj_drop: Dropout rate of the output. Default: 0.0.
     """
@@ -68,6 +69,7 @@ class Attention(Mixing):
         qk_norm: bool | Callable[[int], nn.Module] = False,
         rotary: bool | float = False,
         qkv_bias: bool = True,
+        qk_conv: bool = False,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
     ):
@@ -76,8 +78,9 @@ class Attention(Mixing):
             check_count("window", window)
         sides = None if window is None else (window, window)
         super().__init__(
-            dim, heads, mechanism, local, window=sides, shifted=shifted, attn_drop=attn_drop, kv_heads=kv_heads
-        )
+            dim, heads, mechanism, local, window=sides, shifted=shifted, attn_drop=attn_drop, kv_heads=kv_heads,
+            qk_conv=qk_conv,
+        )  # fmt: skip
         check_switch("qkv_bias", qkv_bias)
         check_rate("proj_drop", proj_drop)
         if not (isinstance(qk_norm, bool) or callable(qk_norm)):
@@ -145,6 +148,8 @@ class Attention(Mixing):
         """
         if self.residual is not None:
             raise UnsupportedError("local=True sees a token's 3x3 neighbors, later ones among them: it has no state")
+        if self.qk_conv is not None:
+            raise UnsupportedError("qk_conv=True sees a token's 3x3 neighbors, later ones among them: it has no state")
         if self.window is not None:
             raise UnsupportedError(f"window {self.window} cuts a picture, whose tokens have no causal order")
         check_tokens(x, self.dim, packed=True)
@@ -244,7 +249,9 @@ class Attention(Mixing):
 
     def _check_context(self, x: Tensor, grid: Any, context: Any, key_mask: Any) -> None:
         """Raise if an option in use needs queries and keys of the same tokens."""
-        options = {"grid": grid, "local": self.residual, "window": self.window, "rotary": self.rotary}
+        options = {
+            "grid": grid, "local": self.residual, "window": self.window, "rotary": self.rotary, "qk_conv": self.qk_conv
+        }  # fmt: skip
         used = [name for name, value in options.items() if value is not None]
         if self.shares_keys:
             used.append(f"mechanism '{self.mechanism.name}'")

@@ -1,6 +1,6 @@
-"""The part of attention between its projections: the mechanism, windows, and the local residual.
+"""The part of attention between its projections: the mechanism, windows, the local residual, and a convolution.
 
-    o = attention(q, k, v) [+ local residual of v]
+    [q, k = q + conv(q), k + conv(k)]        o = attention(q, k, v) [+ local residual of v]
 
 `Mixing` is the base of every attention module here. Its subclasses differ in how they project q, k and v, and call
 `mix` with the result. Each window has its own means and its own 3x3 kernels, and padding counts in neither.
@@ -43,7 +43,7 @@ class AttentionCall(NamedTuple):
 
 
 class Mixing(nn.Module):
-    """Holds the tensors that a mechanism learns, and the local residual. The base of `Attention`."""
+    """Holds the tensors that a mechanism learns, the local residual and the convolution. The base of `Attention`."""
 
     backend = "auto"  # softless.bench times a model on another one
 
@@ -58,12 +58,14 @@ class Mixing(nn.Module):
         shifted: bool = False,
         attn_drop: float = 0.0,
         kv_heads: int | None = None,
+        qk_conv: bool = False,
     ):
         super().__init__()
         check_heads(dim, heads)
         check_rate("attn_drop", attn_drop)
         check_switch("local", local)
         check_switch("shifted", shifted)
+        check_switch("qk_conv", qk_conv)
         if shifted and (window is None or 1 in window):
             raise ArgumentError(f"shifted=True needs windows of 2 tokens or more on a side, got window {window}")
         kv_heads = heads if kv_heads is None else kv_heads
@@ -80,6 +82,12 @@ class Mixing(nn.Module):
         self.inputs = Inputs(self.mechanism, dim, heads, kv_heads)
         self.takes_inputs = len(self.mechanism.inputs) > 0
         self.residual = LocalResidual(dim, heads) if local else None
+        if qk_conv and (kv_heads != heads or self.mechanism.shares_keys):
+            reason = (
+                f"kv_heads {kv_heads}" if kv_heads != heads else f"mechanism '{self.mechanism.name}', which has k = q"
+            )
+            raise ArgumentError(f"qk_conv=True needs a key head of its own for each of {heads} heads, got {reason}")
+        self.qk_conv = nn.Conv2d(2 * dim, 2 * dim, 3, padding=1, groups=2 * dim) if qk_conv else None
         self.attn_drop = nn.Dropout(attn_drop)
 
     def mix(
@@ -113,6 +121,8 @@ class Mixing(nn.Module):
         is_causal: bool = False,
     ) -> tuple[AttentionCall, Windows | None]:
         """Return the call to run, and the windows that its tokens were cut into, if any."""
+        if self.qk_conv is not None:
+            qkv = self.convolved(self.qk_conv, qkv, grid, key_mask, is_causal)
         if self.window is None:
             return AttentionCall(qkv, grid, source, key_mask, bias, is_causal), None
         if not isinstance(qkv, Tensor) or is_causal:
@@ -123,6 +133,25 @@ class Mixing(nn.Module):
         source = cut.cut(source) if reads_source and source is not None else None
         bias = rolled_bias(bias, cut.pairs(qkv.device), qkv)
         return AttentionCall(cut.cut(qkv), cut.size, source, real, bias, False), cut
+
+    def convolved(
+        self, conv: nn.Conv2d, qkv: Tensor | Heads, grid: Grid | None, key_mask: Tensor | None, is_causal: bool
+    ) -> Float[Tensor, "b n 3 heads d"]:
+        """Add to q and k of each token a weighted sum of its 3x3 neighbors, channel by channel; not to class tokens."""
+        if is_causal or not isinstance(qkv, Tensor):
+            reason = "is_causal=True" if is_causal else "packed sequences or a context"
+            raise UnsupportedError(f"qk_conv=True sees a token's 3x3 neighbors in one picture, got {reason}")
+        tokens = qkv.shape[1]
+        if grid is None:
+            raise ArgumentError(f"qk_conv=True needs grid=(height, width) to place the {tokens} tokens, got None")
+        check_fits(grid, tokens)
+        qk, v = qkv.split((2, 1), 2)  # [B, N, 2, heads, d], [B, N, 1, heads, d]
+        before, picture = qk.split((tokens - grid[0] * grid[1], grid[0] * grid[1]), 1)
+        seen = picture.flatten(2)  # [B, h w, 2 C]
+        seen = seen if key_mask is None else keep(seen, key_mask[:, before.shape[1] :])
+        summed = conv(seen.mT.unflatten(2, (grid[0], grid[1]))).flatten(2).mT  # [B, h w, 2 C]
+        picture = picture + summed.unflatten(2, picture.shape[2:])
+        return torch.cat([torch.cat([before, picture], 1), v], 2)
 
     def windows(self, grid: Grid | None, tokens: int) -> Windows:
         """Return how this module cuts a picture."""

@@ -50,7 +50,7 @@ def assemble(
     seconds: Mapping[str, float],
 ) -> schema.StudyDocument:
     """Put the document of a study together, without its files; `in_windows` are the runs of table 4."""
-    train, test = open_splits(options.data)
+    train, test = open_splits(options.data, recipe.hold_out)
     by_twin, windows = groups(ran.records), in_windows or GridResult((), 0)
     spread, side = shared_spread(by_twin), tokens_per_side(recipe)
     tokens = next((layer["tokens"] for twin in examined.values() for layer in twin["layers"]), side * side)

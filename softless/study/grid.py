@@ -103,7 +103,7 @@ def run_grid(
     runtime, watch = runtime or Runtime(), watch or Silent()
     if pack < 1 or not seeds or not twins:
         raise ArgumentError(f"a grid needs a twin, a seed and a pack of at least 1, got {len(twins)}, {seeds}, {pack}")
-    splits = open_splits(data)
+    splits = open_splits(data, recipe.hold_out)
     about = _agree(out, recipe, summary(data, *splits))
     runs = [
         TwinRun(out=out, twin=twin, seed=seed, base=recipe, data=data, runtime=runtime, ends=ends)

@@ -63,7 +63,7 @@ class Study:
     @property
     def images(self) -> int:
         """Number of images to decode."""
-        return sum(map(len, open_splits(self.options.data)))
+        return sum(map(len, open_splits(self.options.data, self.recipe.hold_out)))
 
     @property
     def work(self) -> float:
@@ -121,7 +121,7 @@ class Study:
 
     def _sample(self, watch: GridWatcher) -> SampleImages:
         """Load the test images that the grid decoded; decode them again if they were lost since."""
-        folder, splits = self.options.out / "twins" / "images", open_splits(self.options.data)
+        folder, splits = self.options.out / "twins" / "images", open_splits(self.options.data, self.recipe.hold_out)
         decode(folder, splits, self.recipe.image_size, Runtime(workers=self.options.workers), watch.decoding)
         stored = fetch(folder, splits, self.recipe.image_size)
         assert stored is not None, "they are decoded"

@@ -112,7 +112,8 @@ class TwinRun:
 
     def images(self) -> Decoded | None:
         """Load the decoded images of the grid; None where the recipe does not keep images decoded."""
-        return fetch(self.out / "images", open_splits(self.data), self.base.image_size) if self.base.cache else None
+        splits = open_splits(self.data, self.base.hold_out)
+        return fetch(self.out / "images", splits, self.base.image_size) if self.base.cache else None
 
 
 class RunWatcher:

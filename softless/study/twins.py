@@ -6,10 +6,11 @@
     table 9    other linear attentions
     table 10   InLine's feature maps
 
-A twin is the model of a recipe with another mechanism, local residual or window. Images, seeds, optimizer, depth and
-width are the same. The local residual and relu(Ax + b) have parameters of their own, so twins with and without them
-differ in more than attention. `softmax` and `inline` are a fair pair, and so are `softmax-local` and `inline-local`.
-Where the paper has a number, `Question.top1` has it (top-1 on ImageNet-1K, of the model in `setting`).
+A twin is the model of a recipe with another mechanism, local residual, convolution of q and k, or window. Images,
+seeds, optimizer, depth and width are the same. The local residual, the convolution and relu(Ax + b) have parameters of
+their own, so twins with and without them differ in more than attention. `softmax` and `inline` are a fair pair, and
+so are `softmax-local` and `inline-local`. Where the paper has a number, `Question.top1` has it (top-1 on ImageNet-1K,
+of the model in `setting`).
 
 Windows are given by their number along a side. `cut=4` means windows of 14 x 14 tokens on the paper's grid of 56 x 56,
 of 7 x 7 on a grid of 28 x 28, and of 4 x 4 on a grid of 16 x 16.
@@ -34,6 +35,7 @@ class Twin:
     mechanism: str
     options: Mapping[str, Any] = field(default_factory=dict)
     local: bool = False
+    qk_conv: bool = False
     cut: int | None = None  # windows along a side; None attends to the whole picture
     tables: tuple[str, ...] = ()
 
@@ -41,7 +43,8 @@ class Twin:
         """The base recipe with this twin's attention."""
         attention = {"name": self.mechanism, **self.options}
         window = None if self.cut is None else tokens_per_side(base) // self.cut
-        return replace(base, model=replace(base.model, mechanism=attention, local=self.local, window=window))
+        changes = {"mechanism": attention, "local": self.local, "qk_conv": self.qk_conv or None, "window": window}
+        return replace(base, model=replace(base.model, **changes))  # type: ignore[arg-type]
 
     def fits(self, side: int | None) -> bool:
         """Tell whether windows of 2 x 2 tokens or more fill `side` x `side` tokens; None cannot be cut in windows."""
@@ -79,8 +82,8 @@ class Question:
     compares: tuple[tuple[str, str], ...]
 
 
-def _linear(id: str, label: str, phi: str, *tables: str) -> Twin:  # noqa: A002
-    return Twin(id=id, label=label, mechanism="linear", options={"phi": phi}, tables=tables)
+def _linear(id: str, label: str, phi: str, *tables: str, **more: Any) -> Twin:  # noqa: A002
+    return Twin(id=id, label=label, mechanism="linear", options={"phi": phi}, tables=tables, **more)
 
 
 def _inline(id: str, label: str, *tables: str, phi: str = "identity", **more: Any) -> Twin:  # noqa: A002
@@ -122,6 +125,13 @@ TWINS: tuple[Twin, ...] = (
     _inline("inline-relu-local", "inline relu + local", "10", phi="relu", local=True),
     _inline("inline-leaky-local", "inline leaky relu + local", "10", phi="leaky_relu", local=True),
     _inline("inline-exp-local", "inline exp(0.2 x) + local", "10", phi="exp", local=True),
+    Twin(id="softmax-conv", label="softmax + conv", mechanism="softmax", qk_conv=True),
+    Twin(id="softmax-conv-local", label="softmax + conv + local", mechanism="softmax", qk_conv=True, local=True),
+    _inline("inline-conv", "inline + conv", qk_conv=True),
+    _inline("inline-conv-local", "inline + conv + local", qk_conv=True, local=True),
+    Twin(id="regress-conv", label="regress + conv", mechanism="regress", qk_conv=True),
+    Twin(id="regress-conv-local", label="regress + conv + local", mechanism="regress", qk_conv=True, local=True),
+    _linear("linear-relu-local", "linear relu + local", "relu", local=True),
     _inline("inline-cut8", "inline in 8 x 8 windows", "4", cut=8),
     _inline("inline-cut4", "inline in 4 x 4 windows", "4", cut=4),
     _inline("inline-cut2", "inline in 2 x 2 windows", "4", cut=2),

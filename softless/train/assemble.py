@@ -74,7 +74,7 @@ def train(
     Several ranks stay in their process group for the next training; `devices.leave` ends the group.
     """
     recipe.check_ranks(int(os.environ.get("WORLD_SIZE", "1")))
-    splits = splits or open_splits(data)
+    splits = splits or open_splits(data, recipe.hold_out)
     classes = splits[0].classes
     guide = None if teacher is None else teacher_of(teacher, recipe, classes)
     run, about = Run(folder), describe(recipe, data, *splits, seed, teacher, init, guide)

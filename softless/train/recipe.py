@@ -36,6 +36,7 @@ class Architecture:
     name: str = "inline_deit_tiny"
     mechanism: str | dict[str, Any] | None = None  # a name, or {name = "linear", phi = "relu"}
     local: bool | None = None
+    qk_conv: bool | None = None
     window: int | list[Any] | None = None
     pattern: str | None = None
     patch_size: int | None = None
@@ -48,7 +49,13 @@ class Architecture:
     weight_std: float | None = None
 
     def __post_init__(self) -> None:
-        for name, kind in {"local": bool, "drop_path_rate": float, "position_std": float, "weight_std": float}.items():
+        for name, kind in {
+            "local": bool,
+            "qk_conv": bool,
+            "drop_path_rate": float,
+            "position_std": float,
+            "weight_std": float,
+        }.items():
             if getattr(self, name) is not None:
                 _check_type(f"model.{name}", getattr(self, name), kind)
 
@@ -59,6 +66,7 @@ class Recipe:
 
     command, cost, expected   str: how to run the recipe, how long it takes, what it reaches
     model, augment            Architecture and Augment
+    hold_out                  share of the training images to test on, instead of the test images; 0 is none
     image_size                height and width in pixels
     batch                     images per update
     epochs, cooldown_epochs, warmup_epochs                 passes over the set
@@ -83,6 +91,7 @@ class Recipe:
     expected: str = ""
     model: Architecture = field(default_factory=Architecture)
     augment: Augment = field(default_factory=Augment)
+    hold_out: float = 0.0
     image_size: int = 224
     batch: int = 1024
     epochs: int = 300
@@ -123,6 +132,8 @@ class Recipe:
         for name in ("beta1", "beta2", "ema"):
             if getattr(self, name) == 1:
                 raise ArgumentError(f"recipe: {name} is 1 and must be below 1, or the average would never change")
+        if self.hold_out == 1:
+            raise ArgumentError("recipe: hold_out is 1 and must be below 1, or there would be no images to train on")
         self.check_ranks(1)
         for name, needed in (("crop_share", 1), ("crop_mode", "squash")):
             if self.cache and (value := getattr(self.augment, name)) != needed:
@@ -149,7 +160,7 @@ class Recipe:
 
 LEAST = {"temperature": 1e-3}  # 0 for every other number
 LEAST |= dict.fromkeys(("image_size", "batch", "epochs", "accumulate", "evaluate_every", "log_every"), 1)
-MOST = dict.fromkeys(("beta1", "beta2", "mix_prob", "mix_switch", "label_smoothing", "ema", "distill"), 1)
+MOST = dict.fromkeys(("hold_out", "beta1", "beta2", "mix_prob", "mix_switch", "label_smoothing", "ema", "distill"), 1)
 MOST |= {"image_size": 2**14}
 
 

@@ -51,6 +51,34 @@ def test_class_folders_alone_are_one_part_and_not_two(tmp_path):
         open_splits(root)
 
 
+def test_a_share_of_each_class_is_held_out_always_alike(tmp_path):
+    root = folder(tmp_path, {"": {"a": 10, "b": 21}})
+    train, held = open_splits(root, hold_out=0.2)
+    assert np.bincount(held.labels).tolist() == [2, 4]
+    assert sorted([*train.rows, *held.rows]) == list(range(31))
+    again = open_splits(root, hold_out=0.2)
+    assert [part.fingerprint for part in again] == [train.fingerprint, held.fingerprint]
+    assert len({train.fingerprint, held.fingerprint, open_images(root, "train").fingerprint}) == 3
+    whole = open_images(root, "train")
+    for index, row in enumerate(held.rows):
+        image, label, name = held[index]
+        assert (label, name, held.names(index), held.size(index)) == (
+            *whole[row][1:],
+            whole.names(row),
+            whole.size(row),
+        )
+        assert np.array_equal(np.asarray(image), np.asarray(whole[row].image))
+
+
+def test_held_out_images_need_no_test_images_and_leave_both_parts_some(tmp_path):
+    root = folder(tmp_path, {"train": {"a": 3, "b": 3}})
+    assert [len(part) for part in open_splits(root, hold_out=0.34)] == [4, 2]
+    with pytest.raises(FileError, match=r"hold_out 0\.1 of 6 images leaves one of two parts empty"):
+        open_splits(root, hold_out=0.1)
+    with pytest.raises(ArgumentError, match=r"hold_out is 1.5 and must be at least 0 and below 1"):
+        open_splits(root, hold_out=1.5)
+
+
 def test_val_is_taken_before_test_and_may_lack_a_class(tmp_path):
     root = folder(tmp_path, {"train": {"a": 1, "b": 1, "c": 1}, "val": {"c": 2}, "test": {"a": 5}})
     test = open_images(root, "test")

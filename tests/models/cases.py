@@ -21,7 +21,8 @@ SMALL = [f"{prefix}{family}_tiny" for prefix in ("inline_", "") for family in FA
 def small(name: str, *, img_size: int | tuple[int, int] = 64, num_classes: int = 5, **options: object) -> Backbone:
     """As `softless.create_model(name)`, with a sixth of the channels and at most two blocks a stage."""
     changes = ("mechanism", "local", "window", "pattern")
-    config = customize(name, *(options.pop(word, None) for word in changes), img_size)
+    given = [options.pop(word, None) for word in changes]
+    config = customize(name, *given, img_size, qk_conv=options.pop("qk_conv", None))
     depths = tuple(min(depth, 2) for depth in config.depths)
     config = replace(
         config,

@@ -30,6 +30,20 @@ def test_any_mechanism_runs_and_trains_in_a_model(case, local):
 
 
 @pytest.mark.parametrize("name", INLINE)
+def test_the_convolution_of_q_and_k_is_an_argument_of_every_family(name):
+    model = small(name, qk_conv=True, img_size=32).train()
+    plain = small(name, img_size=32)
+    out = model(images(2, 3, 32, 32, dtype=torch.float32))
+    out.square().mean().backward()
+    added = {key for key, _ in model.named_parameters()} - {key for key, _ in plain.named_parameters()}
+    assert added
+    assert all("qk_conv" in key for key in added)
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    with pytest.raises(ArgumentError, match="qk_conv is 1 and must be True, False or None"):
+        softless.create_model(name, qk_conv=1, device="meta")
+
+
+@pytest.mark.parametrize("name", INLINE)
 def test_the_softmax_twin_has_the_same_shape_but_for_the_residual(name):
     model, twin = (
         softless.create_model(name, device="meta"),

@@ -398,3 +398,52 @@ def test_a_half_precision_module_moves_its_bases():
     layer(torch.randn(2, 9, 12).bfloat16())
     assert layer.inputs.bases.isfinite().all()
     assert not torch.equal(layer.inputs.bases, before)
+
+
+def neighbors(picture: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A depthwise 3x3 convolution [B, h, w, C], written out."""
+    padded = torch.nn.functional.pad(picture, (0, 0, 1, 1, 1, 1))
+    height, width = picture.shape[1:3]
+    taps = (padded[:, i : i + height, j : j + width] * weight[:, 0, i, j] for i in range(3) for j in range(3))
+    return sum(taps) + bias
+
+
+def test_qk_conv_adds_its_neighbors_to_q_and_k_and_leaves_class_tokens_and_values():
+    torch.manual_seed(0)
+    layer = Attention(8, 2, "softmax", qk_conv=True).double()
+    x = torch.randn(2, 1 + 3 * 4, 8, dtype=torch.float64)
+    qk, v = layer.qkv(x).split((16, 8), -1)
+    picture = qk[:, 1:].unflatten(1, (3, 4))
+    picture = picture + neighbors(picture, layer.qk_conv.weight, layer.qk_conv.bias)
+    q, k = torch.cat([qk[:, :1], picture.flatten(1, 2)], 1).chunk(2, -1)
+    heads = [part.unflatten(-1, (2, 4)).transpose(1, 2) for part in (q, k, v)]
+    exact = layer.proj(softless.attention(*heads, "softmax").transpose(1, 2).flatten(2))
+    assert torch.allclose(layer(x, grid=(3, 4)), exact, atol=1e-12)
+
+
+def test_qk_conv_reads_no_hidden_token():
+    layer, x = Attention(8, 2, qk_conv=True), torch.randn(1, 12, 8)
+    mask = torch.arange(12)[None] < 9
+    changed = torch.where(mask[..., None], x, 100 * torch.randn(1, 12, 8))
+    a, b = (layer(each, grid=(3, 4), key_mask=mask)[:, :9] for each in (x, changed))
+    assert torch.allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "options", "call", "sentence"),
+    [
+        ("inline", {}, {}, r"qk_conv=True needs grid=\(height, width\)"),
+        ("inline", {}, {"grid": (3, 4), "is_causal": True}, "3x3 neighbors .* got is_causal=True"),
+        ("inline", {}, {"context": torch.zeros(1, 3, 8)}, "qk_conv needs queries and keys of the same tokens"),
+        ("inline", {"kv_heads": 1}, {}, "for each of 2 heads, got kv_heads 1"),
+        ("reformer", {}, {}, "got mechanism 'reformer', which has k = q"),
+    ],
+)
+def test_qk_conv_says_what_it_needs(mechanism, options, call, sentence):
+    with pytest.raises(softless.errors.SoftlessError, match=sentence):
+        Attention(8, 2, mechanism, qk_conv=True, **options)(torch.randn(1, 12, 8), **call)
+
+
+def test_qk_conv_has_no_state():
+    with pytest.raises(UnsupportedError, match=r"qk_conv=True .* has no state"):
+        Attention(8, 2, "linear", qk_conv=True).with_state(torch.randn(1, 12, 8))

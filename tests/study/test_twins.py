@@ -31,11 +31,13 @@ def test_a_twin_changes_attention_and_nothing_else(twin):
     base = read_recipe("twins-digits")
     recipe = twin.recipe(base)
     assert replace(recipe, model=base.model) == base
-    other = replace(recipe.model, mechanism=base.model.mechanism, local=base.model.local, window=base.model.window)
+    same = {key: getattr(base.model, key) for key in ("mechanism", "local", "qk_conv", "window")}
+    other = replace(recipe.model, **same)
     assert other == base.model
     plain = dict(made(twins_named(["softmax"])[0], "twins-digits").named_parameters())
     names = dict(made(twin, "twins-digits").named_parameters())
-    assert {name: p.shape for name, p in names.items() if ".attn.residual." not in name and ".inputs." not in name} == {
+    own = (".attn.residual.", ".attn.qk_conv.", ".inputs.")
+    assert {name: p.shape for name, p in names.items() if not any(part in name for part in own)} == {
         name: p.shape for name, p in plain.items()
     }
 
