@@ -32,7 +32,7 @@ class BlockConfig:
     mlp_ratio: int
     mechanism: str | Mechanism | None
     local: bool
-    qk_conv: bool
+    qk_conv: bool = False
     window: int | None
     reach: int | None
     odd: bool  # its index in the stage: Swin shifts the windows of odd blocks

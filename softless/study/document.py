@@ -103,7 +103,7 @@ def twin_results(records: Sequence[RunRecord]) -> list[schema.TwinResult]:
         recipe = from_document(runs[0]["recipe"])
         seconds = [run["seconds"] for run in runs if run["status"] == "done" and run["seconds"] is not None]
         counted = anatomy(recipe.model.name, (recipe.image_size, recipe.image_size), **model_options(recipe.model))
-        result = runs[0]["twin"] | {
+        result = {key: value for key, value in runs[0]["twin"].items() if key in schema.TwinResult.__annotations__} | {
             "parameters": max(run["parameters"] for run in runs) or None,
             "macs": counted.total.macs,
             "seconds_per_epoch": fmean(seconds) / recipe.all_epochs if seconds else None,

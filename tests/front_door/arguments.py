@@ -286,7 +286,10 @@ FUNCTIONS: dict[str, Case] = {
         {"source": "nowhere", "split": "test"},
     ),
     "data.open_splits": Case(
-        open_splits, lambda **options: [*map(len, open_splits(**options))], {"source": "digits"}, {"source": "nowhere"}
+        open_splits,
+        lambda **options: [*map(len, open_splits(**options))],
+        {"source": "digits"},
+        {"source": "nowhere", "hold_out": 0.1},
     ),
     "data.ResumableSampler": Case(
         ResumableSampler,
@@ -350,6 +353,7 @@ MODULES: dict[str, Case] = {
             "qk_norm": True,
             "rotary": True,
             "qkv_bias": False,
+            "qk_conv": True,
             "attn_drop": 0.5,
             "proj_drop": 0.5,
         },
@@ -532,6 +536,7 @@ def model_case(name: str) -> Case:
         "name": next(other for other in ("deit_tiny", "inline_swin_tiny", "inline_pvt_tiny") if fits(other, name)),
         "mechanism": "linear",
         "local": False,
+        "qk_conv": True,
         "window": 2,
         "pattern": "S" + "I" * (one - 1),
         "num_classes": 4,

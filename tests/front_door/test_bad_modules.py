@@ -92,7 +92,8 @@ def test_a_module_refuses_tokens_that_are_not_dense(layout):
         )
 
 
-SIZES = ["dim", "heads", "num_heads", "kv_heads", "window", "attn_drop", "proj_drop", "local", "qkv_bias", "rotary"]
+SIZES = ["dim", "heads", "num_heads", "kv_heads", "window", "attn_drop", "proj_drop", "local", "qkv_bias", "rotary",
+         "qk_conv"]  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [*SIZES, "qk_norm"])

@@ -33,12 +33,12 @@ SIGNATURES = {
     "threshold_report": "q, k, *, tau=1.0, expansion='max', tail='drop', is_causal=False, key_mask=None, bias=None, "
     "scale=None",
     "load_weights": "model, path, *, key=None, fit=None",
-    "create_model": "name, *, mechanism=None, local=None, window=None, pattern=None, num_classes=1000, img_size=None, "
-    "patch_size=None, dims=None, depths=None, heads=None, "
+    "create_model": "name, *, mechanism=None, local=None, qk_conv=None, window=None, pattern=None, num_classes=1000, "
+    "img_size=None, patch_size=None, dims=None, depths=None, heads=None, "
     "device=None, dtype=None, **options",
     "list_models": "",
     "nn.Attention": "dim, heads=None, mechanism='inline', local=False, *, num_heads=None, kv_heads=None, window=None, "
-    "shifted=False, qk_norm=False, rotary=False, qkv_bias=True, attn_drop=0.0, proj_drop=0.0",
+    "shifted=False, qk_norm=False, rotary=False, qkv_bias=True, qk_conv=False, attn_drop=0.0, proj_drop=0.0",
     "nn.MultiheadAttention": "embed_dim, num_heads, mechanism='inline', *, dropout=0.0, bias=True, batch_first=False, "
     "kv_heads=None, qk_norm=False, rotary=False",
     "nn.LocalResidual": "dim, heads",
