@@ -89,12 +89,12 @@ class Linear(FeatureMapped):
         check_choice("normalize", self.normalize, ("divide", "none"))
 
     @property
-    def signed(self) -> bool:  # type: ignore[override]
-        return self.maps_to_negative
-
-    @property
     def reader(self) -> str:  # type: ignore[override]
         return self.normalize
+
+    @property
+    def signed(self) -> bool:  # type: ignore[override]
+        return self.maps_to_negative
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def write_sums(sums, row, dims, columns, units, z, turned, y, n, D: tl.constexpr
 
 @triton.jit
 def first_value(v, mask, b, g, end, columns, E: tl.constexpr):
-    """The first visible value. Others are taken relative to it, because the first token is the sink of many a head."""
+    """The first visible value. Others are taken relative to it: in many heads the first token holds the mass."""
     token = first_visible(mask, b, 0, end) + tl.arange(0, 1)
     return tl.sum(load(v, b, g, token, columns, visible(mask, b, token, end)[:, None] & (columns < E)[None, :]), 0)
 
