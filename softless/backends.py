@@ -45,8 +45,9 @@ def attend(
     route: Route, call: Call, q: Tensor, k: Tensor | None, v: Tensor | None, taps: Tensor | None = None
 ) -> Tensor:
     """Compute attention, plus the local residual if there are taps. q may be packed: see `heads_of`."""
-    if route.plan is not None and starts_at_once(q, k, v, taps):
-        return route.plan([x for x in (q, k, v, call.key_mask, taps) if x is not None])[0]
+    if route.plan is not None and starts_at_once(q, k, v, taps, *call.inputs.values()):
+        factors = route.mechanism.kernel_factors(call) if call.inputs else None
+        return route.plan([x for x in (q, k, v, call.key_mask, taps, factors) if x is not None])[0]
     if route.spec is not None and not transformed(route.backend, q, k, v, taps, *call.inputs.values()):
         return _run(route, route.spec, call, q, k, v, taps)
     if k is None or v is None:
@@ -82,7 +83,7 @@ def packed_operator(
 
     full = all(n % LARGEST_TILE == 0 for each in lengths for n in each)
     of_lengths = *map(max, lengths), LARGEST_TILE if full else 1
-    return attend_op, (*qkv, None, None, *spec, list(route.picture), *offsets, *of_lengths)
+    return attend_op, (*qkv, None, None, None, *spec, list(route.picture), *offsets, *of_lengths)
 
 
 def _compute(route: Route, call: Call, q: Tensor, k: Tensor, v: Tensor, taps: Tensor | None) -> Tensor:
@@ -265,8 +266,8 @@ def _run(
         return causal(q, k, v, call.key_mask, spec)
     from softless.kernels.parallel.ops import attend_op
 
-    arguments = q, k, v, call.key_mask, taps, *spec, list(route.picture)
-    if starts_at_once(q, k, v, taps):
+    arguments = q, k, v, call.key_mask, taps, route.mechanism.kernel_factors(call), *spec, list(route.picture)
+    if starts_at_once(q, k, v, taps, *call.inputs.values()):
         route.plan = attend_op.planned.plan(*arguments)
     return attend_op(*arguments)[0]
 

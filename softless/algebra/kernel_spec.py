@@ -6,11 +6,16 @@ RULES = ("delta", "efla")  # readers of a memory that tokens both erase from and
 
 
 class KernelSpec(NamedTuple):
-    """Two feature maps, a reader and three numbers. Feature maps are those of `feature_maps`, and `unit`: x / |x|."""
+    """Two feature maps, a reader and its numbers. Feature maps are those of `feature_maps`, and `unit`: x / |x|.
+
+    Numbers that differ between heads are no part of it: see `Mechanism.kernel_factors`.
+    """
 
     phi_q: str
     phi_k: str
-    reader: str  # divide | subtract | channel | none, or one of RULES
+    reader: str  # divide | subtract | blend | regress | channel | none, or one of RULES
     constant: bool = False  # the features are [1, phi]: Taylor attention
     scale: float = 1.0
     t: float = 1.0  # of exp(t x)
+    ridge: float = 0.0  # of regress, relative to the trace
+    centered: bool = True  # whether regress reads phi(q) - k_mean, or phi(q)

@@ -105,6 +105,14 @@ class Mechanism:
         """Return what the fused kernels need to know about this mechanism; None if no kernel computes it."""
         return None
 
+    def kernel_factors(self, call: Call) -> Tensor | None:
+        """Return two numbers per query head for the kernels, [H, 2] in float32; None if the spec has all numbers.
+
+        blend    a and b: the factors of its two gains
+        regress  the ridge, and a factor of the scale
+        """
+        return None
+
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
         """Raise if this mechanism cannot compute this call."""
 

@@ -19,6 +19,7 @@ because these are the failing rows of InLine's Table 3 (0.2 % and 1.5 % top-1).
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from softless.algebra import Gains, feature_maps
@@ -143,8 +144,8 @@ class Blend(FeatureMapped):
         else:
             super().initialize(name, tensor)
 
-    def kernel_spec(self, scale: float) -> KernelSpec | None:
-        return None
+    def kernel_factors(self, call: Call) -> Tensor | None:
+        return torch.stack([call.inputs["divide"], call.inputs["subtract"]], -1).float()
 
     def default_scale(self, head_dim: int) -> float:
         return head_dim**-0.5

@@ -39,7 +39,7 @@ def parallel(made: Mechanism, tokens: int, *, grid: tuple[int, int] | None = Non
         qkv = torch.empty(2, tokens, 3, 3, width, dtype=dtype, requires_grad=backward)
         taps = None if grid is None else torch.empty(2, 3, 9, width, dtype=dtype, requires_grad=backward)
         picture = [0, 0, 0] if grid is None else [1, *grid]
-        out, _ = attend_op(qkv, None, None, None, taps, *made.kernel_spec(width**-0.5), picture)
+        out, _ = attend_op(qkv, None, None, None, taps, None, *made.kernel_spec(width**-0.5), picture)
         if backward:
             torch.autograd.grad(out, qkv, torch.empty_like(out))
 
@@ -84,7 +84,7 @@ def packed(made: Mechanism, longest: int, *, is_causal: bool = False) -> Callabl
         if is_causal:
             out = causal_op(*qkv, None, *NOTHING, *spec[:5], True, offsets, longest)[0]
         else:
-            out = attend_op(*qkv, None, None, *spec, [0, 0, 0], offsets, offsets, longest, longest)[0]
+            out = attend_op(*qkv, None, None, None, *spec, [0, 0, 0], offsets, offsets, longest, longest)[0]
         torch.autograd.grad(out, qkv, torch.empty_like(out))
 
     return call

@@ -29,8 +29,8 @@ pytestmark = [
 opchecked = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # opcheck looks at its own copies'
 
 KERNELS = sorted(Path(softless.__file__).parent.glob("kernels/**/*.py"))
-ELU = ("elu", "elu", "divide", False, 1.0, 1.0)
-IDENTITY = ("identity", "identity", "subtract", False, 0.5, 1.0)
+ELU = ("elu", "elu", "divide", False, 1.0, 1.0, 0.0, True)
+IDENTITY = ("identity", "identity", "subtract", False, 0.5, 1.0, 0.0, True)
 
 
 @pytest.fixture(autouse=True)
@@ -55,19 +55,20 @@ def tokens_first(x: Tensor) -> Tensor:
 
 MASK = torch.tensor([[True, False, True]])
 ARGUMENTS = {
-    "plain": lambda: (*asking(*draw(2, 3, heads=2, groups=1, dims=(2, 3))), None, None, *ELU, [0, 0, 0]),
-    "tokens first": lambda: (*asking(*map(tokens_first, draw(3, heads=2))), None, None, *ELU, [0, 0, 0]),
-    "heads last": lambda: (*asking(*map(heads_last, draw(3, heads=2))), None, None, *ELU, [0, 0, 0]),
+    "plain": lambda: (*asking(*draw(2, 3, heads=2, groups=1, dims=(2, 3))), None, None, None, *ELU, [0, 0, 0]),
+    "tokens first": lambda: (*asking(*map(tokens_first, draw(3, heads=2))), None, None, None, *ELU, [0, 0, 0]),
+    "heads last": lambda: (*asking(*map(heads_last, draw(3, heads=2))), None, None, None, *ELU, [0, 0, 0]),
     "packed with taps": lambda: (
         *asking(torch.randn(1, 3, 3, 1, 2)),
         None,
         None,
         MASK,
         *asking(torch.randn(1, 1, 9, 2)),
+        None,
         *IDENTITY,
         [1, 1, 2],
     ),
-    "in slices": lambda: (*asking(*draw(2, dims=(2, 130))), None, None, *ELU, [0, 0, 0]),
+    "in slices": lambda: (*asking(*draw(2, dims=(2, 130))), None, None, None, *ELU, [0, 0, 0]),
 }
 
 
@@ -87,7 +88,7 @@ def test_the_backward_operator_passes_opcheck(kind):
 
     given = [x.detach() if isinstance(x, Tensor) else x for x in ARGUMENTS[kind]()]
     out, records = attend_op(*given)
-    torch.library.opcheck(attend_backward_op.registered, (torch.randn_like(out), *given[:5], records, *given[5:]))
+    torch.library.opcheck(attend_backward_op.registered, (torch.randn_like(out), *given[:6], records, *given[6:]))
 
 
 @opchecked
@@ -99,7 +100,7 @@ def test_operators_in_spans_pass_opcheck():
         torch.library.opcheck(attend_op.registered, ARGUMENTS["plain"]())
         given = [x.detach() if isinstance(x, Tensor) else x for x in ARGUMENTS["plain"]()]
         out, records = attend_op(*given)
-        torch.library.opcheck(attend_backward_op.registered, (torch.randn_like(out), *given[:5], records, *given[5:]))
+        torch.library.opcheck(attend_backward_op.registered, (torch.randn_like(out), *given[:6], records, *given[6:]))
 
 
 def results(function, leaves: list[Tensor], upstream: Tensor, *, dynamic: bool = False) -> list[Tensor]:

@@ -13,7 +13,7 @@ from softless.kernels.parallel.ops import attend_backward_op, attend_op
 from tests.kernels.cases import poisoned
 
 pytestmark = pytest.mark.kernels
-SPEC = ("elu", "elu", "divide", False, 1.0, 1.0)
+SPEC = ("elu", "elu", "divide", False, 1.0, 1.0, 0.0, True)
 
 
 def draw(*shape: int) -> list[Tensor]:
@@ -21,7 +21,7 @@ def draw(*shape: int) -> list[Tensor]:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
-    return attend_op(q, k, v, key_mask, None, *SPEC[:4], scale, 1.0, [0, 0, 0])[0]
+    return attend_op(q, k, v, key_mask, None, None, *SPEC[:4], scale, *SPEC[5:], [0, 0, 0])[0]
 
 
 def assert_right(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -151,5 +151,5 @@ def test_a_negated_view_is_computed_with_its_sign():
 
 def test_the_plain_call_and_the_dispatcher_give_the_same_bits():
     q, k, v = draw(2, 3, 50, 8)
-    registered = attend_op.registered(q, k, v, None, None, *SPEC, [0, 0, 0])[0]
+    registered = attend_op.registered(q, k, v, None, None, None, *SPEC, [0, 0, 0])[0]
     assert torch.equal(attend(q, k, v), registered)

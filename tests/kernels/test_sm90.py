@@ -38,7 +38,7 @@ def build(name: str, dim: int, tokens: int, *, grid: tuple[int, int] | None = No
     taps = None if grid is None else torch.empty(2, 3, 9, dim, dtype=torch.bfloat16, requires_grad=True)
     with ahead.compiling() as built:
         out, _ = attend_op(
-            qkv, None, None, None, taps, *MECHANISMS[name].kernel_spec(dim**-0.5), [1, *(grid or (0, 0))]
+            qkv, None, None, None, taps, None, *MECHANISMS[name].kernel_spec(dim**-0.5), [1, *(grid or (0, 0))]
         )
         torch.autograd.grad(out, qkv, torch.empty_like(out))
     return built

@@ -18,6 +18,7 @@ WIDEST = 128  # on every GPU; of rules the memory and its gradient stay in regis
 TESTED: frozenset[tuple[int, int]] = frozenset({(9, 0)})
 # The feature maps and readers with exponential keys that have causal kernels.
 EXPONENTIAL = ("exp", "exp", "divide"), ("softmax", "exp", "channel")
+PARALLEL = "blend", "regress"  # readers without causal kernels
 WARNED: list[str] = []
 
 
@@ -29,6 +30,8 @@ def refusal(
         return f"no kernel computes mechanism '{name}' with these options"
     if device.type != "cuda" and not INTERPRETED.value:
         return f"Triton runs on {device.type} only in its interpreter (TRITON_INTERPRET=1)"
+    if is_causal and spec.reader in PARALLEL:
+        return f"mechanism '{name}' has no causal kernel"
     if q.dtype == torch.float64:
         return "the kernels take float16, bfloat16 and float32, and q is torch.float64"
     width = max(q.shape[3], v.shape[3])

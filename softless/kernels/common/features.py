@@ -22,7 +22,7 @@ SIGNED = ("identity", "leaky_relu", "unit")  # features that may be negative
 
 def may_cancel(spec: KernelSpec) -> bool:
     """Whether the mass of a division has terms of either sign: its products are then finer than the inputs."""
-    return spec.reader == "divide" and (spec.phi_q in SIGNED or spec.phi_k in SIGNED)
+    return spec.reader in ("divide", "blend") and (spec.phi_q in SIGNED or spec.phi_k in SIGNED)
 
 
 def named(spec: KernelSpec) -> dict[str, Any]:

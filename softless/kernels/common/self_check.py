@@ -266,7 +266,7 @@ def _on_kernels(operator: OperatorKind, case: SampleCall, leaves: Sequence[Tenso
     spec, (q, k, v, *last) = operator.spec(), leaves
     if operator.reader not in RULES and not operator.is_causal:
         picture = (0, 0, 0) if case.grid is None else (1, *case.grid)
-        return attend_op(q, k, v, mask, last[0] if last else None, *spec, list(picture))[0]
+        return attend_op(q, k, v, mask, last[0] if last else None, None, *spec, list(picture))[0]
     if not case.step and operator.reader not in RULES:
         return causal(q, k, v, mask, spec)
     state: State | None = None

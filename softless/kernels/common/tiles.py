@@ -152,8 +152,8 @@ def slice_width(bd: int, e: int) -> int:
 
 def is_short(keys: int, spec: KernelSpec, bd: int, be: int, dtype: torch.dtype) -> bool:
     """Whether a head's weights fit in registers, and heads are so wide that a State would take more products."""
-    exponential = "exp" in (spec.phi_q, spec.phi_k)
-    return keys <= max(SHORT) and bd == be == 64 and dtype == torch.bfloat16 and not exponential
+    taken = spec.reader in ("divide", "subtract", "none") and "exp" not in (spec.phi_q, spec.phi_k)
+    return keys <= max(SHORT) and bd == be == 64 and dtype == torch.bfloat16 and taken
 
 
 def short(keys: int) -> tuple[int, Tile]:

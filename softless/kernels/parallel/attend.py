@@ -22,6 +22,7 @@ from softless.kernels.parallel.observe import merge_kernel, observe_kernel
 from softless.kernels.parallel.read import Taps, read_kernel
 from softless.kernels.parallel.short import short_kernel, whole_gradient_kernel, whole_kernel
 
+DIVIDES = "divide", "blend"  # readers with a mass
 MERGED = 128  # numbers of a comoment per program of a merge: one per thread, many programs, all loads in flight at once
 
 
@@ -44,6 +45,7 @@ class Operands(NamedTuple):
     spec: KernelSpec
     picture: Picture
     packs: Packs | None = None
+    factors: Tensor | None = None  # [H, 2]
 
     @property
     def extent(self) -> tuple[int, int, int]:
@@ -87,6 +89,12 @@ class Operands(NamedTuple):
         """Allocate the records of `count` States."""
         return self.q.new_empty(count, numbers(self.q.shape[3], self.v.shape[3]), dtype=torch.float32)
 
+    def shares(self, splits: int) -> Tensor | None:
+        """Allocate what each program adds to the gradient of the factors, if there are any."""
+        if self.factors is None:
+            return None
+        return self.q.new_empty(self.extent[0], self.q.shape[1], splits, 2, dtype=torch.float32)
+
     def tapped(self) -> Taps | None:
         return None if self.taps is None else Taps(self.taps, *self.taps.stride())
 
@@ -101,7 +109,7 @@ def forward(x: Operands, out: Tensor | None = None) -> tuple[Tensor, Tensor | No
         for part in cuts:
             forward(x.columns(part), out[..., part])
         return out, None
-    q, k, v, key_mask, taps, spec, picture, _ = x
+    q, k, v, key_mask, taps, spec, picture, _, factors = x
     (batch, queries, keys), heads, groups = x.extent, q.shape[1], k.shape[1]
     sizes, mask, dtype = x.sizes(), mask_of(key_mask), _products(spec, q.dtype, backward=False)
     wide = sizes["BD"], sizes["BE"]
@@ -119,40 +127,40 @@ def forward(x: Operands, out: Tensor | None = None) -> tuple[Tensor, Tensor | No
         return out, None
     if records is None:
         launch(
-            whole_kernel, batch * groups, *x.rows(q, k, v, out), x.tapped(), mask, *x.offsets, queries, keys,
+            whole_kernel, batch * groups, *x.rows(q, k, v, out), x.tapped(), mask, *x.offsets, factors, queries, keys,
             groups, spec.scale, spec.t, picture, **constants)  # fmt: skip
         return out, None
     span, splits = x.spans(q, cut.tokens, tiles.readers(*wide))
     launch(
-        read_kernel, batch * heads * splits, *x.rows(q, v, out), x.tapped(), mask, x.offsets[0], records, queries,
-        heads, span, splits, spec.scale, spec.t, picture, NUMBERS=records.shape[1],
+        read_kernel, batch * heads * splits, *x.rows(q, v, out), x.tapped(), mask, x.offsets[0], records, factors,
+        queries, heads, span, splits, spec.scale, spec.t, picture, NUMBERS=records.shape[1],
         EVEN=x.even(queries, cut.tokens), **constants)  # fmt: skip
     return out, records if keeps_records(x) else None
 
 
 def backward(
     d_out: Tensor, x: Operands, records: Tensor | None, d_q: Tensor, d_k: Tensor, d_v: Tensor
-) -> Tensor | None:
-    """Write the gradients of q, k and v; return the gradient of the taps in float32, if there are taps."""
+) -> tuple[Tensor | None, Tensor | None]:
+    """Write the gradients of q, k and v; return those of the taps and of the factors in float32, if there are any."""
     if len(x.slices()) > 1:
         return _sliced_backward(d_out, x, d_q, d_k, d_v)
-    q, k, v, key_mask, taps, spec, picture, _ = x
+    q, k, v, key_mask, taps, spec, picture, _, factors = x
     (batch, queries, keys), heads, groups = x.extent, q.shape[1], k.shape[1]
     sizes, mask, dtype = x.sizes(), mask_of(key_mask), _products(spec, q.dtype, backward=True)
     wide, constants = (sizes["BD"], sizes["BE"]), {"DTYPE": as_triton(dtype), **sizes}
     d_out = dense(d_out)
     if tiles.is_whole(queries, keys, *wide):
-        kind = "whole gradient divide" if spec.reader == "divide" else "whole gradient"
+        kind = "whole gradient divide" if spec.reader in DIVIDES else "whole gradient"
         cut = tile(kind if taps is None else "whole local gradient", *wide, dtype)
         d_taps = None if taps is None else q.new_empty(batch, heads, 9, v.shape[3], dtype=torch.float32)
         launch(
             whole_gradient_kernel, batch * groups, *x.rows(q, k, v, d_out), x.tapped(), mask, *x.offsets,
-            *x.rows(d_q, d_k, d_v), d_taps, queries, keys, groups, spec.scale, spec.t, picture,
-            GROUP=heads // groups, STAGES=cut.stages, **constants, **named(spec), **_meta(cut))  # fmt: skip
-        return d_taps
+            *x.rows(d_q, d_k, d_v), d_taps, shares := x.shares(1), factors, queries, keys, groups, spec.scale, spec.t,
+            picture, GROUP=heads // groups, STAGES=cut.stages, **constants, **named(spec), **_meta(cut))  # fmt: skip
+        return d_taps, None if shares is None else shares.sum((0, 2))
     if records is None:
         records = _observe(x, dtype)
-    gradients = _query_gradient(d_out, x, records, d_q, dtype)
+    gradients, d_factors = _query_gradient(d_out, x, records, d_q, dtype)
     dtype = tiles.key_products(*wide, dtype)
     cut = tile("key" if taps is None else "local key", *wide, dtype)
     span, splits = x.spans(k, cut.tokens, tiles.readers(*wide))
@@ -162,14 +170,16 @@ def backward(
         *x.rows(d_k, d_v), d_taps, records, gradients, keys, groups, span, splits, spec.t, picture,
         NUMBERS=records.shape[1], PHI_K=spec.phi_k, EVEN=mask is None and x.even(keys, cut.tokens), **sizes,
         DTYPE=as_triton(dtype), **_meta(cut))  # fmt: skip
-    return None if d_taps is None else d_taps.sum(2)
+    return None if d_taps is None else d_taps.sum(2), d_factors
 
 
-def _query_gradient(d_out: Tensor, x: Operands, records: Tensor, d_q: Tensor, dtype: torch.dtype) -> Tensor:
-    """Write the gradient of the queries; return the gradient of every key head's record."""
+def _query_gradient(
+    d_out: Tensor, x: Operands, records: Tensor, d_q: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """Write the gradient of the queries; return the gradients of every key head's record, and of the factors."""
     heads, groups, spec, sizes = x.q.shape[1], x.k.shape[1], x.spec, x.sizes()
     (batch, queries, _), tokens = x.extent, x.q.shape[2]
-    wide, divide = (sizes["BD"], sizes["BE"]), spec.reader == "divide"
+    wide, divide = (sizes["BD"], sizes["BE"]), spec.reader in DIVIDES
     split = divide and spec.phi_q != "exp" and tiles.is_split(*wide, dtype)
     cut = tile("query divide" if divide else "query", *wide, dtype)
     span, splits = x.spans(x.q, cut.tokens)
@@ -177,33 +187,43 @@ def _query_gradient(d_out: Tensor, x: Operands, records: Tensor, d_q: Tensor, dt
     gradients = None if split else x.records(batch * heads * splits)
     constants = {"DTYPE": as_triton(dtype), "NUMBERS": records.shape[1], **sizes}
     launch(
-        query_gradient_kernel, batch * heads * splits, *x.rows(x.q, d_out, d_q), x.offsets[0], scalars, records,
-        gradients, tokens, heads, span, splits, spec.scale, spec.t, GROUP=heads // groups,
-        EVEN=x.even(queries, cut.tokens), STAGES=cut.stages, **constants, **named(spec), **_meta(cut))  # fmt: skip
+        query_gradient_kernel, batch * heads * splits, *x.rows(x.q, d_out, d_q), shares := x.shares(splits),
+        x.offsets[0], scalars, records, gradients, x.factors, tokens, heads, span, splits, spec.scale, spec.t,
+        GROUP=heads // groups, EVEN=x.even(queries, cut.tokens), STAGES=cut.stages, **constants, **named(spec),
+        **_meta(cut))  # fmt: skip
     if gradients is None:
         cut = tile("query sums", *wide, dtype)
         span, splits = x.spans(x.q, cut.tokens)
         gradients = x.records(batch * heads * splits)
         launch(
             query_sums_kernel, batch * heads * splits, *x.rows(x.q, d_out), x.offsets[0], scalars, gradients, tokens,
-            heads, span, splits, spec.t, PHI_Q=spec.phi_q, PHI_K=spec.phi_k, EVEN=x.even(queries, cut.tokens),
-            STAGES=cut.stages, **constants, **_meta(cut))  # fmt: skip
-    return gradients.view(batch * groups, heads // groups * splits, records.shape[1]).sum(1)
+            heads, span, splits, spec.t, PHI_Q=spec.phi_q, PHI_K=spec.phi_k, READER=spec.reader,
+            EVEN=x.even(queries, cut.tokens), STAGES=cut.stages, **constants, **_meta(cut))  # fmt: skip
+    gradients = gradients.view(batch * groups, heads // groups * splits, records.shape[1]).sum(1)
+    return gradients, None if shares is None else shares.sum((0, 2))
 
 
-def _sliced_backward(d_out: Tensor, x: Operands, d_q: Tensor, d_k: Tensor, d_v: Tensor) -> Tensor | None:
+def _sliced_backward(
+    d_out: Tensor, x: Operands, d_q: Tensor, d_k: Tensor, d_v: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
     """Add up, in float32, what each slice of value columns contributes to dq and dk."""
     sum_q, sum_k = (torch.zeros(y.shape, dtype=torch.float32, device=y.device) for y in (x.q, x.k))
     share_q, share_k = torch.empty_like(sum_q), torch.empty_like(sum_k)
-    d_taps = []
+    d_taps, d_factors = [], []
     for part in x.slices():
-        of_taps = backward(d_out[..., part], x.columns(part), None, share_q, share_k, d_v[..., part])
+        of_taps, of_factors = backward(d_out[..., part], x.columns(part), None, share_q, share_k, d_v[..., part])
         d_taps += [] if of_taps is None else [of_taps]
+        d_factors += [] if of_factors is None else [of_factors]
         sum_q += share_q
         sum_k += share_k
     d_q.copy_(sum_q)
     d_k.copy_(sum_k)
-    return torch.cat(d_taps, -1) if d_taps else None
+    return torch.cat(d_taps, -1) if d_taps else None, torch.stack(d_factors).sum(0) if d_factors else None
+
+
+def kept(x: Operands) -> Tensor:
+    """Allocate what the backward pass gets from the forward pass."""
+    return x.records(x.extent[0] * x.k.shape[1])
 
 
 def keeps_records(x: Operands) -> bool:

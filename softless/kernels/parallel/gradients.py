@@ -26,26 +26,38 @@ from softless.kernels.common.arithmetic import (
 from softless.kernels.common.features import feature, slope
 from softless.kernels.common.launch import SIZES
 from softless.kernels.common.rows import keep, line, load, read_state, sequence, store, visible, write_state
-from softless.kernels.parallel.read import contrast, pull, query_features, query_slope, residual_gradient
+from softless.kernels.parallel.read import (
+    contrast,
+    factors_of,
+    pull,
+    pull_blend,
+    query_features,
+    query_slope,
+    residual_gradient,
+)
 
 
 @triton.jit
-def query_gradient_tokens(q, d_out, d_q, scalars, plane, b, h, begin, end, n, k_mean, comoment, shift, scale, t,
+def query_gradient_tokens(q, d_out, d_q, scalars, plane, b, h, begin, end, n, k_mean, comoment, shift, share, scale, t,
                           D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr,
                           PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr,
                           CONSTANT: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr,
                           STAGES: tl.constexpr):  # fmt: skip
-    """Write dq for queries begin..end; return (d (n k_mean), d v_mean, d comoment). `comoment` is a factor.
+    """Write dq for queries begin..end; return (d (n k_mean), d v_mean, d comoment, d share, d scale).
+
+    `comoment` is a factor. Only blend has the last two.
 
     If `scalars` [2, plane] is given, the gains and `along` are written there instead, for `query_sums_kernel`: a
     division of wide heads has no registers for dq and the sums at once.
     """
+    DIVIDES: tl.constexpr = READER == "divide" or READER == "blend"
     EXP_K: tl.constexpr = PHI_K == "exp"
     EXP: tl.constexpr = EXP_K or PHI_Q == "exp"
     FULL_K: tl.constexpr = EVEN and D == BD
     columns, channels = tl.arange(0, BD), tl.arange(0, BE)
     turned = tl.zeros((BE, BD), tl.float32)  # d_comoment^T, as in `observe_tokens`
     drifts, pulls = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
+    d_share, d_scale = tl.zeros((T, 1), tl.float32), tl.zeros((T, 1), tl.float32)
     for start in tl.range(begin, end, T, num_stages=STAGES):
         tokens = start + tl.arange(0, T)
         here = (tokens < end)[:, None]
@@ -53,12 +65,17 @@ def query_gradient_tokens(q, d_out, d_q, scalars, plane, b, h, begin, end, n, k_
         cotangent = load(d_out, b, h, tokens, channels, here & (channels < E)[None, :], EVEN and E == BE)
         cotangent = factor(cotangent, DTYPE)
         phi, units, top = query_features(x, n, k_mean, comoment, shift, t, D, PHI_Q, EXP_K, READER)
-        if READER == "divide":
+        if DIVIDES:
             phi = held(phi, DTYPE)
         u = product(cotangent, tl.trans(comoment), tl.zeros((T, BD), tl.float32), DTYPE)
-        df, gain, weighted, along = pull(u, phi * units, n, k_mean, top, scale, D, EXP, READER, SIGNED, CONSTANT)
-        store(d_q, b, h, tokens, columns, here & (columns < D)[None, :],
-              query_slope(x, phi, units, top, df, t, EXP, PHI_Q, READER), FULL_K)  # fmt: skip
+        if READER == "blend":
+            gradient, gain, weighted, along, of_share, of_scale = pull_blend(
+                x, u, phi, units, n, k_mean, top, share, scale, t, D, EXP, PHI_Q, SIGNED)  # fmt: skip
+            d_share, d_scale = d_share + of_share, d_scale + of_scale
+        else:
+            df, gain, weighted, along = pull(u, phi * units, n, k_mean, top, scale, D, EXP, READER, SIGNED, CONSTANT)
+            gradient = query_slope(x, phi, units, top, df, t, EXP, PHI_Q, READER)
+        store(d_q, b, h, tokens, columns, here & (columns < D)[None, :], gradient, FULL_K)
         if scalars is not None:
             tl.store(scalars + tokens[:, None], gain, mask=here)
             tl.store(scalars + plane + tokens[:, None], along, mask=here)
@@ -69,9 +86,11 @@ def query_gradient_tokens(q, d_out, d_q, scalars, plane, b, h, begin, end, n, k_
             turned = product(tl.trans(cotangent), weighted, turned, DTYPE)
             if READER == "divide":
                 drifts = weighted_sums(along, weighted, drifts, DTYPE)
+            elif READER == "blend":
+                drifts = weighted_sums(along, factor(keep(phi * units, here, 0.0, EVEN), DTYPE), drifts, DTYPE)
             if READER != "none":
                 pulls = column_sums(cotangent, pulls, DTYPE)
-    return -summed(drifts), summed(pulls), tl.trans(turned)
+    return -summed(drifts), summed(pulls), tl.trans(turned), tl.sum(d_share), tl.sum(d_scale)
 
 
 @triton.jit
@@ -112,8 +131,8 @@ def key_gradient_tokens(k, v, d_out, taps, mask, d_k, d_v, b, g, begin, end, n, 
 
 
 @triton.jit(do_not_specialize=SIZES)
-def query_gradient_kernel(q, d_out, d_q, q_offsets, scalars, records, gradients, N, H, span, splits, scale, t,
-                          GROUP: tl.constexpr, NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+def query_gradient_kernel(q, d_out, d_q, d_factors, q_offsets, scalars, records, gradients, factors, N, H, span, splits,
+                          scale, t, GROUP: tl.constexpr, NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
                           BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr,
                           PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr, CONSTANT: tl.constexpr,
                           DTYPE: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
@@ -127,9 +146,13 @@ def query_gradient_kernel(q, d_out, d_q, q_offsets, scalars, records, gradients,
     b, end = sequence(q_offsets, b, N)
     if scalars is not None:
         scalars += line(q_offsets, b, h, H, N, 2)
-    d_k_total, d_v_mean, d_comoment = query_gradient_tokens(
-        q, d_out, d_q, scalars, N, b, h, begin, tl.minimum(begin + span, end), n, k_mean, comoment, shift, scale, t, D,
-        E, BD, BE, T, PHI_Q, PHI_K, READER, SIGNED, CONSTANT, DTYPE, EVEN, STAGES)  # fmt: skip
+    share, gain = factors_of(factors, h, 1.0, scale)
+    d_k_total, d_v_mean, d_comoment, d_share, d_scale = query_gradient_tokens(
+        q, d_out, d_q, scalars, N, b, h, begin, tl.minimum(begin + span, end), n, k_mean, comoment, shift, share, gain,
+        t, D, E, BD, BE, T, PHI_Q, PHI_K, READER, SIGNED, CONSTANT, DTYPE, EVEN, STAGES)  # fmt: skip
+    if READER == "blend":
+        tl.store(d_factors + 2 * program, d_share)
+        tl.store(d_factors + 2 * program + 1, scale * d_scale)
     if scalars is None:
         write_state(gradients + program * NUMBERS, n, d_k_total, d_v_mean, d_comoment, shift, D, E)
 
@@ -137,9 +160,12 @@ def query_gradient_kernel(q, d_out, d_q, q_offsets, scalars, records, gradients,
 @triton.jit(do_not_specialize=SIZES)
 def query_sums_kernel(q, d_out, q_offsets, scalars, gradients, N, H, span, splits, t, NUMBERS: tl.constexpr,
                       D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr,
-                      PHI_Q: tl.constexpr, PHI_K: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr,
-                      STAGES: tl.constexpr):  # fmt: skip
-    """Make the State's gradient of a division from the gains and `along` that `query_gradient_kernel` wrote."""
+                      PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, DTYPE: tl.constexpr,
+                      EVEN: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """Make the State's gradient of a division from the gains and `along` that `query_gradient_kernel` wrote.
+
+    The `along` of blend multiplies features that are not weighted: their gain has a part that is no division.
+    """
     program = tl.program_id(0).to(tl.int64)
     head, begin = program // splits, (program % splits).to(tl.int32) * span
     b, end = sequence(q_offsets, head // H, N)
@@ -155,9 +181,11 @@ def query_sums_kernel(q, d_out, q_offsets, scalars, gradients, N, H, span, split
         cotangent = factor(cotangent, DTYPE)
         gain = tl.load(scalars + tokens[:, None], mask=here, other=0.0)
         along = tl.load(scalars + N + tokens[:, None], mask=here, other=0.0)
-        weighted = contrast(gain * held(feature(x, t, D, PHI_Q), DTYPE), D, PHI_K, True)
-        weighted = factor(keep(weighted, here, 0.0, EVEN), DTYPE)
+        phi = held(feature(x, t, D, PHI_Q), DTYPE)
+        weighted = factor(keep(contrast(gain * phi, D, PHI_K, True), here, 0.0, EVEN), DTYPE)
         turned = product(tl.trans(cotangent), weighted, turned, DTYPE)
+        if READER == "blend":
+            weighted = factor(keep(phi, here, 0.0, EVEN), DTYPE)
         drifts = weighted_sums(along, weighted, drifts, DTYPE)
         pulls = column_sums(cotangent, pulls, DTYPE)
     nothing = tl.zeros((BD,), tl.float32)

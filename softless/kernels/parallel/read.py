@@ -4,6 +4,7 @@
 
     divide    gain = 1 / (n f.k_mean)
     subtract  gain = scale / n
+    blend     gain = a / (n f.k_mean) + scale b / n, with a and b of the head (`factors`)
     channel   gain = 1                    f = rho(q) / (n k_mean), channel by channel
     none      gain = scale                (k_mean and v_mean are 0, and the comoment is the plain sum)
 
@@ -42,6 +43,15 @@ class Taps(NamedTuple):
 
 TINY = tl.constexpr(2.0**-126)  # above this, 1 / x is finite
 ALIVE = tl.constexpr(2.0**-100)  # above this, with room to spare for a gradient
+
+
+@triton.jit
+def factors_of(factors, h, first, second):
+    """(first, second) of a head: the same for all heads, or the head's own number and its factor of `second`."""
+    if factors is None:
+        return first, second
+    else:
+        return tl.load(factors + 2 * h), second * tl.load(factors + 2 * h + 1)
 
 
 @triton.jit
@@ -109,14 +119,22 @@ def least_mass(f, total, n, floor, FEATURES: tl.constexpr, SIGNED: tl.constexpr,
 
 
 @triton.jit
-def answer(correlation, f, n, k_mean, v_mean, top, scale, D: tl.constexpr, EXP: tl.constexpr, READER: tl.constexpr,
-           SIGNED: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
-    """The output of the readers (`softless.algebra.readers.answer`); f is a factor."""
-    if READER == "divide":
+def answer(correlation, f, n, k_mean, v_mean, top, share, scale, D: tl.constexpr, EXP: tl.constexpr,
+           READER: tl.constexpr, SIGNED: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
+    """The output of the readers (`softless.algebra.readers.answer`); f is a factor, `share` is a of blend."""
+    if READER == "divide" or READER == "blend":
         sums = tl.zeros((1, ONES), tl.float32) + (n * k_mean)[:, None]
         weight = dots(f, sums, DTYPE)[:, None] + (n if CONSTANT else 0.0)
         alive = tl.abs(weight) > least_mass(f, n * k_mean, n, TINY, D, SIGNED, CONSTANT)
-        return v_mean[None, :] + correlation * tl.where(alive, 1.0 / tl.where(alive, weight, 1.0), 0.0)
+        gain = tl.where(alive, 1.0 / tl.where(alive, weight, 1.0), 0.0)
+        if READER == "divide":
+            return v_mean[None, :] + correlation * gain
+        elif EXP:
+            return (
+                v_mean[None, :] + correlation * (share * gain) + grow(correlation * (scale / tl.maximum(n, 1.0)), top)
+            )
+        else:
+            return v_mean[None, :] + correlation * (share * gain + scale / tl.maximum(n, 1.0))
     elif READER == "channel":
         return v_mean[None, :] + correlation
     else:
@@ -160,6 +178,32 @@ def query_slope(x, phi, units, top, df, t, EXP: tl.constexpr, PHI: tl.constexpr,
         return gradient
     else:
         return grow(gradient, top)
+
+
+@triton.jit
+def pull_blend(x, u, phi, units, n, k_mean, top, share, scale, t, D: tl.constexpr, EXP: tl.constexpr,
+               PHI: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
+    """(dq, g, weighted, along, d share, d scale) of blend, as in `pull`, except that
+
+    d (n k_mean) = -sum along f         d share and d scale are [tokens, 1], before their sum over queries
+    """
+    f = phi * units
+    mass, pulled = tl.split(tl.sum(tl.join(f * (n * k_mean)[None, :], f * u), 1))
+    mass, pulled = mass[:, None], pulled[:, None]
+    alive = tl.abs(mass) > least_mass(f, n * k_mean, n, ALIVE, D, SIGNED, False)
+    inverse = tl.where(alive, 1.0 / tl.where(alive, mass, 1.0), 0.0)
+    along, divided, step = inverse * pulled, share * inverse, scale / tl.maximum(n, 1.0)
+    df = divided * (u - along * (n * k_mean)[None, :])
+    if EXP:
+        gradient = query_slope(x, phi, units, top, df, t, EXP, PHI, "divide")
+        gradient += query_slope(x, phi, units, top, step * u, t, EXP, PHI, "subtract")
+        weighted = divided * f + spent(grow(step * f, top))
+        of_scale = spent(grow(pulled / tl.maximum(n, 1.0), top))
+    else:
+        gradient = query_slope(x, phi, units, top, df + step * u, t, EXP, PHI, "divide")
+        weighted = (divided + step) * f
+        of_scale = pulled / tl.maximum(n, 1.0)
+    return gradient, divided + step, weighted, along * divided, along, of_scale
 
 
 @triton.jit
@@ -210,7 +254,7 @@ def weights_of(taps, b, h, tap, channels, E: tl.constexpr):
 
 
 @triton.jit
-def read_tokens(q, v, out, taps, mask, b, h, begin, end, n, k_mean, v_mean, comoment, shift, scale, t, picture,
+def read_tokens(q, v, out, taps, mask, b, h, begin, end, n, k_mean, v_mean, comoment, shift, share, scale, t, picture,
                 D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr,
                 PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr,
                 CONSTANT: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
@@ -226,17 +270,17 @@ def read_tokens(q, v, out, taps, mask, b, h, begin, end, n, k_mean, v_mean, como
         correlation = product(
             factor(contrast(f, D, PHI_K, READER != "none"), DTYPE), comoment, tl.zeros((T, BE), tl.float32), DTYPE
         )
-        o = answer(correlation, factor(f, DTYPE), n, k_mean, v_mean, top, scale, D, EXP_K or PHI_Q == "exp", READER,
-                   SIGNED, CONSTANT, DTYPE)  # fmt: skip
+        o = answer(correlation, factor(f, DTYPE), n, k_mean, v_mean, top, share, scale, D, EXP_K or PHI_Q == "exp",
+                   READER, SIGNED, CONSTANT, DTYPE)  # fmt: skip
         if taps is not None:
             o += residual(v, taps, mask, b, h, tokens, here, picture[0], picture[1], picture[2], E, BE)
         store(out, b, h, tokens, channels, here[:, None] & (channels < E)[None, :], o, EVEN and E == BE)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def read_kernel(q, v, out, taps, mask, q_offsets, records, N, H, span, splits, scale, t, picture, GROUP: tl.constexpr,
-                NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-                T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
+def read_kernel(q, v, out, taps, mask, q_offsets, records, factors, N, H, span, splits, scale, t, picture,
+                GROUP: tl.constexpr, NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
+                BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
                 SIGNED: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr,
                 EVEN: tl.constexpr):  # fmt: skip
     """One program per query head and span of tokens."""
@@ -247,5 +291,7 @@ def read_kernel(q, v, out, taps, mask, q_offsets, records, N, H, span, splits, s
     b, N = sequence(q_offsets, b, N)
     n, k_mean, v_mean, comoment, shift = read_state(record, D, E, BD, BE)
     comoment = factor(comoment, DTYPE)
+    share, scale = factors_of(factors, h, 1.0, scale)
     read_tokens(q, v, out, taps, mask, b, h, begin, tl.minimum(begin + span, N), n, k_mean, v_mean, comoment, shift,
-                scale, t, picture, D, E, BD, BE, T, PHI_Q, PHI_K, READER, SIGNED, CONSTANT, DTYPE, EVEN)  # fmt: skip
+                share, scale, t, picture, D, E, BD, BE, T, PHI_Q, PHI_K, READER, SIGNED, CONSTANT, DTYPE,
+                EVEN)  # fmt: skip

@@ -26,13 +26,13 @@ from softless.kernels.common.reference import typical
 from softless.kernels.common.rows import keep, load, sequence, store, visible
 from softless.kernels.parallel.gradients import key_gradient_tokens, query_gradient_tokens, write_taps
 from softless.kernels.parallel.observe import observe_tokens
-from softless.kernels.parallel.read import TINY, contrast, read_tokens
+from softless.kernels.parallel.read import TINY, contrast, factors_of, read_tokens
 
 
 @triton.jit(do_not_specialize=SIZES)
-def whole_kernel(q, k, v, out, taps, mask, q_offsets, k_offsets, N, M, G, scale, t, picture, GROUP: tl.constexpr,
-                 D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr,
-                 PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr,
+def whole_kernel(q, k, v, out, taps, mask, q_offsets, k_offsets, factors, N, M, G, scale, t, picture,
+                 GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+                 T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr, SIGNED: tl.constexpr,
                  CONSTANT: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
     """Observe, then read."""
     program = tl.program_id(0).to(tl.int64)
@@ -43,15 +43,16 @@ def whole_kernel(q, k, v, out, taps, mask, q_offsets, k_offsets, N, M, G, scale,
         k, v, mask, b, g, 0, M, t, D, E, BD, BE, T, PHI_K, READER != "none", DTYPE, False)  # fmt: skip
     comoment = factor(comoment, DTYPE)
     for member in range(GROUP):
-        read_tokens(q, v, out, taps, mask, a, g * GROUP + member, 0, N, n, k_mean, v_mean, comoment, shift, scale, t,
-                    picture, D, E, BD, BE, T, PHI_Q, PHI_K, READER, SIGNED, CONSTANT, DTYPE,
+        share, gain = factors_of(factors, g * GROUP + member, 1.0, scale)
+        read_tokens(q, v, out, taps, mask, a, g * GROUP + member, 0, N, n, k_mean, v_mean, comoment, shift, share, gain,
+                    t, picture, D, E, BD, BE, T, PHI_Q, PHI_K, READER, SIGNED, CONSTANT, DTYPE,
                     False)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=SIZES)
-def whole_gradient_kernel(q, k, v, d_out, taps, mask, q_offsets, k_offsets, d_q, d_k, d_v, d_taps, N, M, G, scale, t,
-                          picture, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
-                          BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr,
+def whole_gradient_kernel(q, k, v, d_out, taps, mask, q_offsets, k_offsets, d_q, d_k, d_v, d_taps, d_factors, factors,
+                          N, M, G, scale, t, picture, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+                          BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr,
                           READER: tl.constexpr, SIGNED: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr,
                           STAGES: tl.constexpr):  # fmt: skip
     """Observe again, then run both passes of `gradients`."""
@@ -65,9 +66,13 @@ def whole_gradient_kernel(q, k, v, d_out, taps, mask, q_offsets, k_offsets, d_q,
     d_k_total, d_v_mean = tl.zeros((BD,), tl.float32), tl.zeros((BE,), tl.float32)
     d_comoment = tl.zeros((BD, BE), tl.float32)
     for member in range(GROUP):
-        of_k, of_v, of_comoment = query_gradient_tokens(
-            q, d_out, d_q, None, 0, a, g * GROUP + member, 0, N, n, k_mean, comoment, shift, scale, t, D, E, BD, BE, T,
-            PHI_Q, PHI_K, READER, SIGNED, CONSTANT, DTYPE, False, STAGES)  # fmt: skip
+        share, gain = factors_of(factors, g * GROUP + member, 1.0, scale)
+        of_k, of_v, of_comoment, d_share, d_scale = query_gradient_tokens(
+            q, d_out, d_q, None, 0, a, g * GROUP + member, 0, N, n, k_mean, comoment, shift, share, gain, t, D, E, BD,
+            BE, T, PHI_Q, PHI_K, READER, SIGNED, CONSTANT, DTYPE, False, STAGES)  # fmt: skip
+        if READER == "blend":
+            tl.store(d_factors + 2 * (program * GROUP + member), d_share)
+            tl.store(d_factors + 2 * (program * GROUP + member) + 1, scale * d_scale)
         d_k_total, d_v_mean, d_comoment = d_k_total + of_k, d_v_mean + of_v, d_comoment + of_comoment
     sums = key_gradient_tokens(
         k, v, d_out, taps, mask, d_k, d_v, b, g, 0, M, n, k_mean, v_mean, shift, d_k_total, d_v_mean,
