@@ -76,7 +76,21 @@ class Regress(FeatureMapped):
         return None
 
     def kernel_spec(self, scale: float) -> KernelSpec | None:
-        return None
+        """Return the names for the kernels if the ridge is relative and every token counts the same."""
+        spec = super().kernel_spec(scale)
+        if spec is None or self.weighting is not None or not self.relative:
+            return None
+        return spec._replace(ridge=0.0 if isinstance(self.ridge, str) else float(self.ridge), centered=self.center)
+
+    def kernel_factors(self, call: Call) -> Tensor | None:
+        if LEARNED not in (self.ridge, self.gain):
+            return None
+        ridge, gain = (call.inputs[name].float() if name in call.inputs else None for name in ("ridge", "gain"))
+        if isinstance(self.ridge, str):
+            assert ridge is not None
+            return torch.stack([F.softplus(ridge), torch.ones_like(ridge) if gain is None else gain], -1)
+        assert gain is not None
+        return torch.stack([torch.full_like(gain, float(self.ridge)), gain], -1)
 
     def default_scale(self, head_dim: int) -> float:
         return 1.0 if self.gain == "one" else head_dim**-0.5

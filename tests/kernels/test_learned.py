@@ -15,7 +15,7 @@ from softless.errors import BackendError
 from softless.functional import attention_qkv, attention_with_residual
 from tests.kernels.cases import REGIMES, assert_near, assert_same, draw, poisoned, regime
 from tests.numerics import eager
-from tests.numerics.budget import FORWARD, GRADIENT, assert_within_budget
+from tests.numerics.budget import FORWARD, GRADIENT, assert_within_budget, worst
 from tests.numerics.test_precision import HALF, fits, resolved
 
 pytestmark = [
@@ -38,8 +38,14 @@ CASES = {
     "blend-exp": Case(mechanism("blend", phi="exp", t=0.5), eager.blend("exp", t=0.5)),
     "blend-softmax": Case(mechanism("blend", phi="softmax"), eager.blend("softmax")),
     "blend-relu-exp": Case(mechanism("blend", phi="relu", phi_k="exp")),
-}
-BLEND = tuple(name for name in CASES if name.startswith("blend"))
+    "regress": Case(mechanism("regress"), eager.regress()),
+    "regress-learned": Case(mechanism("regress", ridge="learned", gain="learned"), eager.regress(gain="learned")),
+    "regress-ridge": Case(mechanism("regress", phi="elu", ridge="learned"), eager.regress("elu")),
+    "regress-gain": Case(mechanism("regress", phi="relu", ridge=0.01, gain="learned")),
+    "regress-raw": Case(mechanism("regress", phi="elu", center=False, gain="one"),
+                        eager.regress("elu", center=False, gain="one")),
+    "regress-softmax": Case(mechanism("regress", phi="softmax"), eager.regress("softmax")),
+}  # fmt: skip
 every_case = pytest.mark.parametrize("case", CASES)
 every_regime = pytest.mark.parametrize("cut", REGIMES)
 
@@ -89,7 +95,7 @@ def test_full_tiles_match_the_explicit_weights(case):
 
 
 @pytest.mark.parametrize("dims", [(1, 1), (33, 20), (20, 40), (100, 70)], ids=str)
-@pytest.mark.parametrize("case", ["blend"])
+@pytest.mark.parametrize("case", ["blend", "regress", "regress-learned"])
 def test_every_head_dimension_matches_the_weights(case, dims):
     assert_true(case, draw(19, 17, dims=dims))
 
@@ -213,7 +219,7 @@ def test_a_packed_projection_gives_what_its_parts_give(case, cut):
     assert_same([out.detach(), *found.permute(2, 0, 3, 1, 4).unbind()], list(parts.values())[:4])
 
 
-@pytest.mark.parametrize("case", ["blend"])
+@pytest.mark.parametrize("case", ["blend", "regress", "regress-learned"])
 def test_a_call_without_gradients_repeats_its_plan_on_its_own_numbers(case):
     for _ in range(2):
         qkv, inputs = draw(9, heads=2), inputs_of(case, 2)
@@ -225,7 +231,7 @@ def test_a_call_without_gradients_repeats_its_plan_on_its_own_numbers(case):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.filterwarnings("ignore::FutureWarning:torch")
-@pytest.mark.parametrize("case", ["blend"])
+@pytest.mark.parametrize("case", ["blend", "regress", "regress-learned"])
 @pytest.mark.parametrize("cut", ["whole", "spans"])
 def test_a_compiled_call_equals_the_eager_one(case, cut):
     torch._dynamo.reset()
@@ -242,8 +248,118 @@ def test_a_compiled_call_equals_the_eager_one(case, cut):
         assert_same(found, run(case, qkv, inputs, upstream).values())
 
 
-@pytest.mark.parametrize("case", ["blend"])
-def test_causal_calls_are_refused_in_one_sentence(case):
-    made = CASES[case].mechanism
-    with pytest.raises(BackendError, match=f"mechanism '{made.name}' has no causal kernel"):
-        attention(*draw(3), made, is_causal=True, inputs=inputs_of(case, 1), backend="triton")
+REGRESS = [case for case in CASES if case.startswith("regress")]
+KEYS = {
+    "one token": lambda: draw(5, 1),
+    "two tokens": lambda: draw(5, 2),
+    "fewer tokens than channels": lambda: draw(9, 7, dims=(33, 5)),
+    "keys of rank one": lambda: _with_keys(torch.randn(1, 1, 40, 1) * torch.randn(8)),
+    "a channel that is constant": lambda: _with_keys(torch.randn(1, 1, 40, 8) * (torch.arange(8) != 3) + 1),
+    "small keys": lambda: _with_keys(1e-4 * torch.randn(1, 1, 40, 8)),
+}
+
+
+def _with_keys(k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q, _, v = draw(9, 40)
+    return q, k, v
+
+
+@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("case", ["regress", "regress-learned"])
+@pytest.mark.parametrize("cut", ["whole", "spans"])
+def test_regression_of_few_or_dependent_keys_matches_the_weights(case, kind, cut):
+    with regime(cut):
+        assert_true(case, KEYS[kind]())
+
+
+@pytest.mark.parametrize("case", REGRESS)
+@pytest.mark.parametrize("cut", ["whole", "spans"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equal_keys_read_the_mean(case, cut, dtype):
+    """And their gradients are zero, but for those of the mean."""
+    q, k, v = (x.to(dtype) for x in draw(9, 40))
+    k, upstream, inputs = k[:, :, :1].expand_as(k), torch.ones(1, 1, 9, 5), inputs_of(case, 1)
+    with regime(cut):
+        ours = run(case, (q, k, v), inputs, upstream)
+    mean = v.double().mean(2, keepdim=True).expand(1, 1, 9, 5)
+    torch.testing.assert_close(ours["output"].double(), mean, atol=4 * torch.finfo(dtype).eps, rtol=0)
+    torch.testing.assert_close(ours["v"].double(), torch.full((1, 1, 40, 5), 9 / 40).double(), atol=1e-2, rtol=0)
+    assert all((ours[name] == 0).all() for name in ours if name not in ("output", "v"))
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-4, 100.0])
+@pytest.mark.parametrize("cut", ["whole", "spans"])
+def test_every_ridge_is_as_good_as_in_torch(ridge, cut):
+    """Without a ridge, float32 itself is far from the truth where keys have small variances."""
+    made, (q, k, v) = mechanism("regress", ridge=ridge), draw(20, 60, dims=(16, 5))
+    exact, plain = (
+        attention(*(x.to(kind) for x in (q, k, v)), made, backend=backend)
+        for kind, backend in ((torch.float64, "reference"), (torch.float32, "torch"))
+    )
+    with regime(cut):
+        out = attention(q, k, v, made, backend="triton")
+    assert worst(out, exact) <= 4 * worst(plain, exact) + 2e-6
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # opcheck looks at its own copies'
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.filterwarnings("ignore::FutureWarning:torch")
+@pytest.mark.parametrize("case", ["blend", "regress", "regress-learned"])
+@pytest.mark.parametrize("cut", ["whole", "spans"])
+def test_the_operators_pass_opcheck(case, cut):
+    from softless.kernels.parallel.ops import attend_backward_op, attend_op
+
+    torch._dynamo.reset()
+    learned, spec = torch.rand(2, 2), CASES[case].mechanism.kernel_spec(0.5)
+    factors = None if case == "regress" else learned.requires_grad_()
+    leaves = [x.requires_grad_() for x in draw(2, 3, heads=2, groups=1, dims=(2, 3))]
+    given = (*leaves, None, None, factors, *spec, [0, 0, 0])
+    with regime(cut):
+        torch.library.opcheck(attend_op.registered, given)
+        given = [x.detach() if isinstance(x, Tensor) else x for x in given]
+        out, records = attend_op(*given)
+        torch.library.opcheck(attend_backward_op.registered, (torch.randn_like(out), *given[:6], records, *given[6:]))
+
+
+@pytest.mark.parametrize("case", ["regress", "regress-softmax"])
+@pytest.mark.parametrize("cut", ["whole", "spans"])
+def test_packed_sequences_are_each_as_on_their_own(case, cut):
+    offsets = torch.tensor([0, 9, 9, 44, 45])
+    tokens = [torch.randn(45, heads, dim) for heads, dim in ((2, 8), (1, 8), (1, 5))]
+
+    def packs(kind: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+        leaves = [x.to(kind).requires_grad_() for x in tokens]
+        return leaves, [torch.nested.nested_tensor_from_jagged(x, offsets).transpose(1, 2) for x in leaves]
+
+    upstream = torch.randn(45, 2, 5)
+    with regime(cut):
+        leaves, qkv = packs(torch.float32)
+        out = attention(*qkv, CASES[case].mechanism, backend="triton").transpose(1, 2).values()
+        found = [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
+    leaves, qkv = packs(torch.float64)
+    rows = zip(*(x.transpose(1, 2).unbind() for x in qkv), strict=True)
+    each = [[x.transpose(0, 1)[None] for x in row] for row in rows]
+    out = torch.cat([attention(*x, CASES[case].mechanism, backend="reference")[0].transpose(0, 1) for x in each])
+    exact = [out.detach(), *torch.autograd.grad(out, leaves, upstream.double())]
+    for name, mine, right in zip(("output", *"qkv"), found, exact, strict=True):
+        assert_near(mine, right, name)
+
+
+def test_causal_calls_are_refused_in_one_sentence():
+    with pytest.raises(BackendError, match="mechanism 'blend' has no causal kernel"):
+        attention(*draw(3), CASES["blend"].mechanism, is_causal=True, inputs=inputs_of("blend", 1), backend="triton")
+
+
+@pytest.mark.parametrize(
+    "options", [{"relative": False}, {"weighting": "query"}, {"phi": "affine_relu"}, {"phi": torch.sin}], ids=str
+)
+def test_options_without_a_kernel_are_refused_in_one_sentence(options):
+    made = mechanism("regress", **options)
+    inputs = {name: torch.zeros(shape) for name, shape in made.input_shapes(1, 8).items()}
+    with pytest.raises(BackendError, match="no kernel computes mechanism 'regress' with these options"):
+        attention(*draw(3), made, inputs=inputs, backend="triton")
+
+
+def test_wide_heads_of_regress_are_refused_in_one_sentence():
+    with pytest.raises(BackendError, match="head dimensions up to 128, and q has 130, v has 5"):
+        attention(*draw(3, dims=(130, 5)), "regress", backend="triton")

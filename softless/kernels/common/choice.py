@@ -36,7 +36,7 @@ def refusal(
         return "the kernels take float16, bfloat16 and float32, and q is torch.float64"
     width = max(q.shape[3], v.shape[3])
     exponential = is_causal and "exp" in (spec.phi_q, spec.phi_k)
-    widest = WIDEST if spec.reader in RULES or exponential or width <= WIDEST else widest_heads(device)
+    widest = WIDEST if spec.reader in (*RULES, "regress") or exponential or width <= WIDEST else widest_heads(device)
     if width > widest:
         return f"the kernels take head dimensions up to {widest}, and q has {q.shape[3]}, v has {v.shape[3]}"
     if exponential and spec[:3] not in EXPONENTIAL:

@@ -25,10 +25,16 @@ def may_cancel(spec: KernelSpec) -> bool:
     return spec.reader in ("divide", "blend") and (spec.phi_q in SIGNED or spec.phi_k in SIGNED)
 
 
+def folded(spec: KernelSpec) -> bool:
+    """Whether regression centers its queries by what it adds to the output: they are factors as they come."""
+    return spec.reader == "regress" and spec.centered and spec.phi_q == "identity"
+
+
 def named(spec: KernelSpec) -> dict[str, Any]:
     """Return a spec as constants of a kernel. Exponential features do not count as signed."""
     signed = may_cancel(spec) and "exp" not in (spec.phi_q, spec.phi_k)
-    names = {"PHI_Q": spec.phi_q, "PHI_K": spec.phi_k, "READER": spec.reader}
+    reader = "regress centered" if spec.reader == "regress" and spec.centered and not folded(spec) else spec.reader
+    names = {"PHI_Q": spec.phi_q, "PHI_K": spec.phi_k, "READER": reader}
     return names | {"SIGNED": signed, "CONSTANT": spec.constant}
 
 

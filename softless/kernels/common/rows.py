@@ -7,6 +7,7 @@ packs    q [1, H, T, d] holds all sequences of a packed batch, one after the oth
 Mask     key_mask [B, N] as a pointer and two strides, or None
 record   a State, or the gradient of one, as one row of float32 numbers per head:
          comoment D x E | k_mean D | v_mean E | shift D | n        padded to a multiple of 32, so that rows are aligned
+         Regression observes [v, phi(k)] as values (`algebra.regression.with_keys`), so its E is e + D there
 """
 
 from typing import Any, NamedTuple
@@ -177,16 +178,26 @@ def numbers(d: int, e: int) -> int:
 
 
 @triton.jit
-def write_state(at, n, k_mean, v_mean, comoment, shift, D: tl.constexpr, E: tl.constexpr):
-    """Store a State at a record's address."""
+def write_state(at, n, k_mean, v_mean, comoment, shift, D: tl.constexpr, E: tl.constexpr, MORE: tl.constexpr = 0):
+    """Store a State at a record's address. MORE columns of the values stay as they are: see `write_spread`."""
+    ROW: tl.constexpr = E + MORE
     columns, channels = tl.arange(0, comoment.shape[0]), tl.arange(0, comoment.shape[1])
     within = (columns < D)[:, None] & (channels < E)[None, :]
-    tl.store(at + columns[:, None] * E + channels[None, :], comoment, mask=within)
-    tl.store(at + D * E + columns, k_mean, mask=columns < D)
-    tl.store(at + D * E + D + channels, v_mean, mask=channels < E)
-    tl.store(at + D * E + D + E + columns, shift, mask=columns < D)
-    tl.store(at + D * E + 2 * D + E, n)
-    fill(at, D, E)
+    tl.store(at + columns[:, None] * ROW + channels[None, :], comoment, mask=within)
+    tl.store(at + D * ROW + columns, k_mean, mask=columns < D)
+    tl.store(at + D * ROW + D + channels, v_mean, mask=channels < E)
+    tl.store(at + D * ROW + D + ROW + columns, shift, mask=columns < D)
+    tl.store(at + D * ROW + 2 * D + ROW, n)
+    fill(at, D, ROW)
+
+
+@triton.jit
+def write_spread(at, k_mean, spread, D: tl.constexpr, E: tl.constexpr):
+    """Store the covariance of the keys in a record whose last D values are the keys themselves."""
+    columns = tl.arange(0, spread.shape[0])
+    within = (columns < D)[:, None] & (columns < D)[None, :]
+    tl.store(at + columns[:, None] * (E + D) + E + columns[None, :], spread, mask=within)
+    tl.store(at + D * (E + D) + D + E + columns, k_mean, mask=columns < D)
 
 
 @triton.jit
@@ -198,12 +209,30 @@ def fill(at, D: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
-def read_state(at, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr):
+def read_state(at, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, MORE: tl.constexpr = 0):
     """(n, k_mean, v_mean, comoment, shift), zero beyond D and E."""
+    ROW: tl.constexpr = E + MORE
     columns, channels = tl.arange(0, BD), tl.arange(0, BE)
     within = (columns < D)[:, None] & (channels < E)[None, :]
-    comoment = tl.load(at + columns[:, None] * E + channels[None, :], mask=within, other=0.0)
-    k_mean = tl.load(at + D * E + columns, mask=columns < D, other=0.0)
-    v_mean = tl.load(at + D * E + D + channels, mask=channels < E, other=0.0)
-    shift = tl.load(at + D * E + D + E + columns, mask=columns < D, other=0.0)
-    return tl.load(at + D * E + 2 * D + E), k_mean, v_mean, comoment, shift
+    comoment = tl.load(at + columns[:, None] * ROW + channels[None, :], mask=within, other=0.0)
+    k_mean = tl.load(at + D * ROW + columns, mask=columns < D, other=0.0)
+    v_mean = tl.load(at + D * ROW + D + channels, mask=channels < E, other=0.0)
+    shift = tl.load(at + D * ROW + D + ROW + columns, mask=columns < D, other=0.0)
+    return tl.load(at + D * ROW + 2 * D + ROW), k_mean, v_mean, comoment, shift
+
+
+@triton.jit
+def read_square(at, ROW: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
+    """A D x D matrix whose rows are ROW numbers apart, [BD, BD], zero beyond D."""
+    columns = tl.arange(0, BD)
+    within = (columns < D)[:, None] & (columns < D)[None, :]
+    return tl.load(at + columns[:, None] * ROW + columns[None, :], mask=within, other=0.0)
+
+
+@triton.jit
+def write_square(at, matrix, D: tl.constexpr):
+    """Store a D x D matrix row by row, and zeros up to a multiple of 32 numbers."""
+    columns, spare = tl.arange(0, matrix.shape[0]), D * D + tl.arange(0, 32)
+    within = (columns < D)[:, None] & (columns < D)[None, :]
+    tl.store(at + columns[:, None] * D + columns[None, :], matrix, mask=within)
+    tl.store(at + spare, tl.zeros((32,), tl.float32), mask=spare < (D * D + 31) // 32 * 32)

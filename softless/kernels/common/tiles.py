@@ -46,6 +46,7 @@ class Tile(NamedTuple):
 # loads in flight hide the memory's latency. Fewer leave it idle; more cost shared memory, so fewer programs fit.
 BF16 = {
     "observe": (Tile(64, 4, 3), Tile(32, 4, 4)),
+    "observe spread": (Tile(64, 4, 3), Tile(32, 8, 3)),  # twice the sums
     "segment": (Tile(64, 4, 4), Tile(32, 4, 4)),  # of causal attention: often one program per multiprocessor
     "read": (Tile(64, 4, 3), Tile(64, 4, 3)),
     "local": (Tile(64, 4, 3), Tile(64, 8, 2)),  # the residual has nine more loads
@@ -58,6 +59,7 @@ BF16 = {
 # As tf32, factors take twice the registers and the shared memory.
 FP16 = {
     "observe": (Tile(64, 4, 3), Tile(64, 8, 2)),
+    "observe spread": (Tile(64, 4, 2), Tile(32, 8, 2)),
     "segment": (Tile(64, 4, 3), Tile(64, 8, 2)),
     "read": (Tile(64, 4, 3), Tile(64, 8, 2)),
     "local": (Tile(64, 4, 3), Tile(64, 8, 2)),
@@ -170,6 +172,11 @@ def is_whole(queries: int, keys: int, bd: int, be: int) -> bool:
 def is_split(bd: int, be: int, dtype: torch.dtype) -> bool:
     """Whether a division's queries are read twice, for dq and for the sums: wide heads have no registers for both."""
     return bd * be > 64 * 64 and dtype not in (torch.float32, PAIRS)
+
+
+def solvers(bd: int) -> int:
+    """Return the warps of a program that solves for one head: a matrix of bd x bd numbers stays in registers."""
+    return 4 if bd <= 64 else 8
 
 
 def observers(bd: int, be: int) -> int:

@@ -1,7 +1,7 @@
 """Non-causal attention on the kernels: which kernels are launched, and with what.
 
-    forward    observe -> (merge) -> read                                 or one kernel for short sequences
-    backward   queries' gradient -> sum over spans -> keys' gradient      or one kernel for short sequences
+    forward    observe -> (merge) -> (solve) -> read                                 or one kernel for short sequences
+    backward   queries' gradient -> sum over spans -> (solve) -> keys' gradient      or one kernel for short sequences
 
 Shapes: q [B, H, N, d]   k [B, G, M, d]   v [B, G, M, e]   key_mask [B, M]   taps [B, H, 9, e]   records [B G, numbers].
 """
@@ -13,13 +13,19 @@ from torch import Tensor
 
 from softless.algebra.kernel_spec import KernelSpec
 from softless.kernels.common import tiles
-from softless.kernels.common.features import may_cancel, named
+from softless.kernels.common.features import folded, may_cancel, named
 from softless.kernels.common.launch import as_triton, block, launch
 from softless.kernels.common.rows import Packs, Rows, dense, mask_of, numbers, output_like, rows_of, sequences
 from softless.kernels.common.tiles import Tile, finer, slice_width, spans, tile
 from softless.kernels.parallel.gradients import key_gradient_kernel, query_gradient_kernel, query_sums_kernel
 from softless.kernels.parallel.observe import merge_kernel, observe_kernel
 from softless.kernels.parallel.read import Taps, read_kernel
+from softless.kernels.parallel.regress import (
+    solve_gradient_kernel,
+    solve_kernel,
+    whole_regress_gradient_kernel,
+    whole_regress_kernel,
+)
 from softless.kernels.parallel.short import short_kernel, whole_gradient_kernel, whole_kernel
 
 DIVIDES = "divide", "blend"  # readers with a mass
@@ -85,9 +91,14 @@ class Operands(NamedTuple):
         d, e = self.q.shape[3], self.v.shape[3]
         return {"D": d, "E": e, "BD": block(d), "BE": block(e)}
 
-    def records(self, count: int) -> Tensor:
+    @property
+    def more(self) -> int:
+        """How many values are observed besides v: regression observes [v, phi(k)]."""
+        return self.q.shape[3] if self.spec.reader == "regress" else 0
+
+    def records(self, count: int, more: int = 0) -> Tensor:
         """Allocate the records of `count` States."""
-        return self.q.new_empty(count, numbers(self.q.shape[3], self.v.shape[3]), dtype=torch.float32)
+        return self.q.new_empty(count, numbers(self.q.shape[3], self.v.shape[3] + more), dtype=torch.float32)
 
     def shares(self, splits: int) -> Tensor | None:
         """Allocate what each program adds to the gradient of the factors, if there are any."""
@@ -97,6 +108,27 @@ class Operands(NamedTuple):
 
     def tapped(self) -> Taps | None:
         return None if self.taps is None else Taps(self.taps, *self.taps.stride())
+
+
+class Solved(NamedTuple):
+    """What regression keeps for the backward pass, in one piece of memory; S heads have a W of their own."""
+
+    records: Tensor  # [B G, numbers(d, e + d)]
+    states: Tensor  # [B S, numbers(d, e)]: W as a comoment
+    inverses: Tensor  # [B S, d d and padding]
+
+    @staticmethod
+    def shapes(x: Operands) -> list[tuple[int, int]]:
+        (d, e), batch, groups = (x.q.shape[3], x.v.shape[3]), x.extent[0], x.k.shape[1]
+        heads = batch * (groups if x.factors is None else x.q.shape[1])
+        square = -(-d * d // 32) * 32
+        return [(batch * groups, numbers(d, e + d)), (heads, numbers(d, e)), (heads, square)]
+
+    @classmethod
+    def of(cls, memory: Tensor, x: Operands) -> "Solved":
+        shapes = cls.shapes(x)
+        parts = memory.split([rows * columns for rows, columns in shapes])
+        return cls(*(part.view(shape) for part, shape in zip(parts, shapes, strict=True)))
 
 
 def forward(x: Operands, out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -118,6 +150,7 @@ def forward(x: Operands, out: Tensor | None = None) -> tuple[Tensor, Tensor | No
     cut = tile(kind, *wide, dtype)
     constants = {"GROUP": heads // groups, "DTYPE": as_triton(dtype), **sizes, **named(spec), **_meta(cut)}
     records = None if whole else _observe(x, dtype)
+    solved = None if records is None or spec.reader != "regress" else Solved.of(records, x)
     out = output_like(q, v.shape[3]) if out is None else out
     if whole and taps is None and tiles.is_short(keys, spec, *wide, dtype):
         size, cut = tiles.short(keys)
@@ -125,16 +158,22 @@ def forward(x: Operands, out: Tensor | None = None) -> tuple[Tensor, Tensor | No
             short_kernel, batch * groups, *x.rows(q, k, v, out), mask, *x.offsets, queries, keys, groups,
             spec.scale, spec.t, KEYS=size, **(constants | _meta(cut)))  # fmt: skip
         return out, None
+    if records is None and spec.reader == "regress":
+        launch(
+            whole_regress_kernel, batch * groups, *x.rows(q, k, v, out), x.tapped(), mask, *x.offsets, factors, queries,
+            keys, groups, spec.ridge, spec.scale, spec.t, picture, FOLDED=folded(spec), **constants)  # fmt: skip
+        return out, None
     if records is None:
         launch(
             whole_kernel, batch * groups, *x.rows(q, k, v, out), x.tapped(), mask, *x.offsets, factors, queries, keys,
             groups, spec.scale, spec.t, picture, **constants)  # fmt: skip
         return out, None
     span, splits = x.spans(q, cut.tokens, tiles.readers(*wide))
+    states = records if solved is None else solved.states
     launch(
-        read_kernel, batch * heads * splits, *x.rows(q, v, out), x.tapped(), mask, x.offsets[0], records, factors,
-        queries, heads, span, splits, spec.scale, spec.t, picture, NUMBERS=records.shape[1],
-        EVEN=x.even(queries, cut.tokens), **constants)  # fmt: skip
+        read_kernel, batch * heads * splits, *x.rows(q, v, out), x.tapped(), mask, x.offsets[0], states, factors,
+        queries, heads, span, splits, spec.scale, spec.t, picture, NUMBERS=states.shape[1],
+        EVEN=x.even(queries, cut.tokens), **(constants | {"GROUP": batch * heads // states.shape[0]}))  # fmt: skip
     return out, records if keeps_records(x) else None
 
 
@@ -153,6 +192,13 @@ def backward(
         kind = "whole gradient divide" if spec.reader in DIVIDES else "whole gradient"
         cut = tile(kind if taps is None else "whole local gradient", *wide, dtype)
         d_taps = None if taps is None else q.new_empty(batch, heads, 9, v.shape[3], dtype=torch.float32)
+        if spec.reader == "regress":
+            launch(
+                whole_regress_gradient_kernel, batch * groups, *x.rows(q, k, v, d_out), x.tapped(), mask, *x.offsets,
+                *x.rows(d_q, d_k, d_v), d_taps, shares := x.shares(1), factors, queries, keys, groups, spec.ridge,
+                spec.scale, spec.t, picture, GROUP=heads // groups, STAGES=cut.stages, CENTERED=spec.centered,
+                FOLDED=folded(spec), **constants, **named(spec), **_meta(cut))  # fmt: skip
+            return d_taps, None if shares is None else shares.sum((0, 2))
         launch(
             whole_gradient_kernel, batch * groups, *x.rows(q, k, v, d_out), x.tapped(), mask, *x.offsets,
             *x.rows(d_q, d_k, d_v), d_taps, shares := x.shares(1), factors, queries, keys, groups, spec.scale, spec.t,
@@ -160,7 +206,12 @@ def backward(
         return d_taps, None if shares is None else shares.sum((0, 2))
     if records is None:
         records = _observe(x, dtype)
-    gradients, d_factors = _query_gradient(d_out, x, records, d_q, dtype)
+    if spec.reader == "regress":
+        solved = Solved.of(records, x)
+        gradients, _ = _query_gradient(d_out, x, solved.states, d_q, dtype)
+        records, (gradients, d_factors) = solved.records, _solve_gradient(x, solved, gradients, dtype)
+    else:
+        gradients, d_factors = _query_gradient(d_out, x, records, d_q, dtype)
     dtype = tiles.key_products(*wide, dtype)
     cut = tile("key" if taps is None else "local key", *wide, dtype)
     span, splits = x.spans(k, cut.tokens, tiles.readers(*wide))
@@ -168,17 +219,18 @@ def backward(
     launch(
         key_gradient_kernel, batch * groups * splits, *x.rows(k, v, d_out), x.tapped(), mask, x.offsets[1],
         *x.rows(d_k, d_v), d_taps, records, gradients, keys, groups, span, splits, spec.t, picture,
-        NUMBERS=records.shape[1], PHI_K=spec.phi_k, EVEN=mask is None and x.even(keys, cut.tokens), **sizes,
-        DTYPE=as_triton(dtype), **_meta(cut))  # fmt: skip
+        NUMBERS=records.shape[1], PHI_K=spec.phi_k, EVEN=mask is None and x.even(keys, cut.tokens), MORE=x.more,
+        **sizes, DTYPE=as_triton(dtype), **_meta(cut))  # fmt: skip
     return None if d_taps is None else d_taps.sum(2), d_factors
 
 
 def _query_gradient(
     d_out: Tensor, x: Operands, records: Tensor, d_q: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
-    """Write the gradient of the queries; return the gradients of every key head's record, and of the factors."""
-    heads, groups, spec, sizes = x.q.shape[1], x.k.shape[1], x.spec, x.sizes()
+    """Write the gradient of the queries; return the gradients of all records, and of the factors."""
+    heads, spec, sizes = x.q.shape[1], x.spec, x.sizes()
     (batch, queries, _), tokens = x.extent, x.q.shape[2]
+    group = batch * heads // records.shape[0]
     wide, divide = (sizes["BD"], sizes["BE"]), spec.reader in DIVIDES
     split = divide and spec.phi_q != "exp" and tiles.is_split(*wide, dtype)
     cut = tile("query divide" if divide else "query", *wide, dtype)
@@ -189,7 +241,7 @@ def _query_gradient(
     launch(
         query_gradient_kernel, batch * heads * splits, *x.rows(x.q, d_out, d_q), shares := x.shares(splits),
         x.offsets[0], scalars, records, gradients, x.factors, tokens, heads, span, splits, spec.scale, spec.t,
-        GROUP=heads // groups, EVEN=x.even(queries, cut.tokens), STAGES=cut.stages, **constants, **named(spec),
+        GROUP=group, EVEN=x.even(queries, cut.tokens), STAGES=cut.stages, **constants, **named(spec),
         **_meta(cut))  # fmt: skip
     if gradients is None:
         cut = tile("query sums", *wide, dtype)
@@ -199,8 +251,34 @@ def _query_gradient(
             query_sums_kernel, batch * heads * splits, *x.rows(x.q, d_out), x.offsets[0], scalars, gradients, tokens,
             heads, span, splits, spec.t, PHI_Q=spec.phi_q, PHI_K=spec.phi_k, READER=spec.reader,
             EVEN=x.even(queries, cut.tokens), STAGES=cut.stages, **constants, **_meta(cut))  # fmt: skip
-    gradients = gradients.view(batch * groups, heads // groups * splits, records.shape[1]).sum(1)
+    gradients = gradients.view(records.shape[0], group * splits, records.shape[1]).sum(1)
     return gradients, None if shares is None else shares.sum((0, 2))
+
+
+def _solve(x: Operands, solved: Solved, dtype: torch.dtype) -> None:
+    """Write W and the inverse of every head from its record."""
+    count, spec, sizes = solved.states.shape[0], x.spec, x.sizes()
+    launch(
+        solve_kernel, count, *solved, x.factors, count // x.extent[0], spec.ridge, spec.scale,
+        GROUP=count // solved.records.shape[0], FOLDED=folded(spec), DTYPE=as_triton(dtype), **_widths(solved), **sizes,
+        num_warps=tiles.solvers(sizes["BD"]), num_stages=1)  # fmt: skip
+
+
+def _solve_gradient(x: Operands, solved: Solved, gradients: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of all records from those of their W, and the gradient of the factors."""
+    (count, numbers), spec, sizes, heads = solved.records.shape, x.spec, x.sizes(), solved.states.shape[0]
+    d_records, shares = x.records(heads, x.more), x.shares(1)
+    launch(
+        solve_gradient_kernel, heads, *solved, gradients, d_records, shares, x.factors, heads // x.extent[0],
+        spec.ridge, spec.scale, GROUP=heads // count, CENTERED=spec.centered, FOLDED=folded(spec),
+        DTYPE=as_triton(dtype), **_widths(solved), **sizes, num_warps=tiles.solvers(sizes["BD"]),
+        num_stages=1)  # fmt: skip
+    d_records = d_records if heads == count else d_records.view(count, heads // count, numbers).sum(1)
+    return d_records, None if shares is None else shares.sum((0, 2))
+
+
+def _widths(solved: Solved) -> dict[str, int]:
+    return dict(zip(("NUMBERS", "SOLVED", "SQUARE"), (each.shape[1] for each in solved), strict=True))
 
 
 def _sliced_backward(
@@ -223,7 +301,9 @@ def _sliced_backward(
 
 def kept(x: Operands) -> Tensor:
     """Allocate what the backward pass gets from the forward pass."""
-    return x.records(x.extent[0] * x.k.shape[1])
+    if x.spec.reader != "regress":
+        return x.records(x.extent[0] * x.k.shape[1])
+    return x.q.new_empty(sum(rows * columns for rows, columns in Solved.shapes(x)), dtype=torch.float32)
 
 
 def keeps_records(x: Operands) -> bool:
@@ -243,22 +323,26 @@ def _products(spec: KernelSpec, dtype: torch.dtype, *, backward: bool) -> torch.
 
 
 def _observe(x: Operands, dtype: torch.dtype) -> Tensor:
-    """Return the record of every key head, from products in `dtype`."""
+    """Return the record of every key head, from products in `dtype`; for regression also what solving it gives."""
     (batch, _, keys), groups, spec, sizes, mask = x.extent, x.k.shape[1], x.spec, x.sizes(), mask_of(x.key_mask)
-    cut, d, e = tile("observe", sizes["BD"], sizes["BE"], dtype), sizes["D"], sizes["E"]
+    cut, d, e = tile("observe spread" if x.more else "observe", sizes["BD"], sizes["BE"], dtype), sizes["D"], sizes["E"]
     span, splits = x.spans(x.k, cut.tokens, tiles.observers(sizes["BD"], sizes["BE"]))
-    parts = x.records(batch * groups * splits)
+    memory = kept(x)
+    solved = Solved.of(memory, x) if x.more else None
+    records = memory if solved is None else solved.records
+    parts = records if splits == 1 else x.records(batch * groups * splits, x.more)
     launch(
         observe_kernel, batch * groups * splits, *x.rows(x.k, x.v), mask, x.offsets[1], parts, keys, groups, span,
         splits, spec.t, NUMBERS=parts.shape[1], PHI=spec.phi_k, CENTERED=spec.reader != "none", DTYPE=as_triton(dtype),
-        EVEN=mask is None and x.even(keys, cut.tokens), **sizes, **_meta(cut))  # fmt: skip
-    if splits == 1:
-        return parts
-    records = x.records(batch * groups)
-    launch(
-        merge_kernel, batch * groups * -(-d * e // MERGED), parts, records, splits, NUMBERS=parts.shape[1], D=d,
-        E=e, CELLS=MERGED, SHIFTED=spec.phi_k == "exp", num_warps=4)  # fmt: skip
-    return records
+        EVEN=mask is None and x.even(keys, cut.tokens), SPREAD=x.more > 0, **sizes, **_meta(cut))  # fmt: skip
+    if splits > 1:
+        e += x.more
+        launch(
+            merge_kernel, batch * groups * -(-d * e // MERGED), parts, records, splits, NUMBERS=parts.shape[1], D=d,
+            E=e, CELLS=MERGED, SHIFTED=spec.phi_k == "exp", num_warps=4)  # fmt: skip
+    if solved is not None:
+        _solve(x, solved, dtype)
+    return memory
 
 
 def _meta(cut: Tile) -> dict[str, Any]:

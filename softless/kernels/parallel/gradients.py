@@ -3,7 +3,7 @@
     u = do @ comoment^T                     the pull of each output on its query's features
     dq = from u, see `read.pull`            d comoment = sum_i weighted_i do_i^T      d v_mean = sum_i do_i
     dv = (phi(k) - k_mean) @ d comoment + d v_mean / n
-    dphi(k) = (v - v_mean) @ d comoment^T + d (n k_mean)
+    dphi(k) = (v - v_mean) @ d comoment^T + d (n k_mean)      + (phi(k) - k_mean) @ d spread, of `regress`
 
 The outputs are not needed: do.(o - v_mean) = gain (f.u), computed in float32. Reader `none` has zero means and no
 gradient through them. DTYPE is that of the products: the input's, but float32 for exponential keys, which saturate and
@@ -25,8 +25,19 @@ from softless.kernels.common.arithmetic import (
 )
 from softless.kernels.common.features import feature, slope
 from softless.kernels.common.launch import SIZES
-from softless.kernels.common.rows import keep, line, load, read_state, sequence, store, visible, write_state
+from softless.kernels.common.rows import (
+    keep,
+    line,
+    load,
+    read_square,
+    read_state,
+    sequence,
+    store,
+    visible,
+    write_state,
+)
 from softless.kernels.parallel.read import (
+    centered,
     contrast,
     factors_of,
     pull,
@@ -73,7 +84,8 @@ def query_gradient_tokens(q, d_out, d_q, scalars, plane, b, h, begin, end, n, k_
                 x, u, phi, units, n, k_mean, top, share, scale, t, D, EXP, PHI_Q, SIGNED)  # fmt: skip
             d_share, d_scale = d_share + of_share, d_scale + of_scale
         else:
-            df, gain, weighted, along = pull(u, phi * units, n, k_mean, top, scale, D, EXP, READER, SIGNED, CONSTANT)
+            f = centered(phi, units, k_mean, READER)
+            df, gain, weighted, along = pull(u, f, n, k_mean, top, scale, D, EXP, READER, SIGNED, CONSTANT)
             gradient = query_slope(x, phi, units, top, df, t, EXP, PHI_Q, READER)
         store(d_q, b, h, tokens, columns, here & (columns < D)[None, :], gradient, FULL_K)
         if scalars is not None:
@@ -95,10 +107,13 @@ def query_gradient_tokens(q, d_out, d_q, scalars, plane, b, h, begin, end, n, k_
 
 @triton.jit
 def key_gradient_tokens(k, v, d_out, taps, mask, d_k, d_v, b, g, begin, end, n, k_mean, v_mean, shift, d_k_total,
-                        d_v_mean, d_comoment, t, picture, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
-                        BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr,
+                        d_v_mean, d_comoment, d_spread, t, picture, D: tl.constexpr, E: tl.constexpr,
+                        BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr,
                         DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
-    """Write dk and dv of tokens begin..end; return dtaps [ONES, BE]. `d_comoment` is a factor."""
+    """Write dk and dv of tokens begin..end; return dtaps [ONES, BE].
+
+    `d_comoment` is a factor; so is `d_spread`, S / n of `regress`, or it is None.
+    """
     columns, channels = tl.arange(0, BD), tl.arange(0, BE)
     FULL_K: tl.constexpr = EVEN and D == BD
     FULL_V: tl.constexpr = EVEN and E == BE
@@ -124,6 +139,8 @@ def key_gradient_tokens(k, v, d_out, taps, mask, d_k, d_v, b, g, begin, end, n, 
         store(d_v, b, g, tokens, channels, within & (channels < E)[None, :], gradient, FULL_V)
         values = factor(keep((values - v_mean[None, :]) * ROOM, of_values, 0.0, FULL_V), DTYPE)
         gradient = product(values, tl.trans(d_comoment), tl.zeros((T, BD), tl.float32), DTYPE)
+        if d_spread is not None:
+            gradient = product(keys, d_spread, gradient, DTYPE)
         gradient = slope(x, phi, gradient + (d_k_total * ROOM)[None, :], t, PHI) * (1 / ROOM)
         gradient = keep(gradient, seen[:, None], 0.0, EVEN)
         store(d_k, b, g, tokens, columns, within & (columns < D)[None, :], gradient, FULL_K)
@@ -196,18 +213,20 @@ def query_sums_kernel(q, d_out, q_offsets, scalars, gradients, N, H, span, split
 def key_gradient_kernel(k, v, d_out, taps, mask, k_offsets, d_k, d_v, d_taps, records, gradients, M, G, span, splits,
                         t, picture, NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
                         BE: tl.constexpr, T: tl.constexpr, PHI_K: tl.constexpr, DTYPE: tl.constexpr,
-                        EVEN: tl.constexpr):  # fmt: skip
-    """One program per key head and span of tokens."""
+                        EVEN: tl.constexpr, MORE: tl.constexpr = 0):  # fmt: skip
+    """One program per key head and span of tokens. MORE: the gradient has a spread of as many columns."""
     program = tl.program_id(0).to(tl.int64)
     head, begin = program // splits, (program % splits).to(tl.int32) * span
     b, M = sequence(k_offsets, head // G, M)
     g = head % G
-    n, k_mean, v_mean, _comoment, shift = read_state(records + head * NUMBERS, D, E, BD, BE)
-    _n, d_k_total, d_v_mean, d_comoment, _shift = read_state(gradients + head * NUMBERS, D, E, BD, BE)
-    d_comoment = factor(d_comoment, DTYPE)
+    n, k_mean, v_mean, _comoment, shift = read_state(records + head * NUMBERS, D, E, BD, BE, MORE)
+    _n, d_k_total, d_v_mean, d_comoment, _shift = read_state(gradients + head * NUMBERS, D, E, BD, BE, MORE)
+    d_comoment, d_spread = factor(d_comoment, DTYPE), None
+    if MORE > 0:
+        d_spread = factor(read_square(gradients + head * NUMBERS + E, E + MORE, D, BD), DTYPE)
     sums = key_gradient_tokens(
         k, v, d_out, taps, mask, d_k, d_v, b, g, begin, tl.minimum(begin + span, M), n, k_mean, v_mean, shift,
-        d_k_total, d_v_mean, d_comoment, t, picture, D, E, BD, BE, T, PHI_K, DTYPE, EVEN)  # fmt: skip
+        d_k_total, d_v_mean, d_comoment, d_spread, t, picture, D, E, BD, BE, T, PHI_K, DTYPE, EVEN)  # fmt: skip
     if taps is not None:
         write_taps(d_taps + program * 9 * E, sums, E)
 

@@ -9,6 +9,9 @@ v_ref = 0 and go to the tensor cores unchanged. Their mean costs no more than th
 multiplies keys that add up to little. Without a normalizer (reader `none`) nothing is centered, and the comoment is
 sum phi(k) v^T.
 
+Regression also needs the comoment of the keys with themselves, sum k' k'^T - (sum k')(sum k')^T / n (SPREAD). The same
+pass makes it from the same factors.
+
 Exponential keys are kept in units of e^shift, the running maximum of each channel. When it grows, all sums so far are
 rescaled.
 """
@@ -20,14 +23,17 @@ from softless.kernels.common.arithmetic import ONES, column_sums, exponential, f
 from softless.kernels.common.features import feature
 from softless.kernels.common.launch import SIZES
 from softless.kernels.common.reference import typical
-from softless.kernels.common.rows import FLOOR, fill, keep, load, sequence, visible, write_state
+from softless.kernels.common.rows import FLOOR, fill, keep, load, sequence, visible, write_spread, write_state
 
 
 @triton.jit
 def observe_tokens(k, v, mask, b, g, begin, end, t, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
                    BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr, CENTERED: tl.constexpr, DTYPE: tl.constexpr,
-                   EVEN: tl.constexpr):  # fmt: skip
-    """The State of tokens begin..end of one key head: (n, k_mean, v_mean, comoment, shift). EVEN: tiles are full."""
+                   EVEN: tl.constexpr, SPREAD: tl.constexpr = False):  # fmt: skip
+    """The State of tokens begin..end of one key head: (n, k_mean, v_mean, comoment, shift). EVEN: tiles are full.
+
+    With SPREAD, also the comoment of the keys with themselves.
+    """
     FULL_K: tl.constexpr = EVEN and D == BD
     FULL_V: tl.constexpr = EVEN and E == BE
     columns, channels = tl.arange(0, BD), tl.arange(0, BE)
@@ -41,6 +47,7 @@ def observe_tokens(k, v, mask, b, g, begin, end, t, D: tl.constexpr, E: tl.const
             v_ref = typical(v, mask, b, g, begin, end, t, channels, E, "identity")
     n = begin * 0.0
     turned = tl.zeros((BE, BD), tl.float32)  # comoment^T: values are read where they are, keys are stored once
+    spread = tl.zeros((BD, BD), tl.float32)
     k_sums, v_sums = tl.zeros((BD, ONES), tl.float32), tl.zeros((BE, ONES), tl.float32)
     for start in range(begin, end, T):
         tokens = start + tl.arange(0, T)
@@ -59,6 +66,8 @@ def observe_tokens(k, v, mask, b, g, begin, end, t, D: tl.constexpr, E: tl.const
             values = keep(values - v_ref[None, :], of_values, 0.0, FULL_V)
         values = factor(values, DTYPE)
         turned = product(tl.trans(values), keys, turned, DTYPE)
+        if SPREAD:
+            spread = product(tl.trans(keys), keys, spread, DTYPE)
         if CENTERED:
             k_sums, v_sums = column_sums(keys, k_sums, DTYPE), column_sums(values, v_sums, DTYPE)
         n += 1.0 * T if EVEN else tl.sum(seen.to(tl.float32))
@@ -66,22 +75,34 @@ def observe_tokens(k, v, mask, b, g, begin, end, t, D: tl.constexpr, E: tl.const
     comoment = tl.trans(turned)
     if CENTERED:
         comoment -= (n * k_step)[:, None] * v_step[None, :]
-    return n, k_ref + k_step, v_ref + v_step, comoment, shift
+    if SPREAD:
+        spread -= (n * k_step)[:, None] * k_step[None, :]
+        return n, k_ref + k_step, v_ref + v_step, comoment, shift, spread
+    else:
+        return n, k_ref + k_step, v_ref + v_step, comoment, shift
 
 
 @triton.jit(do_not_specialize=SIZES)
 def observe_kernel(k, v, mask, k_offsets, records, M, G, span, splits, t, NUMBERS: tl.constexpr, D: tl.constexpr,
                    E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr,
-                   CENTERED: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+                   CENTERED: tl.constexpr, DTYPE: tl.constexpr, EVEN: tl.constexpr,
+                   SPREAD: tl.constexpr = False):  # fmt: skip
     """One program per key head and span of tokens."""
     program = tl.program_id(0).to(tl.int64)
     head, split = program // splits, (program % splits).to(tl.int32)
     begin = split * span
     b, M = sequence(k_offsets, head // G, M)
-    n, k_mean, v_mean, comoment, shift = observe_tokens(
-        k, v, mask, b, head % G, begin, tl.minimum(begin + span, M), t, D, E, BD, BE, T, PHI, CENTERED,
-        DTYPE, EVEN)  # fmt: skip
-    write_state(records + program * NUMBERS, n, k_mean, v_mean, comoment, shift, D, E)
+    if SPREAD:
+        n, k_mean, v_mean, comoment, shift, spread = observe_tokens(
+            k, v, mask, b, head % G, begin, tl.minimum(begin + span, M), t, D, E, BD, BE, T, PHI, CENTERED,
+            DTYPE, EVEN, True)  # fmt: skip
+        write_state(records + program * NUMBERS, n, k_mean, v_mean, comoment, shift, D, E, D)
+        write_spread(records + program * NUMBERS, k_mean, spread, D, E)
+    else:
+        n, k_mean, v_mean, comoment, shift = observe_tokens(
+            k, v, mask, b, head % G, begin, tl.minimum(begin + span, M), t, D, E, BD, BE, T, PHI, CENTERED,
+            DTYPE, EVEN)  # fmt: skip
+        write_state(records + program * NUMBERS, n, k_mean, v_mean, comoment, shift, D, E)
 
 
 @triton.jit(do_not_specialize=SIZES)

@@ -6,6 +6,7 @@
     subtract  gain = scale / n
     blend     gain = a / (n f.k_mean) + scale b / n, with a and b of the head (`factors`)
     channel   gain = 1                    f = rho(q) / (n k_mean), channel by channel
+    regress   gain = scale                (f may be centered on k_mean, and the comoment is W: see `regress`)
     none      gain = scale                (k_mean and v_mean are 0, and the comoment is the plain sum)
 
 Taylor attention's features are [1, x^]: the 1 adds n to the mass and nothing to the comoment (CONSTANT). A query reads
@@ -82,6 +83,15 @@ def query_features(x, n, k_mean, comoment, shift, t, D: tl.constexpr, PHI: tl.co
 
 
 @triton.jit
+def centered(phi, units, k_mean, READER: tl.constexpr):
+    """f of `query_features`; relative to the mean key where regression has features that are rounded."""
+    if READER == "regress centered":
+        return phi - k_mean[None, :]
+    else:
+        return phi * units
+
+
+@triton.jit
 def contrast(f, D: tl.constexpr, PHI_K: tl.constexpr, CENTERED: tl.constexpr):
     """f as a factor of the comoment. Centered softmax keys cancel what all channels of f share, so it is removed."""
     if PHI_K == "softmax" and CENTERED:
@@ -151,6 +161,7 @@ def pull(u, f, n, k_mean, top, scale, D: tl.constexpr, EXP: tl.constexpr, READER
 
     divide    g = 1 / mass    along = g f.u = do.(o - v_mean)      weighted = g f    df = g (u - along n k_mean)
     channel   g = 1           along = u / (n k_mean)               weighted = f      df = u
+    regress   g = the gain    along is not used                    weighted = f      df = g u
     others    g = the gain    along is not used                    weighted = g f    df = g u
 
     With exponential features the outputs of the others grow with e^top; df is without that factor.
@@ -165,6 +176,8 @@ def pull(u, f, n, k_mean, top, scale, D: tl.constexpr, EXP: tl.constexpr, READER
     elif READER == "channel":
         total = (n * k_mean)[None, :]
         return u, 1.0, f, u * tl.where(total != 0, 1.0 / tl.where(total != 0, total, 1.0), 0.0)
+    elif READER == "regress" or READER == "regress centered":
+        return scale * u, scale, f, f
     else:
         gain = scale / tl.maximum(n, 1.0) if READER == "subtract" else scale
         return gain * u, gain, spent(grow(gain * f, top)) if EXP else gain * f, f
@@ -266,7 +279,7 @@ def read_tokens(q, v, out, taps, mask, b, h, begin, end, n, k_mean, v_mean, como
         here = tokens < end
         x = load(q, b, h, tokens, columns, here[:, None] & (columns < D)[None, :], EVEN and D == BD)
         phi, units, top = query_features(x, n, k_mean, comoment, shift, t, D, PHI_Q, EXP_K, READER)
-        f = phi * units
+        f = centered(phi, units, k_mean, READER)
         correlation = product(
             factor(contrast(f, D, PHI_K, READER != "none"), DTYPE), comoment, tl.zeros((T, BE), tl.float32), DTYPE
         )

@@ -76,7 +76,7 @@ def whole_gradient_kernel(q, k, v, d_out, taps, mask, q_offsets, k_offsets, d_q,
         d_k_total, d_v_mean, d_comoment = d_k_total + of_k, d_v_mean + of_v, d_comoment + of_comoment
     sums = key_gradient_tokens(
         k, v, d_out, taps, mask, d_k, d_v, b, g, 0, M, n, k_mean, v_mean, shift, d_k_total, d_v_mean,
-        factor(d_comoment, DTYPE), t, picture, D, E, BD, BE, T, PHI_K, DTYPE, False)  # fmt: skip
+        factor(d_comoment, DTYPE), None, t, picture, D, E, BD, BE, T, PHI_K, DTYPE, False)  # fmt: skip
     if taps is not None:
         write_taps(d_taps + program * 9 * E, sums, E)
 
