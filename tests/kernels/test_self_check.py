@@ -23,12 +23,14 @@ SPECS = {
     "relu": KernelSpec("relu", "relu", "divide"),
     "signed": KernelSpec("leaky_relu", "identity", "divide"),
     "none": KernelSpec("elu", "softmax", "none"),
+    "blend": KernelSpec("elu", "elu", "blend"),
+    "regress": KernelSpec("identity", "identity", "regress"),
     "delta": KernelSpec("identity", "identity", "delta"),
     "efla": KernelSpec("identity", "identity", "efla"),
 }
 RULES = "delta", "efla"
 FORMS = [(name, False) for name in SPECS if name not in RULES]
-FORMS += [(name, True) for name in SPECS]
+FORMS += [(name, True) for name in SPECS if name not in ("blend", "regress")]
 OPERATOR = OperatorKind.of(LINEAR, False, torch.float16)
 # numpy says it where a GPU says nothing: in branches not taken.
 quiet = pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning")

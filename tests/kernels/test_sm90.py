@@ -21,12 +21,18 @@ SPILLS = {
     ("whole_kernel", 64): 40,
     ("whole_gradient_kernel", 32): 112,  # of 168 registers: a fifth more programs at the same time
     ("whole_gradient_kernel", 64): 168,
+    ("whole_regress_kernel", 32): 184,
+    ("whole_regress_kernel", 64): 24,
+    ("whole_regress_gradient_kernel", 32): 128,
+    ("whole_regress_gradient_kernel", 64): 128,
     ("observe_kernel", 128): 24,
     ("query_gradient_kernel", 128): 520,
     ("key_gradient_kernel", 128): 64,
 }
-MECHANISMS = {"elu": mechanism("linear"), "inline": mechanism("inline"), "taylor": mechanism("taylor")}
+MECHANISMS = {"elu": mechanism("linear"), "inline": mechanism("inline"), "taylor": mechanism("taylor"),
+              "blend": mechanism("blend"), "regress": mechanism("regress")}  # fmt: skip
 WHOLE = {"whole_kernel", "whole_gradient_kernel"}
+SOLVED = {"whole_regress_kernel", "whole_regress_gradient_kernel"}
 SPANS = {"observe_kernel", "merge_kernel", "read_kernel", "query_gradient_kernel", "key_gradient_kernel"}
 
 
@@ -36,9 +42,10 @@ def build(name: str, dim: int, tokens: int, *, grid: tuple[int, int] | None = No
 
     qkv = torch.empty(2, tokens, 3, 3, dim, dtype=torch.bfloat16, requires_grad=True)
     taps = None if grid is None else torch.empty(2, 3, 9, dim, dtype=torch.bfloat16, requires_grad=True)
+    factors = torch.empty(3, 2) if MECHANISMS[name].input_shapes(3, dim) else None
     with ahead.compiling() as built:
         out, _ = attend_op(
-            qkv, None, None, None, taps, None, *MECHANISMS[name].kernel_spec(dim**-0.5), [1, *(grid or (0, 0))]
+            qkv, None, None, None, taps, factors, *MECHANISMS[name].kernel_spec(dim**-0.5), [1, *(grid or (0, 0))]
         )
         torch.autograd.grad(out, qkv, torch.empty_like(out))
     return built
@@ -54,10 +61,16 @@ def assert_fits(built: list[ahead.Built], names: set[str], dim: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "dim"),
-    [pytest.param("elu", 32, marks=pytest.mark.slow), ("elu", 64), pytest.param("inline", 64, marks=pytest.mark.slow)],
+    [
+        pytest.param("elu", 32, marks=pytest.mark.slow),
+        ("elu", 64),
+        pytest.param("inline", 64, marks=pytest.mark.slow),
+        ("regress", 32),
+        pytest.param("regress", 64, marks=pytest.mark.slow),
+    ],
 )
 def test_kernels_for_short_sequences_fit_into_registers_and_shared_memory(name, dim):
-    assert_fits(build(name, dim, 197), WHOLE, dim)
+    assert_fits(build(name, dim, 197), SOLVED if name == "regress" else WHOLE, dim)
 
 
 @pytest.mark.parametrize(
@@ -67,11 +80,15 @@ def test_kernels_for_short_sequences_fit_into_registers_and_shared_memory(name, 
         ("elu", 64, 1000),
         pytest.param("elu", 128, 1000, marks=pytest.mark.slow),
         pytest.param("inline", 128, 197, marks=pytest.mark.slow),
+        pytest.param("blend", 64, 1000, marks=pytest.mark.slow),
+        ("regress", 64, 1000),
+        pytest.param("regress", 128, 1000, marks=pytest.mark.slow),
     ],
 )
 def test_spans_fit_into_registers_and_shared_memory(name, dim, tokens):
     """A division of wide heads reads its queries twice."""
     twice = {"query_sums_kernel"} if name == "elu" and dim == 128 else set()
+    twice |= {"solve_kernel", "solve_gradient_kernel"} if name == "regress" else set()
     assert_fits(build(name, dim, tokens), SPANS | twice, dim)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from softless.algebra.kernel_spec import RULES, KernelSpec
 from softless.kernels.common.arithmetic import INTERPRETED
 from softless.kernels.common.launch import PTXAS, PTXAS_NEEDED
-from softless.kernels.common.limits import widest_heads
+from softless.kernels.common.limits import widest_heads, widest_solved
 
 WIDEST = 128  # on every GPU; of rules the memory and its gradient stay in registers
 # Compute capabilities for which `make gpu` has written evidence to benchmarks/results: `auto` takes the kernels there.
@@ -36,7 +36,9 @@ def refusal(
         return "the kernels take float16, bfloat16 and float32, and q is torch.float64"
     width = max(q.shape[3], v.shape[3])
     exponential = is_causal and "exp" in (spec.phi_q, spec.phi_k)
-    widest = WIDEST if spec.reader in (*RULES, "regress") or exponential or width <= WIDEST else widest_heads(device)
+    widest = WIDEST if spec.reader in RULES or exponential or width <= WIDEST else widest_heads(device)
+    if spec.reader == "regress":
+        widest = widest_solved(device)
     if width > widest:
         return f"the kernels take head dimensions up to {widest}, and q has {q.shape[3]}, v has {v.shape[3]}"
     if exponential and spec[:3] not in EXPONENTIAL:

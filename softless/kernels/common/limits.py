@@ -42,5 +42,12 @@ def widest_heads(device: torch.device) -> int:
         return 256 if shared_memory() >= 163 * KIB else 128
 
 
+def widest_solved(device: torch.device) -> int:
+    """Return the widest heads of regression, whose keys have a gradient with one more factor."""
+    with on(device) if torch.cuda.is_available() else nullcontext():
+        return 128 if shared_memory() >= 227 * KIB else 64
+
+
 # What `torch.compiler.assume_constant_result` does, which imports PyTorch's compiler first. That takes seconds.
 widest_heads._dynamo_marked_constant = True  # type: ignore[attr-defined]
+widest_solved._dynamo_marked_constant = True  # type: ignore[attr-defined]

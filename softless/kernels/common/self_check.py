@@ -95,10 +95,16 @@ class OperatorKind(NamedTuple):
         return cls(*spec[:4], is_causal, str(dtype).removeprefix("torch."))
 
     def spec(self) -> KernelSpec:
-        return KernelSpec(*self[:4], scale=0.125)
+        return KernelSpec(*self[:4], scale=0.125, ridge=0.1)
+
+    def has_factors(self, case: SampleCall) -> bool:
+        """Whether heads have numbers of their own: those of blend always, and those of regress in some cases."""
+        return self.reader == "blend" or (self.reader == "regress" and case.masked)
 
     def cases(self) -> tuple[SampleCall, ...]:
         cases = MEMORY if self.reader in RULES else CAUSAL if self.is_causal else PARALLEL
+        if self.reader == "regress":
+            cases = tuple(case for case in cases if max(case.d, case.e) <= 64)  # wider ones do not fit on every GPU
         return tuple(case for case in cases if not (case.step and "exp" in (self.phi_q, self.phi_k)))
 
 
@@ -217,7 +223,7 @@ def out_of_budget(operator: OperatorKind, case: SampleCall, device: torch.device
 def draw(
     operator: OperatorKind, case: SampleCall, dtype: torch.dtype, device: torch.device, seed: int
 ) -> tuple[list[Tensor], Tensor | None, Tensor]:
-    """Return q, k, v, then beta or the taps if there are any; the key mask; and the gradient of the output.
+    """Return q, k, v, then beta, taps and factors if there are any; the key mask; and the gradient of the output.
 
     Keys and values have a mean. Where a mass could cancel, all features have one sign: a lost mass is no error.
     """
@@ -234,6 +240,8 @@ def draw(
         tensors.append(normal(case.groups, case.keys).sigmoid())
     if case.grid is not None:
         tensors.append(normal(2, 9, case.e))
+    if operator.has_factors(case):
+        tensors.append(torch.rand(2, 2, generator=generator, dtype=torch.float64) + 0.1)
     mask = None
     if case.masked:  # the first sample is padded on the left, the second is whole
         mask = (torch.arange(case.keys) >= torch.tensor([[case.keys // 3], [0]])).to(device)
@@ -254,6 +262,7 @@ def _names(case: SampleCall, operator: OperatorKind) -> Iterator[str]:
     yield "the output"
     if not case.step:
         last = ["beta"] if operator.reader in RULES else ["the taps"] if case.grid else []
+        last += ["the numbers of heads"] if operator.has_factors(case) else []
         yield from (f"the gradient of {name}" for name in ("q", "k", "v", *last))
 
 
@@ -266,7 +275,8 @@ def _on_kernels(operator: OperatorKind, case: SampleCall, leaves: Sequence[Tenso
     spec, (q, k, v, *last) = operator.spec(), leaves
     if operator.reader not in RULES and not operator.is_causal:
         picture = (0, 0, 0) if case.grid is None else (1, *case.grid)
-        return attend_op(q, k, v, mask, last[0] if last else None, None, *spec, list(picture))[0]
+        factors = last.pop().float() if operator.has_factors(case) else None
+        return attend_op(q, k, v, mask, last[0] if last else None, factors, *spec, list(picture))[0]
     if not case.step and operator.reader not in RULES:
         return causal(q, k, v, mask, spec)
     state: State | None = None
@@ -284,28 +294,43 @@ def _on_kernels(operator: OperatorKind, case: SampleCall, leaves: Sequence[Tenso
 def _typed(operator: OperatorKind, case: SampleCall, leaves: Sequence[Tensor], mask: Tensor | None) -> Tensor:
     """Compute the published formula in the dtype of the tensors, with explicit weights or token by token."""
     spec, (q, k, v, *last) = operator.spec(), leaves
+    factors = last.pop() if operator.has_factors(case) else None
     k, v, *rest = (x.repeat_interleave(2 // case.groups, 1) for x in (k, v, *last))
     seen = k.new_ones(2, 1, case.queries, case.keys) if mask is None else mask[:, None, None].to(k.dtype)
     if operator.reader in RULES:
         out = _remembered(operator, q, k, v, rest[0][..., None], seen[:, :, -1, :, None]) * spec.scale
     else:
         seen = seen.expand(2, 1, case.queries, case.keys)
-        out = _weights(spec, q, k, seen.tril() if operator.is_causal else seen) @ v
+        out = _weights(spec, q, k, seen.tril() if operator.is_causal else seen, factors) @ v
     if case.grid is not None:
         out = out + local_residual(v, last[0], case.grid, prefix=1)
     return out[:, :, -1:] if case.step else out
 
 
-def _weights(spec: KernelSpec, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+def _weights(spec: KernelSpec, q: Tensor, k: Tensor, seen: Tensor, factors: Tensor | None = None) -> Tensor:
     """Return the weights [2, 2, N, M] of every reader but the rules."""
     a, b = _features(spec.phi_q, q, spec.t), _features(spec.phi_k, k, spec.t)
     if spec.reader == "channel":
         mass = seen @ b
         return (a / torch.where(mass != 0, mass, 1)) @ b.mT * seen
-    score, n = (a @ b.mT + spec.constant) * seen, seen.sum(-1, keepdim=True).clamp(min=1)
+    n = seen.sum(-1, keepdim=True).clamp(min=1)
+    first, second = (spec.ridge, 1.0) if factors is None else factors.T[..., None, None].unbind()
+    if spec.reader == "regress":
+        share = (seen / n)[:, :, :1]  # [2, 1, 1, M]
+        a, b = a - share @ b, b - share @ b
+        spread = (share.mT * b).mT @ b
+        matrix = spread + first * spread.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None] * torch.eye(
+            b.shape[-1], dtype=b.dtype, device=b.device
+        )
+        inverse = matrix.to(torch.promote_types(b.dtype, torch.float32)).inverse().to(b.dtype)
+        return share * (1 + spec.scale * second * (a @ inverse @ b.mT))
+    score = (a @ b.mT + spec.constant) * seen
     if spec.reader == "divide":
         mass = score.sum(-1, keepdim=True)
         return torch.where(mass != 0, score, seen / n) / torch.where(mass != 0, mass, 1)
+    if spec.reader == "blend":
+        gain = first / score.sum(-1, keepdim=True) + spec.scale * second / n
+        return (1 / n + gain * (score - score.sum(-1, keepdim=True) / n)) * seen
     if spec.reader == "subtract":
         return (spec.scale * (score - score.sum(-1, keepdim=True) / n) + 1) / n * seen
     return spec.scale * score

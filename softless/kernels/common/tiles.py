@@ -55,6 +55,8 @@ BF16 = {
     "query sums": (Tile(64, 4, 3), Tile(32, 4, 3)),
     "key": (Tile(64, 4, 3), Tile(64, 8, 3)),
     "local key": (Tile(64, 4, 3), Tile(32, 8, 2)),
+    "key spread": (Tile(64, 4, 3), Tile(64, 8, 2)),  # one more factor, of the size of the sums
+    "local key spread": (Tile(64, 4, 2), Tile(32, 8, 2)),
 }
 # As tf32, factors take twice the registers and the shared memory.
 FP16 = {
@@ -67,11 +69,15 @@ FP16 = {
     "query divide": (Tile(64, 8, 2), Tile(32, 8, 2)),
     "query sums": (Tile(64, 4, 3), Tile(64, 8, 2)),
     "key": (Tile(64, 8, 2), Tile(32, 8, 2)),
+    "key spread": (Tile(64, 8, 2), Tile(32, 8, 1)),
+    "local key spread": (Tile(32, 8, 2), Tile(32, 8, 1)),
     "local key": (Tile(32, 8, 2), Tile(32, 8, 1)),  # with two loads in flight wide sums would take 250 KiB
 }
 WHOLE_FP16 = {
     "whole": (Tile(32, 1, 2, registers=168), Tile(32, 2, 2, registers=168)),
     "whole gradient": (Tile(32, 2, 1, registers=168), Tile(32, 2, 1)),
+    "whole regress": (Tile(32, 1, 2, registers=168), Tile(32, 4, 2)),
+    "whole regress gradient": (Tile(32, 2, 1), Tile(32, 4, 1)),
 }
 # Up to 32 x 32, and up to 64 x 64. A program mostly waits for its loads, so many programs must fit at once: one or two
 # warps, or four with a tile of one product and at most 128 registers per thread. The residual's loads need more warps.
@@ -79,6 +85,8 @@ WHOLE_HEADS = {
     "whole": (Tile(32, 1, 2, registers=168), Tile(64, 4, 2, registers=128)),
     "whole gradient": (Tile(32, 2, 1, registers=168), Tile(64, 4, 1)),
     "whole gradient divide": (Tile(32, 2, 1, registers=168), Tile(32, 2, 1)),  # 64 tokens would spill
+    "whole regress": (Tile(32, 1, 2, registers=168), Tile(64, 4, 2, registers=168)),
+    "whole regress gradient": (Tile(32, 2, 1), Tile(64, 4, 1)),
     "whole local": (Tile(32, 2, 1), Tile(32, 4, 1)),
     "whole local gradient": (Tile(32, 2, 1), Tile(32, 4, 2)),
 }
@@ -95,11 +103,14 @@ SMALLER = {
         ("local key", torch.bfloat16, NARROW): Tile(64, 4, 1),  # 50 KiB instead of 218
         ("local key", torch.bfloat16, WIDE): Tile(32, 8, 1),  # 85 KiB instead of 169
         ("local key", torch.float16, NARROW): Tile(32, 8, 1),  # 58 KiB instead of 102
+        ("local key spread", torch.bfloat16, NARROW): Tile(64, 4, 1),  # one load in flight, as above
+        ("local key spread", torch.float16, NARROW): Tile(32, 8, 1),
         ("read", torch.float16, WIDE): Tile(32, 8, 2),  # 88 KiB instead of 112: fewer queries beside the State
         ("read", torch.float32, WIDE): Tile(16, 8, 1),  # 88 KiB instead of 104, likewise
     },
     64 * KIB: {  # with one load in flight, AMD's compiler keeps what it loads in registers
         ("local key", torch.bfloat16, NARROW): Tile(64, 4, 1),  # 8 KiB instead of 152
+        ("local key spread", torch.bfloat16, NARROW): Tile(64, 4, 1),
         ("local key", torch.bfloat16, WIDE): Tile(32, 8, 1),  # 32 KiB instead of 80
     },
 }

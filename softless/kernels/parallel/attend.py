@@ -100,6 +100,16 @@ class Operands(NamedTuple):
         """Allocate the records of `count` States."""
         return self.q.new_empty(count, numbers(self.q.shape[3], self.v.shape[3] + more), dtype=torch.float32)
 
+    def recorded(self, memory: Tensor) -> Tensor:
+        """Return the records in what is `kept`."""
+        return Solved.of(memory, self).records if self.more else memory
+
+    @property
+    def group(self) -> int:
+        """How many query heads read one State. Regression has a State per query head if these have own numbers."""
+        alone = self.more and self.factors is not None
+        return 1 if alone else self.q.shape[1] // self.k.shape[1]
+
     def shares(self, splits: int) -> Tensor | None:
         """Allocate what each program adds to the gradient of the factors, if there are any."""
         if self.factors is None:
@@ -146,7 +156,8 @@ def forward(x: Operands, out: Tensor | None = None) -> tuple[Tensor, Tensor | No
     sizes, mask, dtype = x.sizes(), mask_of(key_mask), _products(spec, q.dtype, backward=False)
     wide = sizes["BD"], sizes["BE"]
     whole = tiles.is_whole(queries, keys, *wide)
-    kind = ("whole" if whole else "read") if taps is None else ("whole local" if whole else "local")
+    alone = "whole regress" if x.more else "whole"
+    kind = (alone if whole else "read") if taps is None else ("whole local" if whole else "local")
     cut = tile(kind, *wide, dtype)
     constants = {"GROUP": heads // groups, "DTYPE": as_triton(dtype), **sizes, **named(spec), **_meta(cut)}
     records = None if whole else _observe(x, dtype)
@@ -173,7 +184,7 @@ def forward(x: Operands, out: Tensor | None = None) -> tuple[Tensor, Tensor | No
     launch(
         read_kernel, batch * heads * splits, *x.rows(q, v, out), x.tapped(), mask, x.offsets[0], states, factors,
         queries, heads, span, splits, spec.scale, spec.t, picture, NUMBERS=states.shape[1],
-        EVEN=x.even(queries, cut.tokens), **(constants | {"GROUP": batch * heads // states.shape[0]}))  # fmt: skip
+        EVEN=x.even(queries, cut.tokens), **(constants | {"GROUP": x.group}))  # fmt: skip
     return out, records if keeps_records(x) else None
 
 
@@ -189,7 +200,8 @@ def backward(
     wide, constants = (sizes["BD"], sizes["BE"]), {"DTYPE": as_triton(dtype), **sizes}
     d_out = dense(d_out)
     if tiles.is_whole(queries, keys, *wide):
-        kind = "whole gradient divide" if spec.reader in DIVIDES else "whole gradient"
+        kind = "whole regress gradient" if x.more else "whole gradient"
+        kind = "whole gradient divide" if spec.reader in DIVIDES else kind
         cut = tile(kind if taps is None else "whole local gradient", *wide, dtype)
         d_taps = None if taps is None else q.new_empty(batch, heads, 9, v.shape[3], dtype=torch.float32)
         if spec.reader == "regress":
@@ -213,7 +225,7 @@ def backward(
     else:
         gradients, d_factors = _query_gradient(d_out, x, records, d_q, dtype)
     dtype = tiles.key_products(*wide, dtype)
-    cut = tile("key" if taps is None else "local key", *wide, dtype)
+    cut = tile(("key" if taps is None else "local key") + (" spread" if x.more else ""), *wide, dtype)
     span, splits = x.spans(k, cut.tokens, tiles.readers(*wide))
     d_taps = None if taps is None else q.new_empty(batch, heads, splits, 9, v.shape[3], dtype=torch.float32)
     launch(
@@ -230,7 +242,6 @@ def _query_gradient(
     """Write the gradient of the queries; return the gradients of all records, and of the factors."""
     heads, spec, sizes = x.q.shape[1], x.spec, x.sizes()
     (batch, queries, _), tokens = x.extent, x.q.shape[2]
-    group = batch * heads // records.shape[0]
     wide, divide = (sizes["BD"], sizes["BE"]), spec.reader in DIVIDES
     split = divide and spec.phi_q != "exp" and tiles.is_split(*wide, dtype)
     cut = tile("query divide" if divide else "query", *wide, dtype)
@@ -241,7 +252,7 @@ def _query_gradient(
     launch(
         query_gradient_kernel, batch * heads * splits, *x.rows(x.q, d_out, d_q), shares := x.shares(splits),
         x.offsets[0], scalars, records, gradients, x.factors, tokens, heads, span, splits, spec.scale, spec.t,
-        GROUP=group, EVEN=x.even(queries, cut.tokens), STAGES=cut.stages, **constants, **named(spec),
+        GROUP=x.group, EVEN=x.even(queries, cut.tokens), STAGES=cut.stages, **constants, **named(spec),
         **_meta(cut))  # fmt: skip
     if gradients is None:
         cut = tile("query sums", *wide, dtype)
@@ -251,29 +262,29 @@ def _query_gradient(
             query_sums_kernel, batch * heads * splits, *x.rows(x.q, d_out), x.offsets[0], scalars, gradients, tokens,
             heads, span, splits, spec.t, PHI_Q=spec.phi_q, PHI_K=spec.phi_k, READER=spec.reader,
             EVEN=x.even(queries, cut.tokens), STAGES=cut.stages, **constants, **_meta(cut))  # fmt: skip
-    gradients = gradients.view(records.shape[0], group * splits, records.shape[1]).sum(1)
+    gradients = gradients.view(records.shape[0], x.group * splits, records.shape[1]).sum(1)
     return gradients, None if shares is None else shares.sum((0, 2))
 
 
 def _solve(x: Operands, solved: Solved, dtype: torch.dtype) -> None:
     """Write W and the inverse of every head from its record."""
-    count, spec, sizes = solved.states.shape[0], x.spec, x.sizes()
+    count, spec, sizes, heads = solved.states.shape[0], x.spec, x.sizes(), x.q.shape[1] // x.group
     launch(
-        solve_kernel, count, *solved, x.factors, count // x.extent[0], spec.ridge, spec.scale,
-        GROUP=count // solved.records.shape[0], FOLDED=folded(spec), DTYPE=as_triton(dtype), **_widths(solved), **sizes,
+        solve_kernel, count, *solved, x.factors, heads, spec.ridge, spec.scale,
+        GROUP=heads // x.k.shape[1], FOLDED=folded(spec), DTYPE=as_triton(dtype), **_widths(solved), **sizes,
         num_warps=tiles.solvers(sizes["BD"]), num_stages=1)  # fmt: skip
 
 
 def _solve_gradient(x: Operands, solved: Solved, gradients: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of all records from those of their W, and the gradient of the factors."""
-    (count, numbers), spec, sizes, heads = solved.records.shape, x.spec, x.sizes(), solved.states.shape[0]
-    d_records, shares = x.records(heads, x.more), x.shares(1)
+    count, spec, sizes, heads = solved.states.shape[0], x.spec, x.sizes(), x.q.shape[1] // x.group
+    d_records, shares, members = x.records(count, x.more), x.shares(1), heads // x.k.shape[1]
     launch(
-        solve_gradient_kernel, heads, *solved, gradients, d_records, shares, x.factors, heads // x.extent[0],
-        spec.ridge, spec.scale, GROUP=heads // count, CENTERED=spec.centered, FOLDED=folded(spec),
+        solve_gradient_kernel, count, *solved, gradients, d_records, shares, x.factors, heads, spec.ridge, spec.scale,
+        GROUP=members, CENTERED=spec.centered, FOLDED=folded(spec),
         DTYPE=as_triton(dtype), **_widths(solved), **sizes, num_warps=tiles.solvers(sizes["BD"]),
         num_stages=1)  # fmt: skip
-    d_records = d_records if heads == count else d_records.view(count, heads // count, numbers).sum(1)
+    d_records = d_records if members == 1 else d_records.view(-1, members, d_records.shape[1]).sum(1)
     return d_records, None if shares is None else shares.sum((0, 2))
 
 
@@ -327,21 +338,19 @@ def _observe(x: Operands, dtype: torch.dtype) -> Tensor:
     (batch, _, keys), groups, spec, sizes, mask = x.extent, x.k.shape[1], x.spec, x.sizes(), mask_of(x.key_mask)
     cut, d, e = tile("observe spread" if x.more else "observe", sizes["BD"], sizes["BE"], dtype), sizes["D"], sizes["E"]
     span, splits = x.spans(x.k, cut.tokens, tiles.observers(sizes["BD"], sizes["BE"]))
-    memory = kept(x)
-    solved = Solved.of(memory, x) if x.more else None
-    records = memory if solved is None else solved.records
-    parts = records if splits == 1 else x.records(batch * groups * splits, x.more)
+    memory = kept(x) if splits == 1 else None
+    parts = x.records(batch * groups * splits, x.more) if memory is None else x.recorded(memory)
     launch(
         observe_kernel, batch * groups * splits, *x.rows(x.k, x.v), mask, x.offsets[1], parts, keys, groups, span,
         splits, spec.t, NUMBERS=parts.shape[1], PHI=spec.phi_k, CENTERED=spec.reader != "none", DTYPE=as_triton(dtype),
         EVEN=mask is None and x.even(keys, cut.tokens), SPREAD=x.more > 0, **sizes, **_meta(cut))  # fmt: skip
-    if splits > 1:
-        e += x.more
+    if memory is None:
+        memory, e = kept(x), e + x.more
         launch(
-            merge_kernel, batch * groups * -(-d * e // MERGED), parts, records, splits, NUMBERS=parts.shape[1], D=d,
-            E=e, CELLS=MERGED, SHIFTED=spec.phi_k == "exp", num_warps=4)  # fmt: skip
-    if solved is not None:
-        _solve(x, solved, dtype)
+            merge_kernel, batch * groups * -(-d * e // MERGED), parts, x.recorded(memory), splits,
+            NUMBERS=parts.shape[1], D=d, E=e, CELLS=MERGED, SHIFTED=spec.phi_k == "exp", num_warps=4)  # fmt: skip
+    if x.more:
+        _solve(x, Solved.of(memory, x), dtype)
     return memory
 
 
