@@ -102,7 +102,7 @@ class Operands(NamedTuple):
 
     def recorded(self, memory: Tensor) -> Tensor:
         """Return the records in what is `kept`."""
-        return Solved.of(memory, self).records if self.more else memory
+        return Solutions.of(memory, self).records if self.more else memory
 
     @property
     def group(self) -> int:
@@ -120,7 +120,7 @@ class Operands(NamedTuple):
         return None if self.taps is None else Taps(self.taps, *self.taps.stride())
 
 
-class Solved(NamedTuple):
+class Solutions(NamedTuple):
     """What regression keeps for the backward pass, in one piece of memory; S heads have a W of their own."""
 
     records: Tensor  # [B G, numbers(d, e + d)]
@@ -135,7 +135,7 @@ class Solved(NamedTuple):
         return [(batch * groups, numbers(d, e + d)), (heads, numbers(d, e)), (heads, square)]
 
     @classmethod
-    def of(cls, memory: Tensor, x: Operands) -> "Solved":
+    def of(cls, memory: Tensor, x: Operands) -> "Solutions":
         shapes = cls.shapes(x)
         parts = memory.split([rows * columns for rows, columns in shapes])
         return cls(*(part.view(shape) for part, shape in zip(parts, shapes, strict=True)))
@@ -161,7 +161,7 @@ def forward(x: Operands, out: Tensor | None = None) -> tuple[Tensor, Tensor | No
     cut = tile(kind, *wide, dtype)
     constants = {"GROUP": heads // groups, "DTYPE": as_triton(dtype), **sizes, **named(spec), **_meta(cut)}
     records = None if whole else _observe(x, dtype)
-    solved = None if records is None or spec.reader != "regress" else Solved.of(records, x)
+    solved = None if records is None or spec.reader != "regress" else Solutions.of(records, x)
     out = output_like(q, v.shape[3]) if out is None else out
     if whole and taps is None and tiles.is_short(keys, spec, *wide, dtype):
         size, cut = tiles.short(keys)
@@ -219,7 +219,7 @@ def backward(
     if records is None:
         records = _observe(x, dtype)
     if spec.reader == "regress":
-        solved = Solved.of(records, x)
+        solved = Solutions.of(records, x)
         gradients, _ = _query_gradient(d_out, x, solved.states, d_q, dtype)
         records, (gradients, d_factors) = solved.records, _solve_gradient(x, solved, gradients, dtype)
     else:
@@ -266,7 +266,7 @@ def _query_gradient(
     return gradients, None if shares is None else shares.sum((0, 2))
 
 
-def _solve(x: Operands, solved: Solved, dtype: torch.dtype) -> None:
+def _solve(x: Operands, solved: Solutions, dtype: torch.dtype) -> None:
     """Write W and the inverse of every head from its record."""
     count, spec, sizes, heads = solved.states.shape[0], x.spec, x.sizes(), x.q.shape[1] // x.group
     launch(
@@ -275,7 +275,9 @@ def _solve(x: Operands, solved: Solved, dtype: torch.dtype) -> None:
         num_warps=tiles.solvers(sizes["BD"]), num_stages=1)  # fmt: skip
 
 
-def _solve_gradient(x: Operands, solved: Solved, gradients: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+def _solve_gradient(
+    x: Operands, solved: Solutions, gradients: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of all records from those of their W, and the gradient of the factors."""
     count, spec, sizes, heads = solved.states.shape[0], x.spec, x.sizes(), x.q.shape[1] // x.group
     d_records, shares, members = x.records(count, x.more), x.shares(1), heads // x.k.shape[1]
@@ -288,7 +290,7 @@ def _solve_gradient(x: Operands, solved: Solved, gradients: Tensor, dtype: torch
     return d_records, None if shares is None else shares.sum((0, 2))
 
 
-def _widths(solved: Solved) -> dict[str, int]:
+def _widths(solved: Solutions) -> dict[str, int]:
     return dict(zip(("NUMBERS", "SOLVED", "SQUARE"), (each.shape[1] for each in solved), strict=True))
 
 
@@ -314,7 +316,7 @@ def kept(x: Operands) -> Tensor:
     """Allocate what the backward pass gets from the forward pass."""
     if x.spec.reader != "regress":
         return x.records(x.extent[0] * x.k.shape[1])
-    return x.q.new_empty(sum(rows * columns for rows, columns in Solved.shapes(x)), dtype=torch.float32)
+    return x.q.new_empty(sum(rows * columns for rows, columns in Solutions.shapes(x)), dtype=torch.float32)
 
 
 def keeps_records(x: Operands) -> bool:
@@ -350,7 +352,7 @@ def _observe(x: Operands, dtype: torch.dtype) -> Tensor:
             merge_kernel, batch * groups * -(-d * e // MERGED), parts, x.recorded(memory), splits,
             NUMBERS=parts.shape[1], D=d, E=e, CELLS=MERGED, SHIFTED=spec.phi_k == "exp", num_warps=4)  # fmt: skip
     if x.more:
-        _solve(x, Solved.of(memory, x), dtype)
+        _solve(x, Solutions.of(memory, x), dtype)
     return memory
 
 

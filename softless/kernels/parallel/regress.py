@@ -40,7 +40,7 @@ def ridges(spread, n, k_mean, ridge, D: tl.constexpr):
     lost   whether all keys are equal, but for rounding
     """
     lines = tl.arange(0, spread.shape[0])
-    covariance = spread / tl.maximum(n, 1.0)
+    covariance = spread * (1.0 / tl.maximum(n, 1.0))
     diagonal = tl.sum(tl.where(lines[:, None] == lines[None, :], covariance, 0.0), 1)
     variance, tau = tl.max(diagonal, 0), tl.sum(diagonal, 0) * (1.0 / D)
     least = 16.0 * EPS * tl.max(tl.abs(k_mean), 0)
@@ -53,24 +53,28 @@ def ridges(spread, n, k_mean, ridge, D: tl.constexpr):
 
 @triton.jit
 def swept(covariance, right, r, size, lost, D: tl.constexpr, BOTH: tl.constexpr):
-    """((K + r I)^-1, [BD, BD], and if BOTH, its product with `right`); 0 where it is lost, and beyond D."""
+    """((K + r I)^-1, [BD, BD], and if BOTH, its product with `right`); 0 where it is lost, and beyond D.
+
+    Step i replaces a_jk by a_jk - a_ji a_ik / p with p = a_ii, the rest of row and column i by itself / p, and p by
+    -1 / p. One outer product does all of it, if p - 1 stands for p in its factors: only the diagonal is then too large
+    by 2. No p is larger than 1, so nothing cancels. Rows are taken out by products with 0 and 1, which cost one
+    instruction per number.
+    """
     lines = tl.arange(0, covariance.shape[0])
     unit = lines[:, None] == lines[None, :]
-    matrix = covariance / size + tl.where(unit & (lines < D)[:, None], r / size, 0.0)
-    beyond = tl.where(lost, 1.0, (lines >= D)[:, None].to(tl.float32))
-    matrix = tl.where(lost, 0.0, matrix) + tl.where(unit, beyond, 0.0)
+    matrix = covariance * (1.0 / size) + tl.where(unit & (lines < D)[:, None], r / size, 0.0)
+    matrix = tl.where(lost, tl.where(unit, 1.0, 0.0), matrix)
     for i in range(D):
-        here = lines == i
-        row = tl.sum(tl.where(here[:, None], matrix, 0.0), 0)
-        column = tl.sum(tl.where(here[None, :], matrix, 0.0), 1)
-        pivot = tl.sum(tl.where(here, row, 0.0), 0)
-        row, column = tl.where(here, -1.0, row), tl.where(here, -1.0, column) * (1.0 / pivot)
-        matrix = tl.where(here[:, None] | here[None, :], 0.0, matrix) - column[:, None] * row[None, :]
+        here = (lines == i).to(tl.float32)
+        row = tl.sum(matrix * here[:, None], 0)
+        inverse = 1.0 / tl.sum(row * here, 0)
+        column = (row - here) * inverse
+        matrix -= column[:, None] * (row - here)[None, :]
         if BOTH:
-            row = tl.sum(tl.where(here[:, None], right, 0.0), 0)
-            right = tl.where(here[:, None], 0.0, right) - column[:, None] * row[None, :]
+            right -= column[:, None] * tl.sum(right * here[:, None], 0)[None, :]
+    matrix = tl.where(unit, 2.0, 0.0) - matrix
     within, factor = (lines < D)[:, None] & (lines < D)[None, :], tl.where(lost, 0.0, 1.0 / size)
-    return tl.where(within, -factor * matrix, 0.0), tl.where((lines < D)[:, None], factor * right, 0.0)
+    return tl.where(within, factor * matrix, 0.0), tl.where((lines < D)[:, None], factor * right, 0.0)
 
 
 @triton.jit
@@ -113,7 +117,7 @@ def predict(n, k_mean, v_mean, comoment, spread, ridge, gain, D: tl.constexpr, F
     In float32 W comes with the sweep: a product with the inverse would leave larger residuals.
     """
     covariance, r, size, _tau, _free, lost = ridges(spread, n, k_mean, ridge, D)
-    right = comoment / tl.maximum(n, 1.0)
+    right = comoment * (1.0 / tl.maximum(n, 1.0))
     inverse, weights = swept(covariance, right, r, size, lost, D, DTYPE == tl.float32)
     if DTYPE != tl.float32:
         weights = times(inverse, right, tl.zeros_like(right), DTYPE)
