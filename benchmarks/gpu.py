@@ -8,11 +8,13 @@
     2  vision shapes against SDPA                               6  one decode step at the speed of a copy of its state
     3  every length against SDPA                                7  memory beyond the output
     4  inline with its local residual against plain PyTorch     8  the first call, and compilations after it
+    9  regress at the speed of a copy, and against inline
 
 and of whole models, compiled:
 
-    9  InLine-DeiT against timm's DeiT                         11  a training step against plain PyTorch
-   10  InLine-Swin and -PVT against plain PyTorch              12  its memory against the softmax twin
+   10  InLine-DeiT against timm's DeiT                         13  its memory against the softmax twin
+   11  InLine-Swin and -PVT against plain PyTorch              14  models that regress against inline
+   12  a training step against plain PyTorch
 
 benchmarks/gpu_bars.py and model_bars.py say what each one measures. A case that raises is recorded with its error. A
 whole run writes benchmarks/results/gpu-DATE.json, bar by bar; with --only, nothing but --json FILE is written. Exit

@@ -271,9 +271,21 @@ def first_calls() -> Iterator[Case]:
         ("backward", "first backward in a fresh process", "s", 5.0),
         ("compiled", "kernels compiled for a new N", "kernels", 0.0),
     ):
-        for name, is_causal in (("inline", False), ("linear", True)):
+        for name, is_causal in (("inline", False), ("linear", True), ("regress", False), ("efficient", True)):
             what = f"{name}, {'causal' if is_causal else 'non-causal'}"
             yield Case(8, group, what, unit, "<=", limit, partial(from_fresh, key, name, is_causal))
 
 
-BARS = (copy_speed, vision, every_length, local_residual, causal, decoding, memory, first_calls)
+def regression() -> Iterator[Case]:
+    """9: regress at the speed of a copy, and against inline where its solutions weigh most."""
+    for backward, word in PASSES.items():
+        for shape in ((8, 16, 4096, 64), (1, 16, 65536, 64)):
+            group, limit = f"regress {word}, share of the copy rate", 0.50 if backward else 0.65
+            measure = partial(share, "regress", shape, backward)
+            yield Case(9, group, str(list(shape)), "share", ">=", limit, measure)
+    group, shape = "regress forward, speed of inline's", (256, 6, 197, 32)
+    measure = partial(against, "inline", "regress", shape, False)
+    yield Case(9, group, str(list(shape)), "x", ">=", 1 / 1.5, measure)
+
+
+BARS = (copy_speed, vision, every_length, local_residual, causal, decoding, memory, first_calls, regression)

@@ -22,11 +22,17 @@ AGAINST_TIMM = ((DEIT, 224, 256, 0.95), (DEIT, 1024, 16, 1.7), (DEIT, 2048, 4, 4
 AGAINST_PLAIN = ((SWIN, 224, 128, 1.3), (PVT, 224, 128, 1.5))
 TRAINED = ((DEIT, 224, 256, 1.5), (SWIN, 224, 128, 1.5))
 MEMORY = ((DEIT, 224, 256, 1.05), (DEIT, 1024, 16, 1.05))
+# Two ways to compare, the side of the images, the images in a batch, whether it trains, and the limit.
+REGRESSED = (("regress", "ours", 1024, 16, False, 0.95), ("small regress", "small", 32, 512, True, 1 / 1.15))
+SMALL = {"patch_size": 4, "dims": 192, "depths": 6, "heads": 6, "global_pool": "avg"}  # the twins of docs/results.md
 WAYS = {
     "ours": lambda name, setting: ours(name, {}, setting),
     "plain": lambda name, setting: plainly(name, {}, setting),
     "twin": lambda name, setting: twin(name, {}, setting),
     "timm": timms,
+    "regress": lambda name, setting: ours(name, {"mechanism": "regress"}, setting),
+    "small": lambda name, setting: ours(name, SMALL, setting),
+    "small regress": lambda name, setting: ours(name, {**SMALL, "mechanism": "regress"}, setting),
 }
 
 
@@ -50,8 +56,8 @@ def model_facts(row: ModelRow, batch: int) -> dict[str, Any]:
     return facts({**row, "eager_ms": None if eager is None else 1e3 * batch / eager}) | numbers
 
 
-def against(way: str, name: str, side: int, batch: int, train: bool) -> Measured:
-    mine, theirs = (result(each, name, side, batch, train) for each in ("ours", way))
+def against(way: str, name: str, side: int, batch: int, train: bool, own: str = "ours") -> Measured:
+    mine, theirs = (result(each, name, side, batch, train) for each in (own, way))
     about = {"against": theirs["label"], "against_images_per_second": theirs["images_per_second"]}
     return mine["images_per_second"] / theirs["images_per_second"], model_facts(mine, batch) | about
 
@@ -63,31 +69,39 @@ def memory(name: str, side: int, batch: int) -> Measured:
 
 
 def against_timm() -> Iterator[Case]:
-    """9: InLine-DeiT against timm's DeiT, which runs FlashAttention."""
+    """10: InLine-DeiT against timm's DeiT, which runs FlashAttention."""
     for name, side, batch, limit in AGAINST_TIMM:
         group, what = f"{name} at {side} px, images per second, against timm's", f"{batch} images"
-        yield Case(9, group, what, "x", ">=", limit, partial(against, "timm", name, side, batch, False))
+        yield Case(10, group, what, "x", ">=", limit, partial(against, "timm", name, side, batch, False))
 
 
 def against_plain() -> Iterator[Case]:
-    """10: models against themselves with the plain formulas."""
+    """11: models against themselves with the plain formulas."""
     for name, side, batch, limit in AGAINST_PLAIN:
         group, what = f"{name}, images per second, against plain formulas", f"{batch} images of {side} px"
-        yield Case(10, group, what, "x", ">=", limit, partial(against, "plain", name, side, batch, False))
+        yield Case(11, group, what, "x", ">=", limit, partial(against, "plain", name, side, batch, False))
 
 
 def training() -> Iterator[Case]:
-    """11: forward and backward against the plain formulas."""
+    """12: forward and backward against the plain formulas."""
     for name, side, batch, limit in TRAINED:
         group, what = "training step of a model, against plain formulas", f"{name}, {batch} images of {side} px"
-        yield Case(11, group, what, "x", ">=", limit, partial(against, "plain", name, side, batch, True))
+        yield Case(12, group, what, "x", ">=", limit, partial(against, "plain", name, side, batch, True))
 
 
 def training_memory() -> Iterator[Case]:
-    """12: peak memory of a training step against the softmax twin, which runs FlashAttention."""
+    """13: peak memory of a training step against the softmax twin, which runs FlashAttention."""
     for name, side, batch, limit in MEMORY:
         group, what = "memory of a training step, against the softmax twin", f"{name}, {batch} images of {side} px"
-        yield Case(12, group, what, "x", "<=", limit, partial(memory, name, side, batch))
+        yield Case(13, group, what, "x", "<=", limit, partial(memory, name, side, batch))
 
 
-BARS = (against_timm, against_plain, training, training_memory)
+def regression() -> Iterator[Case]:
+    """14: models that regress against the same models with inline."""
+    for own, way, side, batch, train, limit in REGRESSED:
+        group = f"{'training step' if train else 'images per second'} of {own}, speed of inline's"
+        what = f"{batch} images of {side} px"
+        yield Case(14, group, what, "x", ">=", limit, partial(against, way, DEIT, side, batch, train, own))
+
+
+BARS = (against_timm, against_plain, training, training_memory, regression)

@@ -89,8 +89,10 @@ def choose(given: argparse.Namespace) -> None:
 def test(given: argparse.Namespace) -> None:
     options, recipe = tomllib.loads(given.options), base_of(given.set)
     out = given.out / f"test-{given.set}"
-    train(given, out, recipe, [with_options(id_, options) for id_ in CLAIM], CLAIMED)
-    train(given, out, recipe, [with_options(id_, options) for id_ in REST], OTHERS)
+    for ids, seeds in ((CLAIM, CLAIMED), (REST, OTHERS)):
+        twins = [with_options(id_, options) for id_ in ids if not given.twins or id_ in given.twins.split(",")]
+        if twins:
+            train(given, out, recipe, twins, seeds)
 
 
 def train(given: argparse.Namespace, out: Path, recipe: Recipe, twins: Sequence[Twin], seeds: Iterable[int]) -> None:
@@ -189,6 +191,7 @@ def main() -> int:
         verb.add_argument("--graph", action="store_true")
         verb.add_argument("--device", default="auto")
     verbs.choices["choose"].add_argument("--stage", type=int, choices=STAGES, required=True)
+    verbs.choices["test"].add_argument("--twins", help="only these: softmax-local,inline-local; default: all")
     for name in ("chosen", "keep"):
         verbs.add_parser(name).add_argument("folder", type=Path)
     verbs.add_parser("page")

@@ -4,6 +4,8 @@ A batch is a draw of cases: every sample has its own scale and its own offsets. 
 float64; `eager` is the published formula in the dtype that comes in.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -68,9 +70,9 @@ def resolved(float32: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
     return broken | (error <= 0.25 * torch.finfo(dtype).eps * size) & (size > 1e-10)
 
 
-def hold(case: str, qkv: list[Tensor], is_causal: bool) -> list[str]:
+def hold(case: Any, qkv: list[Tensor], is_causal: bool, inputs: dict[str, Tensor] | None = None) -> list[str]:
     """What is out of budget, sample by sample."""
-    made, plain = CASES[case].mechanism, CASES[case].plain
+    made, plain = case.mechanism, case.plain
     upstream = torch.randn_like(qkv[2])
     found = []
     for dtype, backend in ((torch.float64, "reference"), (None, "triton"), (None, "plain"), (torch.float32, "torch")):
@@ -79,10 +81,11 @@ def hold(case: str, qkv: list[Tensor], is_causal: bool) -> list[str]:
             *(x.split(SAMPLES if backend == "triton" else 5) for x in (*qkv, upstream)), strict=True
         ):
             leaves = [x.to(dtype or x.dtype, copy=True).requires_grad_() for x in some]
+            learned = {name: x.to(leaves[0].dtype) for name, x in (inputs or {}).items()}
             if backend == "plain":
-                out = plain(*leaves, visible(leaves[0], leaves[1], is_causal), {})
+                out = plain(*leaves, visible(leaves[0], leaves[1], is_causal), learned)
             else:
-                out = softless.attention(*leaves, made, is_causal=is_causal, backend=backend)
+                out = softless.attention(*leaves, made, is_causal=is_causal, inputs=learned or None, backend=backend)
             parts.append((out.detach(), *torch.autograd.grad(out, leaves, given.to(out.dtype))))
         found.append([torch.cat(each) for each in zip(*parts, strict=True)])
     fits, wrong = torch.ones(SAMPLES, dtype=torch.bool, device=upstream.device), []
@@ -103,7 +106,9 @@ def hold(case: str, qkv: list[Tensor], is_causal: bool) -> list[str]:
 def test_500_random_calls_are_within_budget(case: str, dtype: torch.dtype) -> None:
     wrong = {}
     for seed, (tokens, dim) in enumerate(SHAPES):
-        if found := hold(case, cases(min(tokens, 130) if case == "efficient" else tokens, dim, dtype, seed), False):
+        if found := hold(
+            CASES[case], cases(min(tokens, 130) if case == "efficient" else tokens, dim, dtype, seed), False
+        ):
             wrong[tokens, dim] = found
     assert not wrong, wrong
 
@@ -113,7 +118,9 @@ def test_500_random_calls_are_within_budget(case: str, dtype: torch.dtype) -> No
 def test_500_random_causal_calls_are_within_budget(case: str, dtype: torch.dtype) -> None:
     wrong = {}
     for seed, (tokens, dim) in enumerate(SHAPES):
-        if found := hold(case, cases(min(tokens, 130) if case == "efficient" else tokens, dim, dtype, seed), True):
+        if found := hold(
+            CASES[case], cases(min(tokens, 130) if case == "efficient" else tokens, dim, dtype, seed), True
+        ):
             wrong[tokens, dim] = found
     assert not wrong, wrong
 
@@ -141,7 +148,7 @@ def test_1000_calls_whose_mass_cancels_are_within_budget(case: str, is_causal: b
     """R32, two seeds of every shape."""
     wrong = {}
     for seed, (tokens, dim) in enumerate(2 * SHAPES):
-        if found := hold(case, cancelling(tokens, dim, dtype, seed), is_causal):
+        if found := hold(CASES[case], cancelling(tokens, dim, dtype, seed), is_causal):
             wrong[tokens, dim, seed] = found
     assert not wrong, wrong
 

@@ -39,9 +39,9 @@ def row(value, *, sign=">=", limit=1.0, group="a", what="x", **more):
 
 
 def test_every_bar_has_cases_and_no_two_share_a_name():
-    assert [{case.bar for case in cases()} for cases in EVERY] == [{bar} for bar in range(1, 13)]
+    assert [{case.bar for case in cases()} for cases in EVERY] == [{bar} for bar in range(1, 15)]
     names = [(case.group, case.what) for cases in EVERY for case in cases()]
-    assert len(names) == len(set(names)) == 8 + 4 + 88 + 1 + 12 + 2 + 16 + 6 + 3 + 2 + 2 + 2
+    assert len(names) == len(set(names)) == 8 + 4 + 88 + 1 + 12 + 2 + 16 + 12 + 5 + 3 + 2 + 2 + 2 + 2
 
 
 def test_a_bar_has_one_limit_a_group():
@@ -125,6 +125,7 @@ def small_models(monkeypatch, small):
     for name in ("AGAINST_TIMM", "AGAINST_PLAIN", "TRAINED", "MEMORY"):
         (_, _, _, limit), *_ = getattr(models, name)
         monkeypatch.setattr(models, name, (("inline_deit_tiny", 32, 1, limit),))
+    monkeypatch.setattr(models, "REGRESSED", (("small regress", "small", 32, 1, True, 0.5),))
     models.result.cache_clear()
     yield
     models.result.cache_clear()
@@ -135,11 +136,12 @@ def test_what_is_measured_of_models_can_be_measured_here(small_models):
     for case in (case for cases in models.BARS for case in cases()):
         found = case.row()
         assert "error" not in found, found
-        if case.bar == 12:
+        if case.bar == 13:
             assert found["value"] == found["memory_bytes"] / found["against_memory_bytes"]
         else:
             assert found["value"] == found["images_per_second"] / found["against_images_per_second"]
-        assert found["against"] == {9: "timm deit_tiny", 12: "softmax twin"}.get(case.bar, "plain formulas")
+        others = {10: "timm deit_tiny", 13: "softmax twin", 14: "inline_deit_tiny"}
+        assert found["against"] == others.get(case.bar, "plain formulas")
 
 
 def test_a_model_is_measured_once_for_all_its_bars(small_models, monkeypatch):
@@ -165,6 +167,7 @@ def test_bars_of_models_run_compiled_kernels_but_for_memory(monkeypatch):
     assert set(asked) == {
         ("ours", False, True), ("timm", False, True), ("plain", False, True),
         ("ours", True, True), ("plain", True, True), ("ours", True, False), ("twin", True, False),
+        ("regress", False, True), ("small", True, True), ("small regress", True, True),
     }  # fmt: skip
     assert bars.BACKEND == "triton"
 
@@ -172,8 +175,8 @@ def test_bars_of_models_run_compiled_kernels_but_for_memory(monkeypatch):
 def test_the_limits_are_those_that_were_promised():
     promised = [(case.bar, case.sign, case.limit) for cases in models.BARS for case in cases()]
     assert promised == [
-        (9, ">=", 0.95), (9, ">=", 1.7), (9, ">=", 4.3), (10, ">=", 1.3), (10, ">=", 1.5),
-        (11, ">=", 1.5), (11, ">=", 1.5), (12, "<=", 1.05), (12, "<=", 1.05),
+        (10, ">=", 0.95), (10, ">=", 1.7), (10, ">=", 4.3), (11, ">=", 1.3), (11, ">=", 1.5),
+        (12, ">=", 1.5), (12, ">=", 1.5), (13, "<=", 1.05), (13, "<=", 1.05), (14, ">=", 0.95), (14, ">=", 1 / 1.15),
     ]  # fmt: skip
 
 

@@ -124,7 +124,7 @@ def regress(
         size = (
             spread.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None] if relative else 1 / seen.sum(-1)[:, None, None]
         )
-        matrix = spread + ridge * size * torch.eye(f_k.shape[-1], dtype=q.dtype)
+        matrix = spread + ridge * size * torch.eye(f_k.shape[-1], dtype=q.dtype, device=q.device)
         inverse = torch.linalg.inv_ex(matrix.to(torch.promote_types(q.dtype, torch.float32))).inverse.to(q.dtype)
         x = (f_q - mean if center else f_q)[..., None, :] @ inverse @ apart.mT  # [b, h, n, 1, m]
         return (share * (1 + factor * x[..., 0, :])) @ v
