@@ -4,6 +4,7 @@
     python benchmarks/regress.py chosen runs                        # the held-out accuracies, and which options won
     python benchmarks/regress.py test cifar10 --options 'ridge = 0.1' --data ... --out runs --graph
     python benchmarks/regress.py keep runs                          # writes benchmarks/results/regress.json
+    python benchmarks/regress.py restore runs                       # the kept runs as a folder, to go on from there
     python benchmarks/regress.py page                               # writes the tables of docs/regress.md
 
 Sets are cifar10, imagenette and pets. `choose` and `test` print one line per run, can be stopped, and continue where
@@ -23,6 +24,7 @@ from gpu import fill
 from twins import Lines
 
 from softless.errors import ArgumentError, SoftlessError
+from softless.io.files import write_json
 from softless.study.grid import read_record, run_grid
 from softless.study.tables import Group, groups, interval, shared_spread
 from softless.study.twin_run import RunRecord
@@ -138,6 +140,17 @@ def keep(folder: Path) -> None:
     print(RESULTS)
 
 
+def restore(folder: Path) -> None:
+    """Write the kept runs as a folder of records; `choose` and `test` then skip them."""
+    document = json.loads(RESULTS.read_text())
+    for stage in document.keys() - {"schema"}:
+        shared = {key: document[stage][key] for key in ("images", "machine", "versions")}
+        for run in document[stage]["runs"]:
+            path = folder / stage / "runs" / f"{run['twin']['id']}-{run['seed']}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, shared | run)
+
+
 def page(document: Mapping[str, Any]) -> str:
     """Return the tables of docs/regress.md."""
     parts = []
@@ -192,7 +205,7 @@ def main() -> int:
         verb.add_argument("--device", default="auto")
     verbs.choices["choose"].add_argument("--stage", type=int, choices=STAGES, required=True)
     verbs.choices["test"].add_argument("--twins", help="only these: softmax-local,inline-local; default: all")
-    for name in ("chosen", "keep"):
+    for name in ("chosen", "keep", "restore"):
         verbs.add_parser(name).add_argument("folder", type=Path)
     verbs.add_parser("page")
     given = parser.parse_args()
@@ -204,8 +217,8 @@ def main() -> int:
             rows, sentence = chosen(held)
             print("\n".join(f"{' '.join(f'{share:6.2f}' for share in shares)}  {label}" for label, shares in rows))
             print(sentence)
-        elif given.verb == "keep":
-            keep(given.folder)
+        elif given.verb in ("keep", "restore"):
+            {"keep": keep, "restore": restore}[given.verb](given.folder)
         else:
             PAGE.write_text(fill(PAGE.read_text(), page(json.loads(RESULTS.read_text())), MARKS))
     except SoftlessError as error:
