@@ -21,9 +21,9 @@ from softless.packed import pack
 class Inputs(nn.Module):
     """Returns the `inputs=` of an attention call, given the tokens."""
 
-    def __init__(self, mechanism: Mechanism, dim: int, heads: int, kv_heads: int):
+    def __init__(self, mechanism: Mechanism, dim: int, heads: int, kv_heads: int, *, head_dim: int | None = None):
         super().__init__()
-        self.mechanism, self.heads, self.head_dim = mechanism, heads, dim // heads
+        self.mechanism, self.heads, self.head_dim = mechanism, heads, head_dim or dim // heads
         drawn = mechanism.draw(heads, self.head_dim)
         for name, shape in mechanism.input_shapes(heads, self.head_dim).items():
             if name in drawn:
