@@ -1,0 +1,183 @@
+"""Decode and train a language model of 135 M parameters: linear attention, softmax, and no attention at all.
+
+    python benchmarks/language.py --json benchmarks/results/language.json
+    python benchmarks/language.py --tiny --device cpu          # a small model, to see that it runs
+
+    decode    tokens per second after CONTEXT tokens: in `generate()`, and with the step compiled and the cache static
+    train     tokens per second of forward and backward on sequences of LENGTH tokens, eager and compiled
+
+The model without attention is the bound: what no attention can be faster than. Ratios are of tokens per second, each
+against softmax in the same run (SDPA with its cache of keys and values).
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    StaticCache,
+)
+
+import softless.transformers
+
+SMOL = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+        "num_attention_heads": 9, "num_key_value_heads": 3}  # fmt: skip
+TINY = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+WAYS = ("softmax", "linear", "inline", "delta", "none")
+
+
+def no_attention(_module: nn.Module, query: Tensor, _k: Tensor, _v: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+    return query.transpose(1, 2), None
+
+
+AttentionInterface.register("none", no_attention)
+AttentionMaskInterface.register("none", lambda *_args, **_kwargs: None)
+
+
+def model_of(way: str, given: argparse.Namespace) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(**(TINY if given.tiny else SMOL), max_position_embeddings=2 * given.context)
+    with torch.device(given.device):
+        model = LlamaForCausalLM(config).to(given.dtype).eval()
+    if way == "none":
+        model.set_attn_implementation("none")
+    elif way != "softmax":
+        softless.transformers.set_mechanism(model, way)
+    return model
+
+
+def filled(model: LlamaForCausalLM, way: str, given: argparse.Namespace, static: bool) -> Any:
+    """Return a cache after CONTEXT tokens; keys and values are random numbers, states come from real tokens."""
+    room = given.context + given.steps + 8
+    cache = StaticCache(model.config, max_cache_len=room) if static else DynamicCache(config=model.config)
+    config = model.config
+    if way == "softmax":
+        shape = given.batch, config.num_key_value_heads, given.context, config.hidden_size // config.num_attention_heads
+        for index in range(config.num_hidden_layers):
+            k, v = (torch.randn(shape, device=given.device, dtype=given.dtype) for _ in "kv")
+            cache.update(k, v, index)
+    elif way != "none":
+        ids = torch.randint(3, config.vocab_size, (given.batch, given.context), device=given.device)
+        for begin in range(0, given.context, 2048):
+            model(ids[:, begin : begin + 2048], past_key_values=cache, logits_to_keep=1)
+    return cache
+
+
+def clock(given: argparse.Namespace, call: Callable[[], Any]) -> float:
+    if given.device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    if given.device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+@torch.no_grad()
+def generated(way: str, given: argparse.Namespace) -> float:
+    """Tokens per second of plain `generate()`: the time of many tokens less the time of few."""
+    model, few = model_of(way, given), 4
+    ids = torch.randint(3, model.config.vocab_size, (given.batch, given.context + 1), device=given.device)
+    seconds = []
+    for count in (few, few, given.steps):  # the first call warms up
+        how: dict[str, Any] = {"past_key_values": filled(model, way, given, False)} if way != "none" else {}
+        tokens = ids if way != "none" else ids[:, -1:]
+        want = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+        seconds.append(clock(given, lambda t=tokens, w=want, h=how: model.generate(t, **w, **h)))  # type: ignore[misc]
+    return given.batch * (given.steps - few) / (seconds[2] - seconds[1])
+
+
+@torch.no_grad()
+def compiled(way: str, given: argparse.Namespace) -> float:
+    """Tokens per second of a decode step that is compiled, with CUDA graphs on a GPU."""
+    model = model_of(way, given)
+    cache = filled(model, way, given, True) if way != "none" else None
+    torch.compiler.reset()
+    mode = "reduce-overhead" if given.device == "cuda" else None
+    step = torch.compile(model, mode=mode, fullgraph=True) if given.device == "cuda" else model
+    ids = torch.randint(3, model.config.vocab_size, (given.batch, 1), device=given.device)
+    place = torch.full((given.batch, 1), given.context, device=given.device)
+
+    def steps(count: int) -> None:
+        nonlocal ids, place
+        for _ in range(count):
+            how = {} if cache is None else {"past_key_values": cache}
+            logits = step(ids, position_ids=place, use_cache=cache is not None, **how).logits
+            ids, place = logits[:, -1:].argmax(-1).clone(), place + 1
+
+    steps(4)
+    many = given.steps // 2
+    return given.batch * many / clock(given, lambda: steps(many))
+
+
+def trained(way: str, given: argparse.Namespace, compile_: bool) -> float:
+    """Tokens per second of forward and backward."""
+    model = model_of(way, given).train()
+    torch.compiler.reset()
+    run = torch.compile(model) if compile_ else model
+    ids = torch.randint(3, model.config.vocab_size, (1, given.length), device=given.device)
+
+    def step() -> None:
+        run(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        model.zero_grad()
+
+    for _ in range(3):
+        step()
+    times = sorted(clock(given, step) for _ in range(5))
+    return given.length / times[2]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--context", type=int, default=32_768)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=68)
+    parser.add_argument("--length", type=int, default=16_384)
+    parser.add_argument("--ways", default=",".join(WAYS))
+    given = parser.parse_args()
+    given.dtype = torch.bfloat16 if given.device == "cuda" else torch.float32
+    measures: dict[str, Callable[[str], float]] = {
+        "generate": lambda way: generated(way, given),
+        "compiled step": lambda way: compiled(way, given),
+        "train": lambda way: trained(way, given, False),
+    }
+    if given.device == "cuda":
+        measures["train, compiled"] = lambda way: trained(way, given, True)
+    rows = []
+    for name, measure in measures.items():
+        softmax = None
+        for way in given.ways.split(","):
+            try:
+                rate = measure(way)
+            except Exception as error:  # noqa: BLE001 - the other rows are still to be measured
+                print(f"{name:16} {way:8} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
+                continue
+            softmax = rate if way == "softmax" else softmax
+            ratio = None if softmax is None else rate / softmax
+            rows.append({"what": name, "way": way, "tokens_per_second": rate, "against_softmax": ratio})
+            print(f"{name:16} {way:8} {rate:12,.0f} tokens/s  {ratio or 0:6.2f}x", flush=True)
+    if given.json:
+        about = {"schema": "softless.language/1", "torch": torch.__version__, "context": given.context,
+                 "batch": given.batch, "length": given.length, "dtype": str(given.dtype)}  # fmt: skip
+        about["device"] = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
+        given.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
