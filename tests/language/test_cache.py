@@ -209,7 +209,9 @@ def test_the_bytes_of_a_cache_do_not_depend_on_the_tokens_seen():
 
 @every_attention
 def test_a_static_cache_gives_the_same_tokens(attention):
+    """With padding on the left too."""
     model, ids = causal(attention=attention), tokens(2, 9)
+    ids[0, :3] = 0
     plain, static = (
         model.generate(ids, max_new_tokens=8, do_sample=False, **how)
         for how in ({}, {"cache_implementation": "static"})

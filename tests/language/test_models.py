@@ -1,6 +1,8 @@
 """Mechanisms in models of transformers: which layers have them, what is saved, packs, encoders, gradients, refusals."""
 
 import json
+import pickle
+from copy import deepcopy
 
 import pytest
 import torch
@@ -164,6 +166,25 @@ def test_an_encoder_of_pictures_attends_with_its_mechanism(name, monkeypatch):
     assert ran == ["inline"] * 3
     set_mechanism(model, "softmax")
     assert (model(pixels).last_hidden_state - mine).abs().max() > 1e-3
+
+
+def test_checkpointed_layers_have_the_same_gradients():
+    model, ids, found = causal(attention="delta").train(), tokens(2, 12), []
+    for switch in (model.gradient_checkpointing_enable, model.gradient_checkpointing_disable):
+        switch()
+        model.zero_grad()
+        model(ids, labels=ids, use_cache=False).loss.backward()
+        found.append({key: x.grad.clone() for key, x in model.named_parameters() if ".softless." in key})
+    torch.testing.assert_close(*found)
+
+
+def test_a_copy_of_a_model_is_a_model_of_its_own():
+    model, ids = causal(attention="mixed"), tokens(2, 12)
+    for copied in (deepcopy(model), pickle.loads(pickle.dumps(model))):
+        right = model(ids).logits
+        assert torch.equal(copied(ids).logits, right)
+        set_mechanism(copied, "inline")
+        assert torch.equal(model(ids).logits, right)
 
 
 def test_an_unknown_architecture_is_refused_with_those_that_are_known():
