@@ -1,7 +1,7 @@
 """Decode and train a language model of 135 M parameters: linear attention, softmax, and no attention at all.
 
-    python benchmarks/language.py --json benchmarks/results/language.json
-    python benchmarks/language.py --tiny --device cpu          # a small model, to see that it runs
+    python benchmarks/decoding.py --json benchmarks/results/decoding.json
+    python benchmarks/decoding.py --tiny --device cpu          # a small model, to see that it runs
 
     decode    tokens per second after CONTEXT tokens: in `generate()`, and with the step compiled and the cache static
     train     tokens per second of forward and backward on sequences of LENGTH tokens, eager and compiled
@@ -172,7 +172,7 @@ def main() -> int:
             rows.append({"what": name, "way": way, "tokens_per_second": rate, "against_softmax": ratio})
             print(f"{name:16} {way:8} {rate:12,.0f} tokens/s  {ratio or 0:6.2f}x", flush=True)
     if given.json:
-        about = {"schema": "softless.language/1", "torch": torch.__version__, "context": given.context,
+        about = {"schema": "softless.decoding/1", "torch": torch.__version__, "context": given.context,
                  "batch": given.batch, "length": given.length, "dtype": str(given.dtype)}  # fmt: skip
         about["device"] = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
         given.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
