@@ -17,7 +17,7 @@ from typing import Any
 
 from softless.errors import ArgumentError, FileError, SoftlessError
 from softless.study.tables import Group, compare, shared_spread
-from softless.train.recipe import PROSE, TABLES, from_document, read_recipe
+from softless.train.recipe import IMAGES, PROSE, TABLES, from_document, read_recipe
 from softless.train.run import Run
 from softless.train.tasks.classify import build
 
@@ -125,8 +125,8 @@ def since(name: str, before: dict[str, Any]) -> list[str]:
 
 
 def flat(recipe: dict[str, Any]) -> dict[str, Any]:
-    parts = {f"{table}.{key}": value for table in TABLES for key, value in recipe[table].items()}
-    return {key: value for key, value in {**recipe, **parts}.items() if key not in TABLES}
+    parts = {f"{table}.{key}": value for table in TABLES[IMAGES] for key, value in recipe[table].items()}
+    return {key: value for key, value in {**recipe, **parts}.items() if key not in TABLES[IMAGES]}
 
 
 def row(found: Group, runs: list[dict[str, Any]]) -> str:

@@ -1,7 +1,8 @@
-"""softless data check: decode every image of a set, and list the damaged ones.
+"""softless data check: decode every image of a set, and list the damaged ones; or read a text, and count it.
 
 The exit status is 1 if an image is damaged. A problem of the set as a whole, such as a class without images or a label
-without a class, is an error of its own with exit status 3. `--json` prints a `DataCheck`.
+without a class, is an error of its own with exit status 3, and so is a text that is not UTF-8. `--json` prints a
+`DataCheck` or a `TextCheck`.
 """
 
 from functools import partial
@@ -16,17 +17,19 @@ from softless.report import units
 if TYPE_CHECKING:
     from softless.data.check import CheckedPart
 
-SCHEMA = "softless.data-check/1"
+SCHEMA, TEXT_SCHEMA = "softless.data-check/1", "softless.data-check-text/1"
 SUMMARY = "Decode every image of a set, and list the damaged ones."
 HELP = """Decode every image of a set, and list each damaged one with the reason.
 
 PATH is a folder of class folders, a folder with train/ and val/ or test/, a parquet file with columns image and label,
-a folder of such files, or digits, the embedded set.
+a folder of such files, or digits, the embedded set. It may also be text: a file or folder of .txt, or a parquet file
+with a column text.
 
 \b
 $ softless data check flowers
 $ softless data check flowers-train.parquet --json
 $ softless data check parquet-files/
+$ softless data check book.txt
 """
 
 
@@ -41,6 +44,25 @@ class DataCheck(TypedDict):
     parts: "list[CheckedPart]"
 
 
+class TextPart(TypedDict):
+    """A text to train or to test on, as `softless train` would read it."""
+
+    part: str
+    bytes: int
+    characters: int
+    lines: int
+    sequences: int  # of `length` bytes
+
+
+class TextCheck(TypedDict):
+    """The JSON document of a text."""
+
+    schema: str
+    source: str
+    length: int
+    parts: list[TextPart]
+
+
 @reports_errors
 def run(
     source: Annotated[str, typer.Argument(metavar="PATH", help="The set.", show_default=False)],
@@ -53,8 +75,12 @@ def run(
     from softless.commands.progress import progress
     from softless.data.check import check_part, open_parts
     from softless.data.reading import LIMIT
+    from softless.data.text import is_text
     from softless.io.pictures import BadImage
 
+    if is_text(source):
+        _check_text(source, json)
+        return
     with progress(1, not json) as advance:
         advance(f"looking for images in {source}", 0)
         opened = open_parts(source)
@@ -78,6 +104,39 @@ def run(
         _show(document)
     if not document["ok"]:
         raise typer.Exit(CHECK_FAILED)
+
+
+def _check_text(source: str, json: bool) -> None:
+    """Read the texts, count them, and show the result."""
+    from rich.text import Text
+
+    from softless.data.text import open_texts
+    from softless.train.language_recipe import LanguageRecipe
+
+    length = LanguageRecipe().length
+    parts: list[TextPart] = [
+        {
+            "part": part,
+            "bytes": len(text.data),
+            "characters": len(text.data.decode()),
+            "lines": text.data.count(b"\n"),
+            "sequences": max(len(text.data) - 1, 0) // length,
+        }
+        for part, text in zip(("train", "test"), open_texts(source), strict=True)
+    ]
+    document: TextCheck = {"schema": TEXT_SCHEMA, "source": source, "length": length, "parts": parts}
+    if json:
+        emit_json(document)
+        return
+    table = plain_table("part", "bytes", "characters", "lines", f"sequences of {length} bytes")
+    for row in parts:
+        counts = (row["bytes"], row["characters"], row["lines"], row["sequences"])
+        table.add_row(row["part"], *(f"{count:,}" for count in counts))
+    out = console()
+    out.print(Text(plain(source), style="bold"))
+    out.print(table)
+    out.print()
+    out.print(Text("All of the text is UTF-8.", style="bold"))
 
 
 def _show(document: DataCheck) -> None:

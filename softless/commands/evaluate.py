@@ -1,7 +1,8 @@
-"""softless evaluate: measure a trained model on images it was not trained on.
+"""softless evaluate: measure a trained model on images or text it was not trained on.
 
 TARGET is a run of `softless train`, or the name of a model with `--weights`. A run brings its best weights, its images
-and how to prepare them. For a named model, images are prepared as its authors do. `--json` prints an `Evaluated`.
+and how to prepare them. For a named model, images are prepared as its authors do. `--json` prints an `Evaluated`, or an
+`EvaluatedText` for the run of a language model.
 
 Exit status: 0 evaluated, 1 the loss is not finite, 2 usage, 3 bad input.
 """
@@ -34,12 +35,15 @@ if TYPE_CHECKING:
     from softless.data.images import Images
     from softless.train.recipe import Recipe
 
-SCHEMA = "softless.evaluate/1"
+SCHEMA, TEXT_SCHEMA = "softless.evaluate/1", "softless.evaluate-text/1"
 SUMMARY = "Measure a trained model: accuracy, calibration and speed."
 HELP = """Evaluate a trained model: top-1, top-5, accuracy per class, calibration, images per second.
 
+A language model: loss per token and per byte, perplexity, tokens per second.
+
 \b
 $ softless evaluate runs/a
+$ softless evaluate runs/text --data other.txt
 $ softless evaluate inline_swin_tiny --weights swin_t.pth --data imagenet
 """
 WORST = 5  # classes that are shown
@@ -64,12 +68,31 @@ class Evaluated(TypedDict):
     skipped: dict[str, str]  # name of each image that could not be decoded, and why
 
 
+class EvaluatedText(TypedDict):
+    """The JSON document of a language model. Losses are in nats."""
+
+    schema: str
+    target: str
+    step: int
+    data: str
+    device: str
+    tokens: int
+    bytes: int
+    loss: float  # per token
+    loss_per_byte: float
+    bits_per_byte: float
+    perplexity: float  # per token
+    tokens_per_second: float
+
+
 @reports_errors
 def run(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A run's folder, or the name of a model.")],
-    data: Annotated[str | None, typer.Option(metavar="PATH", help="Other images than those of the run.")] = None,
+    data: Annotated[str | None, typer.Option(metavar="PATH", help="Other images or text than the run's.")] = None,
     weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights of a model given by its name.")] = None,
-    batch: Annotated[int, typer.Option(min=1, max=LARGEST_BATCH, metavar="NUMBER", help="Images per batch.")] = 128,
+    batch: Annotated[
+        int, typer.Option(min=1, max=LARGEST_BATCH, metavar="NUMBER", help="Images or sequences per batch.")
+    ] = 128,
     device: Annotated[Where, typer.Option(help="auto uses CUDA if there is one.")] = "auto",
     workers: Annotated[int, typer.Option(min=0, max=MOST_PROCESSES, help="Processes that decode.")] = 0,
     on_bad_image: Annotated[OnBad, typer.Option(help="skip stops above 0.1 %.")] = "fail",
@@ -81,6 +104,13 @@ def run(
     from softless.train.tasks import all_skipped, evaluate
     from softless.train.tasks.classify import image_loader
 
+    if _is_language(target):
+        refuse(
+            {"--weights": weights, "--workers": workers, "--on-bad-image": on_bad_image == "skip"},
+            f"{target} is the run of a language model, which has its own weights and reads no images",
+        )
+        _evaluate_text(target, data, batch, device, json)
+        return
     with warnings_in_one_line():
         model, recipe, images, source, step = _loaded(target, weights, data)
     devices = Devices(device, runnable(recipe.precision, device))
@@ -89,9 +119,7 @@ def run(
     batches = image_loader(images, recipe, 0, devices, train=False, workers=workers, on_bad_image=on_bad_image)
     metrics = partial(ClassCounts, len(images.classes), len(images), devices.device)
     scores = evaluate(model.to(devices.device), batches, metrics, devices).scores()
-    if not math.isfinite(scores.loss):
-        complain(f"the loss of {target} on the images of {source} is {scores.loss}: its answers are not numbers")
-        raise typer.Exit(CHECK_FAILED)
+    _must_be_finite(scores.loss, target, f"the images of {source}")
     rate = scores.images / max(time.monotonic() - start, 1e-9)
     document: Evaluated = {
         "schema": SCHEMA,
@@ -114,6 +142,60 @@ def run(
         emit_json(document)
     else:
         _show(document)
+
+
+def _must_be_finite(loss: float, target: str, what: str) -> None:
+    if not math.isfinite(loss):
+        complain(f"the loss of {target} on {what} is {loss}: its answers are not numbers")
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _is_language(target: str) -> bool:
+    from softless.train.recipe import LANGUAGE, task_of
+    from softless.train.run import Run
+
+    run = Run(Path(target))
+    return run.about.is_file() and task_of(run.read()["recipe"]) == LANGUAGE
+
+
+def _evaluate_text(target: str, data: str | None, batch: int, device: str, json: bool) -> None:
+    """Run the best model of a run on the text to test on, and show its scores."""
+    from softless.data.sequences import TokenizedText
+    from softless.data.text import open_test_text, open_text
+    from softless.train.devices import Devices, runnable
+    from softless.train.tasks import evaluate
+    from softless.train.tasks.language import TokenCounts, sequence_loader, trained
+
+    with warnings_in_one_line():
+        model, recipe, tokenizer, about = trained(Path(target))
+    text = open_test_text(about["data"], recipe.hold_out) if data is None else open_text(data, "test")
+    devices = Devices(device, runnable(recipe.precision, device))
+    sequences = TokenizedText(text, tokenizer, recipe.length, train=False)
+    batches = sequence_loader(sequences, batch, devices, seed=0, train=False)
+    start = time.monotonic()
+    metrics = partial(TokenCounts, sequences.count, tokenizer.sizes, devices.device)
+    scores = evaluate(model.to(devices.device), batches, metrics, devices).scores()
+    _must_be_finite(scores.loss, target, f"the text of {text.name}")
+    document: EvaluatedText = {
+        "schema": TEXT_SCHEMA,
+        "target": target,
+        "step": about["step"],
+        "data": text.name,
+        "device": str(devices.device),
+        "tokens": scores.tokens,
+        "bytes": scores.bytes,
+        "loss": scores.loss,
+        "loss_per_byte": scores.loss_per_byte,
+        "bits_per_byte": scores.bits_per_byte,
+        "perplexity": scores.perplexity,
+        "tokens_per_second": scores.tokens / max(time.monotonic() - start, 1e-9),
+    }
+    if not devices.main:
+        return
+    if json:
+        emit_json(document)
+    else:
+        _show_text(document)
 
 
 def _loaded(target: str, weights: Path | None, data: str | None) -> "tuple[nn.Module, Recipe, Images, str, int | None]":
@@ -158,5 +240,18 @@ def _show(document: Evaluated) -> None:
         f"ECE    {document['ece']:.3f}   how far confidence is from accuracy",
         f"speed  {units.short(document['images_per_second'])} images/s, decoding included",
         f"worst  {worst}",
+    )
+    console().print("\n".join(lines), soft_wrap=True)
+
+
+def _show_text(document: EvaluatedText) -> None:
+    from softless.report import units
+
+    tokens, size = units.counted(document["tokens"], "token"), units.counted(document["bytes"], "byte")
+    lines = (
+        f"{tokens} ({size}) of {plain(document['data'])}, {document['device']}",
+        f"bits per byte  {document['bits_per_byte']:.4f}   {document['loss_per_byte']:.4f} nats per byte",
+        f"perplexity     {document['perplexity']:,.3f}   {document['loss']:.4f} nats per token",
+        f"speed          {units.short(document['tokens_per_second'])} tokens/s",
     )
     console().print("\n".join(lines), soft_wrap=True)

@@ -75,7 +75,8 @@ class ListedRecipe(TypedDict):
 
     name: str
     model: str
-    image_size: int  # pixels per side
+    image_size: int | None  # pixels per side; None for text
+    length: int | None  # tokens per sequence; None for images
     batch: int
     epochs: int
     precision: str
@@ -218,14 +219,15 @@ def _show_models(rows: list[ListedModel]) -> None:
 
 
 def _recipes() -> list[ListedRecipe]:
-    from softless.train.recipe import read_recipe, shipped
+    from softless.train.recipe import Recipe, changed, document_of, shipped
 
-    recipes = {name: read_recipe(name) for name in shipped()}
+    recipes = {name: changed(document_of(name), ()) for name in shipped()}
     return [
         {
             "name": name,
             "model": recipe.model.name,
-            "image_size": recipe.image_size,
+            "image_size": recipe.image_size if isinstance(recipe, Recipe) else None,
+            "length": None if isinstance(recipe, Recipe) else recipe.length,
             "batch": recipe.batch,
             "epochs": recipe.epochs,
             "precision": recipe.precision,
@@ -240,12 +242,18 @@ def _recipes() -> list[ListedRecipe]:
 def _show_recipes(rows: list[ListedRecipe]) -> None:
     from rich.text import Text
 
-    table = plain_table("recipe", "model", "images", "batch", "epochs", gap=2)
+    table = plain_table("recipe", "model", "input", "batch", "epochs", gap=2)
     table.columns[1].justify = "left"
     for row in rows:
-        size = units.picture([row["image_size"]] * 2)
-        table.add_row(Text(row["name"], style="bold"), row["model"], size, f"{row['batch']:,}", str(row["epochs"]))
+        table.add_row(
+            Text(row["name"], style="bold"), row["model"], _input(row), f"{row['batch']:,}", str(row["epochs"])
+        )
     _print(table, "softless train --recipe NAME; --wide shows what each recipe reaches and costs.")
+
+
+def _input(row: ListedRecipe) -> str:
+    size, length = row["image_size"], row["length"]
+    return f"{length:,} tokens" if size is None else units.picture([size] * 2)
 
 
 def _show_wide_recipes(rows: list[ListedRecipe]) -> None:
@@ -253,8 +261,8 @@ def _show_wide_recipes(rows: list[ListedRecipe]) -> None:
 
     out = console()
     for row in rows:
-        size, epochs = units.picture([row["image_size"]] * 2), units.counted(row["epochs"], "epoch")
-        about = f"{row['model']}, {size}, batch {row['batch']:,}, {epochs}, {row['precision']}"
+        epochs = units.counted(row["epochs"], "epoch")
+        about = f"{row['model']}, {_input(row)}, batch {row['batch']:,}, {epochs}, {row['precision']}"
         out.print(Text.assemble((row["name"], "bold"), f": {about}"), soft_wrap=True)
         for key, text in (("expected", row["expected"]), ("cost", row["cost"]), ("command", row["command"])):
             out.print(Text(f"  {key:<9}{text}", style="dim"), soft_wrap=True)

@@ -20,7 +20,7 @@ from softless.data.augment import Augment, squeeze, transform
 from softless.data.device_augment import change, finish
 from softless.data.images import Images
 from softless.data.reading import Batch, Damage, Draw, OnBadImage, Reader, gather, read_all
-from softless.data.sampler import ResumableSampler, key, update_key
+from softless.data.sampler import Loader, ResumableSampler, key, update_key
 from softless.errors import ArgumentError
 
 MOST_CACHED = 32 * 10**9  # bytes
@@ -28,27 +28,17 @@ AT_ONCE = 64  # images a worker decodes and sends
 AHEAD = 8  # batches augmented at once on the device: small images take as long as the number of operations
 
 
-class Loader:
-    """The base class of both loaders.
+class ImageLoader(Loader):
+    """The base class of both loaders."""
 
-    per_epoch   int: batches of a complete epoch, on the rank with the most
-    skipped     dict: the name of each image that was left out so far, and why
-    """
+    unit = "images"
 
     def __init__(
         self, images: int, sampler: ResumableSampler, augment: Augment, device: torch.device, *, size: int, batch: int,
         train: bool,
     ) -> None:  # fmt: skip
-        sampler.check(images, batch, complete=train)
-        self.sampler, self.augment, self.device = sampler, augment, device
-        self.size, self.batch, self.train = size, batch, train
-        shared = batch * sampler.ranks
-        self.per_epoch = sampler.total // shared if train else -(-sampler.total // shared)
-        self.skipped: dict[str, str] = {}
-
-    def __len__(self) -> int:
-        """Return how many batches of this epoch are left."""
-        return self.sampler.batches(self.batch, complete=self.train)
+        super().__init__(images, sampler, device, batch=batch, train=train)
+        self.augment, self.size = augment, size
 
     def __iter__(self) -> Iterator[Batch]:
         raise NotImplementedError
@@ -59,8 +49,8 @@ class Loader:
         return Batch(*(part.to(self.device) for part in (pixels, zero, zero)))
 
 
-class ReadingLoader(Loader):
-    """A `Loader` that reads images during training; `loader` builds it."""
+class ReadingLoader(ImageLoader):
+    """An `ImageLoader` that reads images during training; `loader` builds it."""
 
     def __init__(self, reader: Reader, damage: Damage, workers: int, *args: Any, **options: Any) -> None:
         super().__init__(len(reader.images), *args, **options)
@@ -113,8 +103,8 @@ class ReadingLoader(Loader):
             place += 1
 
 
-class DeviceLoader(Loader):
-    """A `Loader` for a set that the device holds; the device augments it too.
+class DeviceLoader(ImageLoader):
+    """An `ImageLoader` for a set that the device holds; the device augments it too.
 
     data      Batch: the set as `cached` returns it, on the device
     batch     int: images per batch on this rank

@@ -25,7 +25,7 @@ with needs_extra("parquet files are read by pyarrow", "train"):
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-WORDS: dict[Split, tuple[str, ...]] = {"train": ("train", "trainval"), "test": ("val", "validation", "test")}
+WORDS: dict[Split, tuple[str, ...]] = {"train": ("train", "trainval"), "test": ("val", "valid", "validation", "test")}
 MOST_CLASSES = 1_000_000  # a higher label is damage, not a class
 
 _HALF = re.compile(rf"(?P<set>.+)-(?P<word>{'|'.join((*WORDS['train'], *WORDS['test']))})")
@@ -64,9 +64,9 @@ def open_parquet(path: Path, split: Split) -> ParquetImages:
     if part is None:
         words = " or ".join(f"-{word}.parquet" for word in WORDS[split] if word != "trainval")
         raise MissingPartError(f"{path}: there is no {words} beside it to {split} on")
-    file = _open(part)
-    images, labels = _images(part, _column(part, file, "image")), _labels(part, _column(part, file, "label"))
-    opened = ParquetImages(part, images, labels, _rows(part, file, split, len(labels)))
+    file = open_table(part)
+    images, labels = _images(part, read_column(part, file, "image")), _labels(part, read_column(part, file, "label"))
+    opened = ParquetImages(part, images, labels, rows_of(part, file, split, len(labels)))
     opened.classes = _names(part, file) or tuple(map(str, range(_count(part, labels))))
     check_labels(str(part), opened.labels, opened.classes, needed=opened.classes if split == "train" else ())
     return opened
@@ -81,7 +81,8 @@ def find_file(path: Path, split: Split) -> Path | None:
     return next((other for other in others if other.is_file()), None)
 
 
-def _open(path: Path) -> pq.ParquetFile:
+def open_table(path: Path) -> pq.ParquetFile:
+    """Open a parquet file of images or texts."""
     try:
         with path.open("rb") as file:
             begins = file.read(4)
@@ -94,7 +95,8 @@ def _open(path: Path) -> pq.ParquetFile:
     raise FileError(f"{path}: it is neither a folder of images nor a parquet file")
 
 
-def _column(path: Path, file: pq.ParquetFile, name: str) -> pa.ChunkedArray:
+def read_column(path: Path, file: pq.ParquetFile, name: str) -> pa.ChunkedArray:
+    """Read one column."""
     if name not in file.schema_arrow.names:
         raise FileError(f"{path}: it has columns {', '.join(file.schema_arrow.names)}, and {name} is needed")
     try:
@@ -120,11 +122,11 @@ def _labels(path: Path, column: pa.ChunkedArray) -> np.ndarray:
     return column.to_numpy().astype(np.int64)
 
 
-def _rows(path: Path, file: pq.ParquetFile, split: Split, count: int) -> np.ndarray:
+def rows_of(path: Path, file: pq.ParquetFile, split: Split, count: int) -> np.ndarray:
     """Return the rows of a part: all rows, or the rows whose column `split` has the first word in use for the part."""
     if "split" not in file.schema_arrow.names:
         return np.arange(count)
-    splits = np.array(_column(path, file, "split").to_pylist(), dtype=object)
+    splits = np.array(read_column(path, file, "split").to_pylist(), dtype=object)
     for word in WORDS[split]:
         if (splits == word).any():
             return np.flatnonzero(splits == word)
@@ -135,7 +137,7 @@ def _count(part: Path, labels: np.ndarray) -> int:
     """Return how many classes there are if nothing names them: the highest label to train on, plus 1."""
     learned = find_file(part, "train")
     if learned is not None and learned != part:
-        labels = _labels(learned, _column(learned, _open(learned), "label"))
+        labels = _labels(learned, read_column(learned, open_table(learned), "label"))
     return min(int(labels.max(initial=0)) + 1, MOST_CLASSES)
 
 

@@ -1,6 +1,6 @@
-"""The order of the images in an epoch. It depends on seed and epoch alone, and can be resumed at any position.
+"""The order of the examples in an epoch. It depends on seed and epoch alone, and can be resumed at any position.
 
-    order      a permutation of the images, each `repeats` times in a row
+    order      a permutation of the examples, each `repeats` times in a row
     rank r     gets the places r, r + ranks, r + 2 ranks, ... of the rest of the order
     position   how many places all ranks together have passed
 
@@ -30,7 +30,7 @@ def update_key(seed: int, step: int, rank: int) -> int:
 class ResumableSampler(torch.utils.data.Sampler[int]):
     """An order of indices that can be saved and resumed.
 
-    Iterating moves nothing, because loaders read ahead: call `advance` with the number of images that were used.
+    Iterating moves nothing, because loaders read ahead: call `advance` with the number of examples that were used.
 
     >>> from softless.data.sampler import ResumableSampler
     >>> sampler = ResumableSampler(10, seed=0)
@@ -41,12 +41,12 @@ class ResumableSampler(torch.utils.data.Sampler[int]):
     >>> sorted(first + list(later))
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
 
-    length    int: images in the set
+    length    int: examples in the set, images or sequences of tokens
     seed      int, from 0
     shuffle   bool, default True; False keeps the order of the set
     rank      int, default 0: which of the ranks this process is
     ranks     int, default 1: processes that share the set
-    repeats   int, default 1: how often in a row each image comes
+    repeats   int, default 1: how often in a row each example comes
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class ResumableSampler(torch.utils.data.Sampler[int]):
 
     def order(self) -> np.ndarray:
         """Return the epoch, int64 [total]. It is sorted by raw bits, because numpy's shuffle may differ by version."""
-        images = np.arange(self.length)
+        examples = np.arange(self.length)
         if self.shuffle:
             bits = np.random.PCG64(key(self.seed, self.epoch)).random_raw(self.length)
-            images = np.argsort(bits, kind="stable")
-        return images.repeat(self.repeats)
+            examples = np.argsort(bits, kind="stable")
+        return examples.repeat(self.repeats)
 
     def places(self) -> np.ndarray:
         """Return this rank's places in what is left of the order."""
@@ -88,18 +88,20 @@ class ResumableSampler(torch.utils.data.Sampler[int]):
         """Return how many batches are left; with `complete`, how many complete ones every rank has."""
         return (self.total - self.position) // self.ranks // batch if complete else -(-len(self) // batch)
 
-    def check(self, images: int, batch: int, *, complete: bool) -> None:
-        """Raise an error if the set has another size, or if an epoch cannot fill a batch."""
-        if self.length != images:
-            raise ArgumentError(f"the sampler is made for {self.length} images, and the set has {images}")
+    def check(self, count: int, batch: int, *, complete: bool, unit: str) -> None:
+        """Raise an error if the set has another size, or if an epoch cannot fill a batch; `unit` names the examples."""
+        if self.length != count:
+            raise ArgumentError(f"the sampler is made for {self.length} {unit}, and the set has {count}")
         if batch < 1:
-            raise ArgumentError(f"a batch of {batch} has no image: it must be at least 1 on each rank")
+            raise ArgumentError(
+                f"a batch of {batch} has no {unit.removesuffix('s')}: it must be at least 1 on each rank"
+            )
         if complete and (needed := batch * self.ranks) > self.total:
             ranks = f" on each of {self.ranks} ranks" if self.ranks > 1 else ""
-            raise ArgumentError(f"a batch of {batch}{ranks} needs {needed} images, and an epoch has {self.total}")
+            raise ArgumentError(f"a batch of {batch}{ranks} needs {needed} {unit}, and an epoch has {self.total}")
 
     def advance(self, count: int) -> None:
-        """Note that each rank has used `count` more images."""
+        """Note that each rank has used `count` more examples."""
         self.position = min(self.position + count * self.ranks, self.total)
 
     def set_epoch(self, epoch: int) -> None:
@@ -117,3 +119,38 @@ class ResumableSampler(torch.utils.data.Sampler[int]):
                 f"epoch {epoch}, position {position} is no place in epochs of {self.total}: another set's?"
             )
         self.epoch, self.position = epoch, position
+
+
+class Loader:
+    """The base class of all loaders. Iterating a loader gives one epoch in the order of its sampler.
+
+    sampler     ResumableSampler: the order
+    device      torch.device: where the batches go
+    batch       int: examples per batch on this rank
+    train       bool: True gives complete batches only, as many to every rank; False gives every example once
+    per_epoch   int: batches of a complete epoch, on the rank with the most
+    skipped     dict: the name of each example that was left out so far, and why
+    """
+
+    unit = "examples"
+
+    def __init__(self, count: int, sampler: ResumableSampler, device: torch.device, *, batch: int, train: bool) -> None:
+        sampler.check(count, batch, complete=train, unit=self.unit)
+        self.sampler, self.device, self.batch, self.train = sampler, device, batch, train
+        shared = batch * sampler.ranks
+        self.per_epoch = sampler.total // shared if train else -(-sampler.total // shared)
+        self.skipped: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        """Return how many batches of this epoch are left."""
+        return self.sampler.batches(self.batch, complete=self.train)
+
+
+def share_of(batch: int, ranks: int, unit: str) -> int:
+    """Return how many examples of a batch each rank gets; each needs at least one."""
+    if batch < ranks:
+        one = unit.removesuffix("s")
+        raise ArgumentError(
+            f"a batch of {batch} is too small: it needs at least one {one} for each of {ranks} processes"
+        )
+    return batch // ranks

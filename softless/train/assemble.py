@@ -1,4 +1,4 @@
-"""Train a classifier from names: a recipe, a set of images and a folder become a `Job`."""
+"""Train a classifier or a language model from names: a recipe, data and a folder become a `Job`."""
 
 import hashlib
 import json
@@ -14,13 +14,21 @@ from torch import nn
 from softless.data import open_splits
 from softless.data.images import Images, summary, what_changed
 from softless.data.reading import Batch, OnBadImage
+from softless.data.sequences import TokenizedText
+from softless.data.text import Text, open_texts
+from softless.data.tokens import digest_of
 from softless.errors import ArgumentError, FileError
 from softless.io import checkpoint
+from softless.io.files import write_text
 from softless.train.devices import Devices, Sharing
+from softless.train.language_recipe import LanguageRecipe
 from softless.train.loop import Job, Watcher, fit, seed_all
-from softless.train.recipe import PROSE, Recipe, from_document
+from softless.train.recipe import PROSE, Recipe, recipe_of
 from softless.train.run import Outcome, Run, must_agree
+from softless.train.settings import Settings
 from softless.train.tasks.classify import Classification, build, image_loader, start_from, teacher_of
+from softless.train.tasks.language import Language, make_tokenizer, tokenizer_of
+from softless.train.tasks.language import build as build_language
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +88,7 @@ def train(
     run, about = Run(folder), describe(recipe, data, *splits, seed, teacher, init, guide)
     if resume:
         agree(run.read(), about, f"the run in {folder}")
-    else:
-        run.must_be_new()
-    devices = Devices(runtime.device, recipe.precision, runtime.sharing, runtime.graph)
-    devices.wait()  # every rank must look for an old run before the first rank begins a new one
+    devices = claim(run, recipe, runtime, resume)
     seed_all(seed, -1, 0)
     model = build(recipe.model, recipe.image_size, len(classes))
     if init is not None and not (resume and checkpoint.places(run.last)):
@@ -95,14 +100,79 @@ def train(
         )
         for images, part in zip(splits, decoded or (None, None), strict=True)
     )  # fmt: skip
+    begin(run, about, devices, resume)
+    task = Classification(model, splits, batches, test_batches, recipe, guide)
+    return start(
+        Job(
+            task=task, recipe=recipe, folder=folder, devices=devices, watch=watch, about=about, seed=seed, resume=resume
+        )
+    )
+
+
+def train_language(
+    folder: Path,
+    recipe: LanguageRecipe,
+    data: str,
+    watch: Watcher,
+    *,
+    runtime: Runtime,
+    seed: int = 0,
+    resume: bool = False,
+    texts: tuple[Text, Text] | None = None,
+) -> Outcome:
+    """Train a language model, from the beginning or from where the run in this folder was.
+
+    folder    Path: where the run is saved
+    recipe    LanguageRecipe: how to train
+    data      str: a text file, a folder of text files, or a parquet file with a column `text`
+    watch     Watcher: called while the training runs
+    runtime   Runtime: device and the like; nothing reads images
+    seed      int, default 0
+    resume    bool, default False: go on with the run in the folder, with the tokens that it learned
+    texts     (train, test), default None: the texts of `data`, if they were read before
+    """
+    recipe.check_ranks(int(os.environ.get("WORLD_SIZE", "1")))
+    texts = texts or open_texts(data, recipe.hold_out)
+    run, about = Run(folder), describe_texts(recipe, data, *texts, seed)
+    if resume:
+        before = run.read()
+        agree_on_texts(before, about, f"the run in {folder}")
+        about["tokenizer"] = before.get("tokenizer")
+    devices = claim(run, recipe, runtime, resume)
+    tokenizer = tokenizer_of(run, recipe, about) if resume else make_tokenizer(recipe, texts[0])
+    cut = [TokenizedText(text, tokenizer, recipe.length, train=text is texts[0]) for text in texts]
+    seed_all(seed, -1, 0)
+    task = Language(build_language(recipe), (cut[0], cut[1]), recipe, tokenizer.sizes, devices, seed)
+    about["tokenizer"] = digest_of(tokenizer)
+    if devices.main and not resume and tokenizer.file is not None:
+        write_text(run.tokenizer, tokenizer.file)
+    begin(run, about, devices, resume)
+    return start(
+        Job(
+            task=task, recipe=recipe, folder=folder, devices=devices, watch=watch, about=about, seed=seed, resume=resume
+        )
+    )
+
+
+def claim(run: Run, recipe: Settings, runtime: Runtime, resume: bool) -> Devices:
+    """Check that the folder holds no run, unless it is resumed, and return the devices."""
+    if not resume:
+        run.must_be_new()
+    devices = Devices(runtime.device, recipe.precision, runtime.sharing, runtime.graph)
+    devices.wait()  # every rank must look for an old run before the first rank begins a new one
+    return devices
+
+
+def begin(run: Run, about: Mapping[str, Any], devices: Devices, resume: bool) -> None:
+    """Write run.json, unless the run is resumed; no rank goes on before."""
     if devices.main and not resume:
         run.begin(about)
     devices.wait()
-    task = Classification(model, splits, batches, test_batches, recipe, guide)
-    job = Job(
-        task=task, recipe=recipe, folder=folder, devices=devices, watch=watch, about=about, seed=seed, resume=resume
-    )
-    watch.begin(job, sum(parameter.numel() for parameter in model.parameters()))
+
+
+def start(job: Job) -> Outcome:
+    """Announce a training, and train."""
+    job.watch.begin(job, sum(parameter.numel() for parameter in job.task.model.parameters()))
     return fit(job)
 
 
@@ -131,6 +201,17 @@ def describe(
     }
 
 
+def describe_texts(recipe: LanguageRecipe, data: str, train: Text, test: Text, seed: int) -> dict[str, Any]:
+    """Return the content of run.json of a language model, without the sha256 of its tokens."""
+    return {
+        "recipe": asdict(recipe),
+        "data": data,
+        "bytes": {"train": len(train.data), "test": len(test.data)},
+        "fingerprint": {"train": train.fingerprint, "test": test.fingerprint},
+        "seed": seed,
+    }
+
+
 def digest(model: nn.Module) -> str:
     """Return the sha256 over the names and bytes of a model's weights."""
     total = hashlib.sha256()
@@ -142,7 +223,7 @@ def digest(model: nn.Module) -> str:
 
 def meaning(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe's document as JSON has it, without its prose, and with defaults for keys that it lacks."""
-    document = asdict(from_document(recipe))
+    document = asdict(recipe_of(recipe))
     return json.loads(json.dumps({key: value for key, value in document.items() if key not in PROSE}))
 
 
@@ -154,7 +235,7 @@ def agree(before: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
             | {key: about[key] for key in ("fingerprint", "classes", "seed")}
             for about in (before, now)
         )
-        changed = [part for part, known in now["fingerprint"].items() if before["fingerprint"][part] != known]
+        changed = changed_parts(before, now)
         why = what_changed(before["set"], now["set"]) if "set" in before else None  # older runs have none
     except (LookupError, AttributeError, TypeError) as error:
         raise FileError(f"{what}: its run.json lacks {error}") from None
@@ -169,3 +250,24 @@ def agree(before: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
             "other weights"
         )
     must_agree(old, new, what)
+
+
+def agree_on_texts(before: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
+    """Raise an error if a language model would go on with other settings; the text may move."""
+    try:
+        old, new = ({"recipe": meaning(about["recipe"]), "seed": about["seed"]} for about in (before, now))
+        changed = changed_parts(before, now)
+        sizes = [f"{before['bytes'][part]:,} bytes then and {now['bytes'][part]:,} now" for part in changed]
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
+        raise FileError(f"{what}: its run.json lacks {error}") from None
+    must_agree(old, new, what)
+    if changed:
+        raise ArgumentError(
+            f"{what} was begun with another text to {changed[0]} on ({sizes[0]}); give the same text, or another "
+            "folder with --out"
+        )
+
+
+def changed_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return which parts of the data, train and test, are not as they were."""
+    return [part for part, known in now["fingerprint"].items() if before["fingerprint"][part] != known]

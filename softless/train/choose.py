@@ -5,6 +5,7 @@
     images below 64 pixels                       cifar10           32 x 32 pixels
     images that fit in memory at 128 pixels      imagenette        128 x 128 pixels
     more                                         inline_deit_tiny  224 x 224 pixels, as on ImageNet
+    text                                         text-small, or text-base with a CUDA device
 
 The size of the images is that of the median image of a sample, by shorter side. A batch is never larger than the set.
 """
@@ -61,3 +62,8 @@ def fitting(data: str | None, images: Images, size: TypicalSize | None, cuda: bo
         return name, because, {}
     smaller = 1 << (len(images).bit_length() - 1)  # a power of two: mixing needs pairs
     return name, f"{because}, with batch {smaller} instead of {batch}", {"batch": str(smaller)}
+
+
+def fitting_text(cuda: bool) -> tuple[str, str]:
+    """Return the name of the recipe for a text on this machine, and why it fits."""
+    return ("text-base", "for text") if cuda else ("text-small", "for text without a CUDA device")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from softless.errors import ArgumentError, needs_extra
 from softless.machine import pick_device
-from softless.train.recipe import Precision
+from softless.train.settings import Precision
 
 Sharing = Literal["ddp", "fsdp"]
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from softless.train.devices import Devices
-from softless.train.recipe import Recipe
+from softless.train.settings import Settings
 from softless.train.tasks import Loss, Tensors
 
 # Inductor of torch 2.11 to 2.14 may move a padded buffer and still read it where it was: pytorch issue 194281.
@@ -47,15 +47,13 @@ class Failure:
 class Engine:
     """A model with its loss, optimizer, schedule and averaged weights."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe, devices: Devices, loss: Loss, per_epoch: int):
+    def __init__(self, model: nn.Module, recipe: Settings, devices: Devices, loss: Loss, per_epoch: int):
         from timm.optim import create_optimizer_v2
         from timm.scheduler import CosineLRScheduler
         from timm.utils import ModelEmaV3
 
         self.recipe, self.devices, self.loss, self.step = recipe, devices, loss, 0
         self.plain = model.to(devices.device)
-        if recipe.channels_last:
-            self.plain.to(memory_format=torch.channels_last)
         self.ema = ModelEmaV3(self.plain, recipe.ema, use_warmup=recipe.ema_warmup) if recipe.ema else None
         if recipe.compile:
             torch._dynamo.reset()  # models that this process compiled before count against its limit

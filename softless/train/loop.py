@@ -35,8 +35,8 @@ from softless.machine import circumstances
 from softless.train import snapshot
 from softless.train.devices import Devices, by_blas
 from softless.train.engine import Engine
-from softless.train.recipe import Recipe
 from softless.train.run import Ledger, Outcome, Run
+from softless.train.settings import Settings
 from softless.train.tasks import Task, all_skipped, evaluate
 
 
@@ -108,7 +108,7 @@ class Job:
     """
 
     task: Task
-    recipe: Recipe
+    recipe: Settings
     folder: Path
     devices: Devices
     watch: Watcher
@@ -193,7 +193,7 @@ class Loop:
         numbers = {"loss": mean(losses), "lr": self.engine.lr}
         if finite := [norm for norm in norms if math.isfinite(norm)]:  # fp16 skips updates whose norm is infinite
             numbers["gradient_norm"] = mean(finite)
-        self._tell("train", numbers, {f"{self.task.unit}_per_second": self._lap()})
+        self._tell("train", numbers, {f"{self.task.speed_unit[0]}_per_second": self._lap()})
 
     def _evaluate(self, epoch: int) -> None:
         self._check()
@@ -277,11 +277,11 @@ class Loop:
         )
 
     def _lap(self) -> float:
-        """Count the time since the last call, and return the examples per second in it."""
+        """Count the time since the last call, and return the speed in it."""
         now, step = time.monotonic(), self.engine.step
         lap, updates = now - self.clock, step - self.counted
         self.seconds, self.clock, self.counted = self.seconds + lap, now, step
-        return updates * self.recipe.batch / max(lap, 1e-9)
+        return updates * self.recipe.batch * self.task.speed_unit[1] / max(lap, 1e-9)
 
     def _kept(self) -> str:
         return "no checkpoint had been saved" if self.saved < 0 else f"the checkpoint of update {self.saved} is kept"

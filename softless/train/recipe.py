@@ -1,27 +1,21 @@
-"""A recipe: every number that decides how a model is trained, and the TOML files that hold recipes.
+"""The recipe of an image classifier, and the TOML files that hold the recipes of all tasks.
 
-`batch` is the number of images per update, over all devices and all parts of an accumulated update, so a recipe means
-the same on one device and on eight. Learning rates are not scaled by the batch.
-
-    lr(n) = warmup_lr + (lr - warmup_lr) n / W               while n < W, the updates of warmup_epochs
-    lr(n) = min_lr + (lr - min_lr)(1 + cos(pi n / T)) / 2    while n < T, the updates of epochs, warm-up included
-    lr(n) = min_lr                                           for cooldown_epochs more
-
-A recipe file has these keys, and the tables `[model]` and `[augment]`; see recipes/.
+A recipe is every number that decides how a model is trained. The recipe file of a classifier has the keys of `Recipe`,
+and the tables `[model]` and `[augment]`. With `task = "language"` it has the keys of `LanguageRecipe`; see recipes/.
 """
 
-import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar
 
 import softless
 from softless.data.augment import Augment
 from softless.errors import ArgumentError, FileError, did_you_mean
+from softless.train.language_recipe import LanguageModel, LanguageRecipe
+from softless.train.settings import Settings, check_type
 
-Precision = Literal["fp32", "bf16", "fp16"]
 T = TypeVar("T")
 
 DEFAULT = "digits"
@@ -57,125 +51,70 @@ class Architecture:
             "weight_std": float,
         }.items():
             if getattr(self, name) is not None:
-                _check_type(f"model.{name}", getattr(self, name), kind)
+                check_type(f"model.{name}", getattr(self, name), kind)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """How a model is trained.
+class Recipe(Settings):
+    """How a classifier is trained. The keys of `Settings`, and:
 
-    command, cost, expected   str: how to run the recipe, how long it takes, what it reaches
     model, augment            Architecture and Augment
     hold_out                  share of the training images to test on, instead of the test images; 0 is none
     image_size                height and width in pixels
-    batch                     images per update
-    epochs, cooldown_epochs, warmup_epochs                 passes over the set
-    lr, warmup_lr, min_lr, weight_decay, beta1, beta2      of AdamW
-    clip                      largest norm of the gradient; 0 does not clip
-    accumulate                parts that the batch of an update is computed in
     mixup, cutmix             their alphas; 0 is off
     mix_prob, mix_switch      share of batches that are mixed, and share of these that CutMix mixes
     label_smoothing           share of the target that is spread over all classes
-    ema, ema_warmup           decay of the averaged weights, 0 is off; whether the decay grows to this value
-    precision                 fp32, bf16 or fp16 (fp16 scales its gradients)
-    compile, channels_last    whether to compile the model; memory layout of images and convolutions
+    channels_last             memory layout of images and convolutions
     cache                     decode the set once, keep it on the device and augment it there: for small images
     distill, temperature      weight of the teacher's answers in the loss; both answers are divided by the temperature
-    evaluate_every            epochs
-    checkpoint_every          updates; 0 saves every epoch
-    log_every                 updates
     """
 
-    command: str = ""
-    cost: str = ""
-    expected: str = ""
     model: Architecture = field(default_factory=Architecture)
     augment: Augment = field(default_factory=Augment)
-    hold_out: float = 0.0
     image_size: int = 224
-    batch: int = 1024
-    epochs: int = 300
-    cooldown_epochs: int = 0
-    warmup_epochs: int = 20
-    lr: float = 1e-3
-    warmup_lr: float = 1e-6
-    min_lr: float = 1e-5
-    weight_decay: float = 0.05
-    beta1: float = 0.9
-    beta2: float = 0.999
-    clip: float = 0.0
-    accumulate: int = 1
     mixup: float = 0.0
     cutmix: float = 0.0
     mix_prob: float = 1.0
     mix_switch: float = 0.5
     label_smoothing: float = 0.0
-    ema: float = 0.0
-    ema_warmup: bool = False
-    precision: Precision = "fp32"
-    compile: bool = False
     channels_last: bool = False
     cache: bool = False
     distill: float = 0.5
     temperature: float = 1.0
-    evaluate_every: int = 1
-    checkpoint_every: int = 0
-    log_every: int = 20
+
+    least: ClassVar[Mapping[str, float]] = {**Settings.least, "image_size": 1, "temperature": 1e-3}
+    most: ClassVar[Mapping[str, float]] = {
+        **Settings.most,
+        **dict.fromkeys(("mix_prob", "mix_switch", "label_smoothing", "distill"), 1),
+        "image_size": 2**14,
+    }
 
     def __post_init__(self) -> None:
-        for key in fields(self):
-            value, least, most = getattr(self, key.name), LEAST.get(key.name, 0), MOST.get(key.name)
-            _check_type(key.name, value, key.type)
-            if key.type in (int, float) and not (least <= value < math.inf and (most is None or value <= most)):
-                bound = f"at least {least}" if most is None else f"from {least} to {most}"
-                raise ArgumentError(f"recipe: {key.name} is {value} and must be {bound}")
-        for name in ("beta1", "beta2", "ema"):
-            if getattr(self, name) == 1:
-                raise ArgumentError(f"recipe: {name} is 1 and must be below 1, or the average would never change")
-        if self.hold_out == 1:
-            raise ArgumentError("recipe: hold_out is 1 and must be below 1, or there would be no images to train on")
-        self.check_ranks(1)
+        super().__post_init__()
         for name, needed in (("crop_share", 1), ("crop_mode", "squash")):
             if self.cache and (value := getattr(self.augment, name)) != needed:
                 raise ArgumentError(
                     f"recipe: cache keeps whole images, so augment.{name} is {needed} and cannot be {value}"
                 )
-        if self.warmup_epochs > self.epochs:
-            raise ArgumentError(f"recipe: warmup_epochs {self.warmup_epochs} are more than epochs {self.epochs}")
 
     def check_ranks(self, ranks: int) -> None:
         """Raise an error if this number of ranks cannot share a batch, or cannot mix it in pairs."""
-        parts, shared = ranks * self.accumulate, f" times {ranks} ranks" if ranks > 1 else ""
-        if self.batch % parts:
-            raise ArgumentError(f"recipe: batch {self.batch} is not a multiple of accumulate {self.accumulate}{shared}")
-        if (self.mixup or self.cutmix) and (part := self.batch // parts) % 2:
+        super().check_ranks(ranks)
+        part = self.batch // (ranks * self.accumulate)
+        if (self.mixup or self.cutmix) and part % 2:
             raise ArgumentError(
                 f"recipe: mixup and cutmix mix pairs, and a part of batch {self.batch} has {part} images"
             )
 
-    @property
-    def all_epochs(self) -> int:
-        return self.epochs + self.cooldown_epochs
 
-
-LEAST = {"temperature": 1e-3}  # 0 for every other number
-LEAST |= dict.fromkeys(("image_size", "batch", "epochs", "accumulate", "evaluate_every", "log_every"), 1)
-MOST = dict.fromkeys(("hold_out", "beta1", "beta2", "mix_prob", "mix_switch", "label_smoothing", "ema", "distill"), 1)
-MOST |= {"image_size": 2**14}
-
-
-def _check_type(name: str, value: object, kind: Any) -> None:
-    if kind is Precision:
-        if value not in get_args(Precision):
-            raise ArgumentError(f"recipe: {name} is {value!r} and must be one of {', '.join(get_args(Precision))}")
-        return
-    allowed = (int, float) if kind is float else kind
-    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
-        kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        raise ArgumentError(f"recipe: {name} is {value!r} and must be {kinds.get(kind, kind.__name__)}")
-
-
-TABLES: dict[str, type] = {"model": Architecture, "augment": Augment}
+AnyRecipe = Recipe | LanguageRecipe
+IMAGES, LANGUAGE = "classify", "language"
+RECIPES: dict[str, type[AnyRecipe]] = {IMAGES: Recipe, LANGUAGE: LanguageRecipe}
+KINDS = {IMAGES: "a recipe", LANGUAGE: "a language recipe"}
+TABLES: dict[str, dict[str, type]] = {
+    IMAGES: {"model": Architecture, "augment": Augment},
+    LANGUAGE: {"model": LanguageModel},
+}
 
 
 def shipped() -> dict[str, Path]:
@@ -186,7 +125,7 @@ def shipped() -> dict[str, Path]:
 
 
 def read_recipe(name: str = DEFAULT, changes: Iterable[tuple[str, str]] = ()) -> Recipe:
-    """Read a recipe, and change some of its keys.
+    """Read the recipe of a classifier, and change some of its keys.
 
     name      str, default "digits": a recipe of softless, or the path of a TOML file
     changes   (key, value) pairs of text, such as ("epochs", "3") or ("model.local", "false")
@@ -196,7 +135,7 @@ def read_recipe(name: str = DEFAULT, changes: Iterable[tuple[str, str]] = ()) ->
     >>> recipe.epochs, recipe.model.mechanism
     (3, 'softmax')
     """
-    return changed(document_of(name), changes)
+    return for_images(changed(document_of(name), changes), f"recipe {name!r}")
 
 
 def parse_change(text: str) -> tuple[str, str]:
@@ -207,24 +146,51 @@ def parse_change(text: str) -> tuple[str, str]:
     return key, value
 
 
-def changed(document: Mapping[str, Any], changes: Iterable[tuple[str, str]]) -> Recipe:
+def changed(document: Mapping[str, Any], changes: Iterable[tuple[str, str]]) -> AnyRecipe:
     """Return the recipe of a document, after changing some keys to values that are given as text."""
     values = {**document}
+    changes = [*changes]
+    values |= {key: _value(text) for key, text in changes if key == "task"}
+    tables, kind = TABLES[task_of(values)], KINDS[task_of(values)]
     for key, text in changes:
         table, dot, inner = key.rpartition(".")
-        if dot and table not in TABLES:
-            raise ArgumentError(f"{key!r} is not a key of a recipe: its tables are {' and '.join(TABLES)}")
+        if dot and table not in tables:
+            named = "its tables are" if len(tables) > 1 else "its table is"
+            raise ArgumentError(f"{key!r} is not a key of {kind}: {named} {' and '.join(tables)}")
         if not dot:
             values[key] = _value(text)
-        elif isinstance(keys := values.get(table, {}), dict):  # `from_document` raises an error for anything else
+        elif isinstance(keys := values.get(table, {}), dict):  # `recipe_of` raises an error for anything else
             values[table] = {**keys, inner: _value(text)}
-    return from_document(values)
+    return recipe_of(values)
+
+
+def recipe_of(document: Mapping[str, Any]) -> AnyRecipe:
+    """Return the recipe of a document, for the task that it names; an unknown key is an error."""
+    task = task_of(document)
+    values = {key: value for key, value in document.items() if key != "task"}
+    for key, cls in TABLES[task].items():
+        values[key] = _build(cls, document.get(key, {}), f"[{key}]", task)
+    return _build(RECIPES[task], values, KINDS[task], task)
 
 
 def from_document(document: Mapping[str, Any]) -> Recipe:
-    """Return the recipe of a document; an unknown key is an error."""
-    tables: dict[str, Any] = {key: _build(cls, document.get(key, {}), f"[{key}]") for key, cls in TABLES.items()}
-    return _build(Recipe, {**document, **tables}, "a recipe")
+    """Return the recipe of a document that trains a classifier."""
+    return for_images(recipe_of(document), "the recipe")
+
+
+def for_images(recipe: AnyRecipe, what: str) -> Recipe:
+    """Return the recipe if it trains a classifier of images, and raise an error otherwise."""
+    if not isinstance(recipe, Recipe):
+        raise ArgumentError(f"{what} trains a model of task {recipe.task!r}, and a recipe for images is needed")
+    return recipe
+
+
+def task_of(document: Mapping[str, Any]) -> str:
+    """Return the task of a recipe's document; without the key it is the classification of images."""
+    task = document.get("task", IMAGES)
+    if not isinstance(task, str) or task not in RECIPES:
+        raise ArgumentError(f"recipe: task is {task!r} and must be one of {', '.join(RECIPES)}")
+    return task
 
 
 def document_of(name: str) -> dict[str, Any]:
@@ -254,14 +220,13 @@ def _value(text: str) -> Any:
         return text
 
 
-def _build(cls: type[T], table: Any, what: str) -> T:
+def _build(cls: type[T], table: Any, what: str, task: str) -> T:
     if not isinstance(table, dict):
         raise ArgumentError(f"{what} is {table!r} and must be a table of keys")
-    known = [key.name for key in fields(cls)]  # type: ignore[arg-type]
+    known = _keys(cls)
     for key in table:
         if key not in known:
-            hint = did_you_mean(key, known) or f"it has {', '.join(known)}"
-            raise ArgumentError(f"{key!r} is not a key of {what}: {hint}")
+            raise ArgumentError(f"{key!r} is not a key of {what}: {_hint(key, known, what, task)}")
     values = {
         key: tuple(value) if isinstance(value, list) and cls is Augment else value for key, value in table.items()
     }
@@ -269,3 +234,18 @@ def _build(cls: type[T], table: Any, what: str) -> T:
         return cls(**values)
     except TypeError as error:
         raise ArgumentError(f"{what} has a value of the wrong kind: {error}") from None
+
+
+def _hint(key: str, known: list[str], what: str, task: str) -> str:
+    """Say which key may be meant: one of a similar name, or one that the recipes of another task have."""
+    if hint := did_you_mean(key, known):
+        return hint
+    for other, cls in RECIPES.items():
+        theirs = TABLES[other].get(what.strip("[]")) if what.startswith("[") else cls
+        if other != task and theirs is not None and key in _keys(theirs):
+            return f"only recipes of task {other!r} have it, and this one is of task {task!r}"
+    return f"it has {', '.join(known)}"
+
+
+def _keys(cls: type) -> list[str]:
+    return [key.name for key in fields(cls) if key.name != "task"]

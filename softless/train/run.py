@@ -2,6 +2,7 @@
 
 RUN/
   run.json       model, recipe, data, seed, teacher, init: everything that --resume needs
+  tokenizer.json the tokens of a language model that learned them
   log.jsonl      a line every few updates and a line per evaluation; the same bytes however often the run was resumed
   last/          the newest checkpoints, to resume from
   best/          the weights with the best evaluation, and the best weights at the time of the newest checkpoint
@@ -20,7 +21,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from torch import nn
+
 from softless.errors import ArgumentError, FileError, needs_extra
+from softless.io import checkpoint
+from softless.io.checkpoint import Checkpoint
 from softless.io.files import Journal, write_all, write_json, written_or_explained
 
 SCHEMA = "softless.run/1"
@@ -32,7 +37,7 @@ class Run:
     def __init__(self, folder: Path):
         self.folder = folder
         self.about, self.log, self.result = folder / "run.json", folder / "log.jsonl", folder / "result.json"
-        self.skipped = folder / "skipped.json"
+        self.skipped, self.tokenizer = folder / "skipped.json", folder / "tokenizer.json"
         self.last, self.best, self.board = folder / "last", folder / "best", folder / "tensorboard"
 
     def must_be_new(self) -> None:
@@ -63,6 +68,22 @@ class Run:
         if not isinstance(recipe, dict):
             raise FileError(f"{self.about} is damaged (its recipe is {recipe!r})")
         return document
+
+
+def best_of(folder: Path) -> tuple[Checkpoint, dict[str, Any]]:
+    """Return the best checkpoint of a run, and the run's document with the update of these weights."""
+    saved = checkpoint.newest(Run(folder).best)
+    if saved is None:
+        raise FileError(f"{folder} holds no trained model: there is no checkpoint in {Run(folder).best}")
+    return saved, {**saved.state["about"], "step": saved.step}
+
+
+def load_best(model: nn.Module, saved: Checkpoint) -> None:
+    """Load the weights of a checkpoint into the model of its run."""
+    try:
+        model.load_state_dict(saved.parts["model"])
+    except (RuntimeError, LookupError) as error:
+        raise FileError(f"{saved.path} does not fit the model of its run ({error})") from error
 
 
 def must_agree(before: Mapping[str, Any], now: Mapping[str, Any], what: str, where: str = "") -> None:

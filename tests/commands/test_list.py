@@ -127,11 +127,10 @@ def test_every_recipe_is_listed(softless):
     assert max(map(len, short.splitlines())) <= 80
     for row in document["recipes"]:
         assert list(row) == [
-            "name", "model", "image_size", "batch", "epochs", "precision", "expected", "cost", "command",
+            "name", "model", "image_size", "length", "batch", "epochs", "precision", "expected", "cost", "command",
         ]  # fmt: skip
-        assert f"{row['name']} {row['model']} {row['image_size']} x {row['image_size']} {row['batch']:,}" in " ".join(
-            short.split()
-        )
+        size = f"{row['length']} tokens" if row["length"] else f"{row['image_size']} x {row['image_size']}"
+        assert f"{row['name']} {row['model']} {size} {row['batch']:,}" in " ".join(short.split())
         assert row["expected"] in wide
         assert row["command"] in wide
 

@@ -335,7 +335,7 @@ def test_a_bad_parquet_file_is_described_in_one_sentence(tmp_path):
     (tmp_path / "x.txt").write_text("hello")
     assert refusal(tmp_path / "x.txt").endswith("it is neither a folder of images nor a parquet file")
     parquet(tmp_path / "y-train.parquet", [0, 1])
-    assert "there is no -val.parquet or -validation.parquet or -test.parquet beside it" in refusal(
+    assert "there is no -val.parquet or -valid.parquet or -validation.parquet or -test.parquet beside it" in refusal(
         tmp_path / "y-train.parquet", "test"
     )
 

@@ -6,6 +6,7 @@
     python -m tests.train.ranks FOLDER RANKS resume           go on with those
     python -m tests.train.ranks FOLDER RANKS apart            the same, where rank 1 sees an older checkpoint, or none
     python -m tests.train.ranks FOLDER RANKS again            a training as the command makes one, and another
+    python -m tests.train.ranks FOLDER RANKS language         language models on FOLDER/book.txt
     python -m tests.train.ranks FOLDER RANKS die              rank 1 is killed during a training
 
 Several words make several acts. Each act of rank 0 writes FOLDER/ACT.json.
@@ -27,15 +28,17 @@ from torch import nn
 
 from softless.errors import FileError
 from softless.models.blocks import Stage
-from softless.train import snapshot
+from softless.train import assemble, snapshot
 from softless.train.assemble import Runtime, train
 from softless.train.devices import Devices
 from softless.train.engine import Engine
+from softless.train.language_recipe import LanguageModel, LanguageRecipe
 from softless.train.loop import fit
 from softless.train.metrics import ClassCounts
 from softless.train.recipe import Recipe, read_recipe
 from softless.train.tasks import all_skipped, evaluate
 from softless.train.tasks.classify import ClassificationLoss, image_loader
+from softless.train.tasks.language import build as build_language
 from tests.ranks import fork
 from tests.train.jobs import IMPORTED_LATE, RECIPE, SMALL, Pictures, Quiet, job
 
@@ -150,8 +153,22 @@ class Doomed(Quiet):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def language(place, way="ddp"):
+    """A training of a language model in float64; its last scores. Its norms and rotations round to float32."""
+    recipe = LanguageRecipe(
+        model=LanguageModel(dim=8, depth=2, heads=2), length=8, batch=6, epochs=1, lr=1e-2, ema=0.5, log_every=1,
+        tokens="bpe", vocabulary=270,
+    )  # fmt: skip
+    assemble.build_language = lambda recipe: build_language(recipe).double()
+    runtime = Runtime(device="cpu", sharing=way)
+    outcome = assemble.train_language(place, recipe, str(place.parent / "book.txt"), Quiet(), runtime=runtime)
+    return {"last": outcome.last, "answers": outcome.answers}
+
+
 def perform(folder, way, act, *words):
     """What an act finds with one way of sharing."""
+    if act == "language":
+        return language(folder / f"language-{way}", way)
     if act == "again":
         runtime = Runtime(device="cpu", sharing=way)
         return train(folder / f"again-{way}", read_recipe("digits", SMALL), None, Quiet(), runtime=runtime).steps

@@ -6,15 +6,18 @@ import signal
 import socket
 
 import pytest
+import torch
 
 from softless.io import checkpoint
 from softless.train.loop import fit
 from softless.train.run import Run
 from tests.ranks import run
 from tests.train.jobs import job
-from tests.train.ranks import EXACT, Blocks
+from tests.train.ranks import EXACT, Blocks, language
 
 EXACTLY = 1e-12
+IN_SINGLE = 1e-6
+BOOK = "the cat sat on the mat, and the dog sat on the log.\n" * 12
 ENDS_WITHIN = 60  # seconds after one rank was killed
 
 
@@ -55,7 +58,8 @@ def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     for name in ("ddp", "fsdp", "dead"):
         (folder / name).mkdir()
-    return folder, start(folder, 2, "compare:10", "uneven", "train", "apart", "again", "die")
+    (folder / "book.txt").write_text(BOOK)
+    return folder, start(folder, 2, "compare:10", "uneven", "train", "apart", "again", "language", "die")
 
 
 def middle(folder, place):
@@ -118,6 +122,21 @@ def test_processes_that_have_trained_can_train_again(pair):
     folder, ended = pair
     assert (folder / "again.json").exists(), ended
     assert json.loads((folder / "again.json").read_text()) == {"ddp": 3, "fsdp": 3}
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_a_language_model_of_two_ranks_equals_that_of_one(pair, tmp_path, way):
+    folder, ended = pair
+    assert (folder / "language.json").exists(), ended
+    (tmp_path / "book.txt").write_text(BOOK)
+    found, expected = json.loads((folder / "language.json").read_text())[way], language(tmp_path / "alone")
+    assert found["last"] == pytest.approx(expected["last"], rel=IN_SINGLE)
+    assert found["answers"]["bytes"] == expected["answers"]["bytes"]  # every test sequence was seen
+    weights = [checkpoint.newest(Run(place).last).parts for place in (folder / f"language-{way}", tmp_path / "alone")]
+    for part in ("model", "ema"):
+        assert {*weights[0][part]} == {*weights[1][part]}
+        for name, tensor in weights[1][part].items():
+            torch.testing.assert_close(weights[0][part][name], tensor, rtol=0, atol=IN_SINGLE)
 
 
 def test_a_killed_rank_ends_the_others(pair):

@@ -10,17 +10,9 @@ import torch
 
 from softless.errors import ArgumentError, FileError
 from softless.models.table import CONFIGS
-from softless.train.recipe import (
-    LEAST,
-    MOST,
-    Architecture,
-    Recipe,
-    changed,
-    document_of,
-    from_document,
-    read_recipe,
-    shipped,
-)
+from softless.train.language_recipe import LanguageModel, LanguageRecipe
+from softless.train.recipe import Architecture, Recipe, changed, document_of, from_document, read_recipe, shipped
+from softless.train.tasks import language
 from softless.train.tasks.classify import build
 
 # images a GPU, peak lr, warm-up lr, min lr, weight decay, epochs, cooldown, warm-up, drop path, clip; 8 GPUs
@@ -61,12 +53,13 @@ def test_the_paper_recipes_have_the_authors_numbers(name):
 
 @pytest.mark.parametrize("name", shipped())
 def test_every_recipe_states_its_command_cost_and_result_and_makes_its_model(name):
-    recipe = read_recipe(name)
+    recipe = changed(document_of(name), ())
     assert re.search(rf"softless train --recipe {name} ", recipe.command)
     assert recipe.cost
     assert recipe.expected
     with torch.device("meta"):
-        model = build(recipe.model, recipe.image_size, 10)
+        text = isinstance(recipe, LanguageRecipe)
+        model = language.build(recipe) if text else build(recipe.model, recipe.image_size, 10)
     assert sum(parameter.numel() for parameter in model.parameters()) > 0
     assert recipe.batch % (8 if name in PAPER else 1) == 0
 
@@ -164,14 +157,24 @@ def test_a_recipe_file_is_read_by_its_path(tmp_path):
     assert tomllib.loads(path.read_text())["epochs"] == 3
 
 
-@pytest.mark.parametrize("name", [key.name for key in fields(Recipe) if key.type in (int, float)])
-def test_no_number_of_a_recipe_may_be_negative(name):
-    with pytest.raises(ArgumentError, match=f"recipe: {name} is -1 and must be (at least|from)"):
-        Recipe(**{name: -1})
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [
+        (cls, key.name)
+        for cls in (Recipe, LanguageRecipe, LanguageModel)
+        for key in fields(cls)
+        if key.type in (int, float, int | None)
+    ],
+)
+def test_no_number_of_a_recipe_may_be_negative(cls, name):
+    table = "model." if cls is LanguageModel else ""
+    with pytest.raises(ArgumentError, match=f"recipe: {table}{name} is -1 and must be (at least|from)"):
+        cls(**{name: -1})
 
 
 def test_the_names_with_other_limits_are_numbers_of_a_recipe():
-    assert {*LEAST, *MOST} <= {key.name for key in fields(Recipe) if key.type in (int, float)}
+    for cls in (Recipe, LanguageRecipe, LanguageModel):
+        assert {*cls.least, *cls.most} <= {key.name for key in fields(cls) if key.type in (int, float, int | None)}
 
 
 def test_a_mechanism_with_options_reaches_the_model():
@@ -187,3 +190,58 @@ def test_set_replaces_a_table_and_then_one_of_its_keys():
     assert (model.name, model.drop_path_rate, model.dims) == ("swin_tiny", 0.1, None)
     with pytest.raises(ArgumentError, match="is 3 and must be a table of keys"):
         read_recipe("digits", [("model", "3"), ("model.local", "false")])
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("text-small", ("image_size", "8"), "'image_size' is not a key of a language recipe: only recipes of"),
+        ("text-small", ("mixup", "0.5"), "'mixup' is not a key of a language recipe: only recipes of"),
+        ("text-small", ("augment.flip", "0.5"), "'augment.flip' is not a key of a language recipe: its table is model"),
+        ("text-small", ("augment", "{}"), "'augment' is not a key of a language recipe: only recipes of"),
+        ("text-small", ("model.name", "llama"), r"'name' is not a key of \[model\]: only recipes of task"),
+        ("text-small", ("model.zoom", "8"), r"'zoom' is not a key of \[model\]: it has dim, depth, heads"),
+        ("text-small", ("lenght", "8"), "'lenght' is not a key of a language recipe: did you mean 'length'?"),
+        ("text-small", ("tokens", "words"), "tokens is 'words' and must be one of bytes, bpe"),
+        ("text-small", ("vocabulary", "256"), "vocabulary is 256 and must be from 257 to"),
+        ("text-small", ("length", "1"), "length is 1 and must be from 2 to"),
+        ("text-small", ("model.dim", "100"), "model.dim 100 is not a multiple of twice model.heads 4: rotary"),
+        ("text-small", ("model.key_heads", "3"), "model.heads 4 is not a multiple of model.key_heads 3"),
+        ("text-small", ("model.key_heads", "two"), "model.key_heads is 'two' and must be a whole number"),
+        ("text-small", ("model.mlp_ratio", "0"), "model.mlp_ratio 0 of model.dim 128 leaves no channel"),
+        ("text-small", ("model.tied", "1"), "model.tied is 1 and must be true or false"),
+        ("text-small", ("model.mechanism", "3"), "model.mechanism is 3 and must be text"),
+        ("text-small", ("model.mechanism", "{phi = 'relu'}"), "model.mechanism is {'phi': 'relu'} and must have"),
+        ("text-small", ("task", "poetry"), "task is 'poetry' and must be one of classify, language"),
+        ("text-small", ("task", "classify"), r"'dim' is not a key of \[model\]: did you mean 'dims'"),
+        ("digits", ("length", "8"), "'length' is not a key of a recipe: only recipes of task 'language'"),
+        ("digits", ("model.tied", "true"), r"'tied' is not a key of \[model\]: only recipes of task 'language'"),
+        ("digits", ("task", "language"), r"'name' is not a key of \[model\]: only recipes of task 'classify' have it"),
+    ],
+)  # fmt: skip
+def test_a_key_of_another_task_is_refused_by_name(name, change, says):
+    with pytest.raises(ArgumentError, match=says):
+        changed(document_of(name), [change])
+
+
+def test_a_language_recipe_round_trips_and_is_no_recipe_for_images():
+    recipe = changed(document_of("text-base"), [("model.mechanism", '{name = "linear", phi = "relu"}')])
+    assert isinstance(recipe, LanguageRecipe)
+    assert recipe.model.attention == ("linear", {"phi": "relu"})
+    assert changed(asdict(recipe), ()) == recipe
+    with pytest.raises(
+        ArgumentError, match="recipe 'text-base' trains a model of task 'language', and a recipe for im"
+    ):
+        read_recipe("text-base")
+    with pytest.raises(ArgumentError, match="the recipe trains a model of task 'language'"):
+        from_document(asdict(recipe))
+    assert changed({"task": "classify"}, ()) == Recipe()
+
+
+def test_the_recipes_of_language_models_have_the_sizes_that_they_state():
+    sizes = {}
+    for name in ("text-small", "text-base"):
+        with torch.device("meta"):
+            model = language.build(changed(document_of(name), ()))
+        sizes[name] = sum(parameter.numel() for parameter in model.parameters())
+    assert sizes == {"text-small": 1_022_336, "text-base": 15_808_896}

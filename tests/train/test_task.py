@@ -84,6 +84,7 @@ class NextToken:
     """A small language task, of which the trainer knows nothing."""
 
     unit, metric, higher_is_better = "sequences", "perplexity", False
+    speed_unit = "tokens", LENGTH
 
     def __init__(self) -> None:
         torch.manual_seed(3)
@@ -109,7 +110,7 @@ def test_a_second_task_trains_and_its_own_metric_decides_which_weights_are_best(
     measured = [numbers["perplexity"] for numbers in lines if "perplexity" in numbers]
     assert (outcome.steps, outcome.metric, outcome.best) == (9, "perplexity", min(measured))
     assert outcome.best < VOCABULARY
-    assert all("sequences_per_second" in numbers for numbers in lines if "loss" in numbers)
+    assert all("tokens_per_second" in numbers for numbers in lines if "loss" in numbers)
     assert json.loads((tmp_path / "result.json").read_text())["best_perplexity"] == outcome.best
     best = checkpoint.newest(Run(tmp_path).best)
     assert best.state == {"about": {"task": "next token"}, "scores": {"tokens": 45, "perplexity": outcome.best}}

@@ -88,11 +88,13 @@ class Task(Protocol):
     """Everything that the trainer needs to know about what it trains.
 
     unit               the word for examples, in the plural: "images"
+    speed_unit         the word for what the log counts per second, and how many of these an example has: ("images", 1)
     metric             the number of `Evaluation.numbers` that decides which weights are the best
     higher_is_better   whether the best weights have the highest number; False means the lowest
     """
 
     unit: str
+    speed_unit: tuple[str, int]
     metric: str
     higher_is_better: bool
     model: nn.Module

@@ -16,18 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softless.data.images import Images
-from softless.data.loading import DeviceLoader, Loader, cached, loader
+from softless.data.loading import DeviceLoader, ImageLoader, cached, loader
 from softless.data.reading import Batch, Damage, OnBadImage
-from softless.data.sampler import ResumableSampler
+from softless.data.sampler import ResumableSampler, share_of
 from softless.errors import ArgumentError, FileError
-from softless.io import checkpoint
 from softless.io.weights import load_weights, mismatches
 from softless.mechanisms import mechanism
 from softless.models import create_model
 from softless.train.devices import Devices
 from softless.train.metrics import ClassCounts
 from softless.train.recipe import Architecture, Recipe, from_document
-from softless.train.run import Run
+from softless.train.run import best_of, load_best
 from softless.train.tasks import Batches, Loss, Tensors
 
 
@@ -42,12 +41,15 @@ class Classification:
     """
 
     unit, metric, higher_is_better = "images", "top1", True
+    speed_unit = "images", 1
 
     def __init__(
-        self, model: nn.Module, splits: tuple[Images, Images], train: Loader, test: Loader, recipe: Recipe,
+        self, model: nn.Module, splits: tuple[Images, Images], train: ImageLoader, test: ImageLoader, recipe: Recipe,
         teacher: nn.Module | None = None,
     ):  # fmt: skip
         self.model, self.images = model, splits[0]
+        if recipe.channels_last:
+            self.model.to(memory_format=torch.channels_last)
         self.train: Batches = train
         self.test: Batches = test
         self.loss: Loss = ClassificationLoss(recipe, len(self.images.classes), teacher, train.device)
@@ -114,17 +116,13 @@ def image_loader(
     on_bad_image: OnBadImage = "fail",
     decoded: Batch | None = None,
     tick: Callable[[int], None] = lambda _images: None,
-) -> Loader:
+) -> ImageLoader:
     """Return a loader of one part of a set, as the recipe wants it.
 
     decoded   the part as `cached` returns it, if it was decoded before; only for a recipe that caches
     tick      called with how many more images are decoded, if the recipe caches them
     """
-    size, batch = recipe.image_size, recipe.batch // devices.ranks
-    if not batch:
-        raise ArgumentError(
-            f"a batch of {recipe.batch} is too small: it needs at least one image for each of {devices.ranks} processes"
-        )
+    size, batch = recipe.image_size, share_of(recipe.batch, devices.ranks, "images")
     sampler = partial(ResumableSampler, seed=seed, shuffle=train, rank=devices.rank, ranks=devices.ranks)
     if not recipe.cache:
         return loader(
@@ -175,16 +173,10 @@ def start_from(model: nn.Module, place: Path) -> None:
 
 def trained(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """Return the best model of a run, and the run's document with the update of these weights."""
-    saved = checkpoint.newest(Run(folder).best)
-    if saved is None:
-        raise FileError(f"{folder} holds no trained model: there is no checkpoint in {Run(folder).best}")
-    about = {**saved.state["about"], "step": saved.step}
+    saved, about = best_of(folder)
     recipe = from_document(about["recipe"])
     model = build(recipe.model, recipe.image_size, len(about["classes"]))
-    try:
-        model.load_state_dict(saved.parts["model"])
-    except (RuntimeError, LookupError) as error:
-        raise FileError(f"{saved.path} does not fit the model of its run ({error})") from error
+    load_best(model, saved)
     return model, about
 
 
