@@ -34,6 +34,12 @@ def test_the_bench_page_shows_the_newest_measurements_of_the_cpu() -> None:
     assert script("cpu").table(json.loads(newest.read_text())["rows"]) in (ROOT / "docs" / "bench.md").read_text()
 
 
+def test_the_page_on_language_models_shows_the_run_that_was_kept() -> None:
+    kept = json.loads((ROOT / "benchmarks" / "results" / "text-small.json").read_text())
+    assert script("language").table(kept) in (ROOT / "docs" / "language.md").read_text()
+    assert f"{kept['last']['bits_per_byte']:.2f} bits per byte" in (ROOT / "recipes" / "text-small.toml").read_text()
+
+
 def test_the_readme_shows_the_speed_that_was_measured(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "gpu", script("gpu"))
     front, readme = script("front_page"), (ROOT / "README.md").read_text()
