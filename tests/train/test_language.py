@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -31,6 +30,7 @@ from softless.train.tasks.language import (
     surprises,
     trained,
 )
+from softless.transformers import mechanisms_of
 from tests.train.jobs import Quiet, digest
 from tests.train.test_resume import Impatient
 
@@ -174,15 +174,16 @@ def test_a_tied_model_has_one_table_and_its_average_moves_once():
     torch.testing.assert_close(tied(input_ids=tokens).logits, hidden @ tied.model.embed_tokens.weight.T)
 
 
-def test_another_mechanism_is_set_by_softless_transformers(monkeypatch):
-    calls = []
-    stand_in = SimpleNamespace(set_mechanism=lambda _, mechanism, **options: calls.append((mechanism, options)))
-    monkeypatch.setitem(sys.modules, "softless.transformers", stand_in)
-    build(RECIPE)
-    assert calls == []
-    build(replace(RECIPE, model=replace(SMALL, mechanism="inline")))
-    build(replace(RECIPE, model=replace(SMALL, mechanism={"name": "linear", "phi": "relu"})))
-    assert calls == [("inline", {}), ("linear", {"phi": "relu"})]
+@pytest.mark.parametrize(
+    "chosen", ["softmax", "inline", "delta", {"name": "linear", "phi": "relu"}, {"name": "regress", "relative": False}]
+)
+def test_every_layer_has_the_mechanism_of_the_recipe_and_learns(chosen):
+    model = build(replace(RECIPE, model=replace(SMALL, mechanism=chosen)))
+    name = chosen if isinstance(chosen, str) else chosen["name"]
+    assert {made.name for made in mechanisms_of(model)} == {name}
+    tokens = torch.arange(24).reshape(2, 12)
+    surprises(model, tokens[:, :-1], tokens[:, 1:]).mean().backward()
+    assert all(x.grad is not None and x.grad.isfinite().all() for x in model.parameters())
 
 
 def test_a_loss_too_large_for_its_perplexity_is_still_a_number():

@@ -11,7 +11,6 @@ import base64
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +171,9 @@ def build(recipe: LanguageRecipe) -> nn.Module:
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     if name != SOFTMAX or options:
-        import_module("softless.transformers").set_mechanism(model, name, **options)
+        from softless.transformers import set_mechanism
+
+        set_mechanism(model, name, **options)
     if sizes.tied:
         model.lm_head = TiedHead(model.model.embed_tokens)
     return model
