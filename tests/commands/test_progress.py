@@ -2,7 +2,7 @@
 
 import pytest
 
-from softless.commands import bench, probe, study, train
+from softless.commands import bench, probe, study, train_display
 from softless.commands import progress as module
 from softless.commands.progress import Bar
 from softless.commands.study import ProgressLines
@@ -34,7 +34,7 @@ def bars(monkeypatch):
         opened.append(Recorder(total))
         return Entered(opened[-1])
 
-    for user in (train, study, bench, module):
+    for user in (train_display, study, bench, module):
         monkeypatch.setattr(user, "progress", recording)
     assert not hasattr(probe, "progress"), "it imports it when it runs"
     return opened
