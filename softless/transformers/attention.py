@@ -6,7 +6,7 @@
     give_pack     before the model: where sequences begin, if several are packed in a row
     attend        the attention itself
 
-The last two reach `attend` as keyword arguments, which the models of transformers hand down unread.
+What `give_inputs` and `give_pack` add reaches `attend` as keyword arguments: transformers hands them down unread.
 """
 
 from collections.abc import Mapping

@@ -42,10 +42,16 @@ class Arrivals(NamedTuple):
         inputs = {name: x[:, :, begin:end] if name in mechanism.token_inputs else x for name, x in self.inputs.items()}
         return Arrivals(self.heads, self.k[:, :, begin:end], self.v[:, :, begin:end], mask, inputs)
 
+    def copied(self, mechanism: Mechanism) -> "Arrivals":
+        """Return these tokens in memory of their own: a part of a long call would keep all of it."""
+        mask = None if self.key_mask is None else self.key_mask.clone()
+        inputs = {name: x.clone() if name in mechanism.token_inputs else x for name, x in self.inputs.items()}
+        return Arrivals(self.heads, self.k.clone(), self.v.clone(), mask, inputs)
+
 
 @dataclass
 class Segment:
-    """Arrivals that can be taken back, and the state before them."""
+    """Tokens that can be taken back, and the state before them."""
 
     before: State | None
     calls: list[Arrivals] = field(default_factory=list)
@@ -112,7 +118,7 @@ class StateLayer(CacheLayerMixin):
         for begin, end in ((0, more), (more, k.shape[2])):
             tokens = new.cut(self.mechanism, begin, end)
             if begin:
-                self.segments = [Segment(self.state, [tokens])]
+                self.segments = [Segment(self.state, [tokens.copied(self.mechanism)])]
             out, self.state = self._after(self.state, q[:, :, begin:end], tokens)
             parts.append(out)
         return torch.cat(parts, 2)
@@ -230,7 +236,8 @@ class StateLayer(CacheLayerMixin):
         calls = [call for segment in self.segments for call in segment.calls]
         tensors = [part for state in states if state is not None for part in state]
         tensors += [x for call in calls for x in (call.k, call.v)]
-        return sum(x.nbytes for x in {id(x): x for x in tensors}.values())
+        memory = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+        return sum(memory.values())
 
 
 def state_layer(cache: Cache, index: int, mechanism: Mechanism) -> StateLayer:
