@@ -1,7 +1,8 @@
 """Measure every GPU bar of softless in one run on one GPU, and write the results to a file.
 
     make gpu        or        python benchmarks/gpu.py [--only 1,5] [--json FILE]
-    python benchmarks/gpu.py --warm          compile everything first, in as many processes as there are cores
+    python benchmarks/gpu.py --warm          compile everything first, in as many processes as there are cores; with
+                                             --only, what these bars need
     python benchmarks/gpu.py --page          no GPU needed: the table of docs/kernels.md from the newest evidence
 
     1  large calls run at the speed of a copy                   5  causal linear against fla's kernels
@@ -151,13 +152,14 @@ def measure_only(bar: int, index: int) -> None:
     torch.cuda.empty_cache()
 
 
-def warm() -> None:
-    """Every case once, all at the same time: a whole run then takes minutes less. What rivals tune they tune again."""
+def warm(only: set[int] | None) -> None:
+    """Every case once, all at the same time: a run then takes minutes less. What rivals tune they tune again."""
     import model_bars
     from gpu_bars import BARS
 
     bars = (*BARS, *model_bars.BARS)
-    cases = [(bar, index) for bar in range(len(bars)) if bar != FRESH for index in range(len(list(bars[bar]())))]
+    chosen = [bar for bar in range(len(bars)) if bar != FRESH and (only is None or bar + 1 in only)]
+    cases = [(bar, index) for bar in chosen for index in range(len(list(bars[bar]())))]
     order = sorted(cases, key=lambda case: (case[0] != RIVALS, case[0] < len(BARS)))  # what takes longest comes first
     with multiprocessing.get_context("spawn").Pool(min(os.cpu_count() or 1, 16)) as pool:
         pool.starmap(measure_only, order, chunksize=1)
@@ -183,7 +185,7 @@ def main() -> int:
         return 3
 
     if arguments.warm:
-        warm()
+        warm(arguments.only)
         return 0
 
     import model_bars

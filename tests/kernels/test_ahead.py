@@ -126,6 +126,7 @@ FAMILIES = {
     "spans blend": Family(parallel(BLEND, 1000), {"query_gradient_kernel"}),
     "whole regress": Family(parallel(REGRESS, 197), set()),
     "spans regress": Family(parallel(REGRESS, 1000), SOLVED),
+    "few regress": Family(parallel(REGRESS, 300), SOLVED),  # keys per channel, for wide heads
     "learned regress": Family(parallel(LEARNED, 1000), SOLVED),
     "local regress": Family(parallel(REGRESS, 197, grid=(14, 14)), set()),
     "local spans regress": Family(parallel(REGRESS, 1025, grid=(32, 32)), SOLVED),

@@ -185,6 +185,15 @@ def is_split(bd: int, be: int, dtype: torch.dtype) -> bool:
     return bd * be > 64 * 64 and dtype not in (torch.float32, PAIRS)
 
 
+def is_few(keys: int, channels: int) -> bool:
+    """Whether keys may leave some direction nearly empty, though they are random and one of them is large.
+
+    Then they are multiplied with twice the bits, which takes twice the shared memory: only where there is as much as on
+    an H200, because the tiles of smaller GPUs were not made for it.
+    """
+    return keys <= 4 * channels and shared_memory() >= 227 * KIB
+
+
 def solvers(bd: int) -> int:
     """Return the warps of a program that solves for one head: a matrix of bd x bd numbers stays in registers."""
     return 4 if bd <= 64 else 8

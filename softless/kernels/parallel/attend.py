@@ -209,7 +209,8 @@ def backward(
                 whole_regress_gradient_kernel, batch * groups, *x.rows(q, k, v, d_out), x.tapped(), mask, *x.offsets,
                 *x.rows(d_q, d_k, d_v), d_taps, shares := x.shares(1), factors, queries, keys, groups, spec.ridge,
                 spec.scale, spec.t, picture, GROUP=heads // groups, STAGES=cut.stages, CENTERED=spec.centered,
-                FOLDED=folded(spec), **constants, **named(spec), **_meta(cut))  # fmt: skip
+                FOLDED=folded(spec), KEYS=as_triton(_key_products(x, dtype)), **constants, **named(spec),
+                **_meta(cut))  # fmt: skip
             return d_taps, None if shares is None else shares.sum((0, 2))
         launch(
             whole_gradient_kernel, batch * groups, *x.rows(q, k, v, d_out), x.tapped(), mask, *x.offsets,
@@ -224,7 +225,7 @@ def backward(
         records, (gradients, d_factors) = solved.records, _solve_gradient(x, solved, gradients, dtype)
     else:
         gradients, d_factors = _query_gradient(d_out, x, records, d_q, dtype)
-    dtype = tiles.key_products(*wide, dtype)
+    dtype = tiles.key_products(*wide, _key_products(x, dtype))
     cut = tile(("key" if taps is None else "local key") + (" spread" if x.more else ""), *wide, dtype)
     span, splits = x.spans(k, cut.tokens, tiles.readers(*wide))
     d_taps = None if taps is None else q.new_empty(batch, heads, splits, 9, v.shape[3], dtype=torch.float32)
@@ -335,17 +336,27 @@ def _products(spec: KernelSpec, dtype: torch.dtype, *, backward: bool) -> torch.
     return finer(dtype) if may_cancel(spec) or (backward and (shared or spec.phi_k == "exp")) else dtype
 
 
+def _key_products(x: Operands, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype to multiply keys in: finer than `dtype` where regression has few of them per channel.
+
+    The covariance of such keys may be singular but for the ridge, and then terms of their gradients cancel.
+    """
+    return finer(dtype) if x.more and tiles.is_few(x.extent[2], x.more) else dtype
+
+
 def _observe(x: Operands, dtype: torch.dtype) -> Tensor:
-    """Return the record of every key head, from products in `dtype`; for regression also what solving it gives."""
+    """Return the record of every key head; for regression also what solving it in `dtype` gives."""
     (batch, _, keys), groups, spec, sizes, mask = x.extent, x.k.shape[1], x.spec, x.sizes(), mask_of(x.key_mask)
-    cut, d, e = tile("observe spread" if x.more else "observe", sizes["BD"], sizes["BE"], dtype), sizes["D"], sizes["E"]
+    kind, of_keys, d, e = "observe spread" if x.more else "observe", _key_products(x, dtype), sizes["D"], sizes["E"]
+    cut = tile(kind, sizes["BD"], sizes["BE"], of_keys)
     span, splits = x.spans(x.k, cut.tokens, tiles.observers(sizes["BD"], sizes["BE"]))
     memory = kept(x) if splits == 1 else None
     parts = x.records(batch * groups * splits, x.more) if memory is None else x.recorded(memory)
     launch(
         observe_kernel, batch * groups * splits, *x.rows(x.k, x.v), mask, x.offsets[1], parts, keys, groups, span,
-        splits, spec.t, NUMBERS=parts.shape[1], PHI=spec.phi_k, CENTERED=spec.reader != "none", DTYPE=as_triton(dtype),
-        EVEN=mask is None and x.even(keys, cut.tokens), SPREAD=x.more > 0, **sizes, **_meta(cut))  # fmt: skip
+        splits, spec.t, NUMBERS=parts.shape[1], PHI=spec.phi_k, CENTERED=spec.reader != "none",
+        DTYPE=as_triton(of_keys), EVEN=mask is None and x.even(keys, cut.tokens), SPREAD=x.more > 0, **sizes,
+        **_meta(cut))  # fmt: skip
     if memory is None:
         memory, e = kept(x), e + x.more
         launch(

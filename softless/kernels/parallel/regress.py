@@ -7,11 +7,16 @@ The read pass takes W for a comoment, and g for a gain. Queries that are factors
 v_mean - g k_mean^T W stands for v_mean, with W as it enters products. Other features are centered on k_mean before they
 are rounded (reader `regress centered` of the kernels).
 
-A is inverted by the sweep operator (Beaton 1964), one channel after another, in float32: d steps of one outer product
-each, whatever the ridge. A positive matrix needs no pivoting. With G the gradient of W:
+A is inverted by the sweep operator (Beaton 1964), four channels at a time, in float32: d / 4 steps of one product each,
+whatever the ridge. A positive matrix needs no pivoting. With G the gradient of W:
 
     dC = A^-1 G      dA = -dC W^T      dr = trace(dA)      dphi(k)_j = (dC v'_j + S k'_j + dk_mean) / n
     S = dA + dA^T + (2 ridge / d) trace(dA) I
+
+Where keys hardly vary in some direction, A^-1 is as large as 1 / r, and so are terms of dphi(k) and dv that nearly
+cancel. They only cancel as far as K, C and the gradients are made of the same rounded keys. So where keys are few for
+their channels, their products have more bits than the inputs (KEYS). In float32 the terms also need A W = C, and a
+product with the inverse does not keep it well enough: `predict` corrects W once, by W + A^-1 (C - A W).
 
 Where the largest variance of the keys is nothing but rounding, W is 0: such keys read the mean.
 """
@@ -52,29 +57,78 @@ def ridges(spread, n, k_mean, ridge, D: tl.constexpr):
 
 
 @triton.jit
-def swept(covariance, right, r, size, lost, D: tl.constexpr, BOTH: tl.constexpr):
-    """((K + r I)^-1, [BD, BD], and if BOTH, its product with `right`); 0 where it is lost, and beyond D.
+def rows_of_four(x):
+    """The four rows of x [4, n], [n] each."""
+    even, odd = tl.split(tl.permute(tl.reshape(x, (2, 2, x.shape[1])), (0, 2, 1)))
+    first, third = tl.split(tl.permute(even, (1, 0)))
+    second, fourth = tl.split(tl.permute(odd, (1, 0)))
+    return first, second, third, fourth
 
-    Step i replaces a_jk by a_jk - a_ji a_ik / p with p = a_ii, the rest of row and column i by itself / p, and p by
-    -1 / p. One outer product does all of it, if p - 1 stands for p in its factors: only the diagonal is then too large
-    by 2. No p is larger than 1, so nothing cancels. Rows are taken out by products with 0 and 1, which cost one
-    instruction per number.
+
+@triton.jit
+def panel(x, block, parity):
+    """Rows 8 i + t + (0, 2, 4, 6) of x as [4, n]; `block` [rows / 8] is 1 at i and `parity` [2] at t, else 0.
+
+    In the layout that Triton gives to 64 x 64 numbers and four warps, no part of this sum goes from warp to warp.
     """
-    lines = tl.arange(0, covariance.shape[0])
+    eight = tl.sum(tl.reshape(x, (x.shape[0] // 8, 8, x.shape[1])) * block[:, None, None], 0)
+    return tl.sum(tl.reshape(eight, (4, 2, x.shape[1])) * parity[None, :, None], 1)
+
+
+@triton.jit
+def entry(row, at):
+    """Number `at` of a row [4]."""
+    return tl.sum(tl.where(tl.arange(0, 4) == at, row, 0.0), 0)
+
+
+@triton.jit
+def divided(b, p):
+    """P^-1 b for the four vectors in b, by elimination; p has the rows of P [4, 4], positive definite."""
+    p11, p12, p13 = entry(p[1], 1), entry(p[1], 2), entry(p[1], 3)
+    p22, p23, p33 = entry(p[2], 2), entry(p[2], 3), entry(p[3], 3)
+    by0 = 1.0 / entry(p[0], 0)
+    p01, p02, p03 = entry(p[0], 1), entry(p[0], 2), entry(p[0], 3)
+    l1, l2, l3 = p01 * by0, p02 * by0, p03 * by0
+    p11, p12, p13 = p11 - l1 * p01, p12 - l1 * p02, p13 - l1 * p03
+    p22, p23, p33 = p22 - l2 * p02, p23 - l2 * p03, p33 - l3 * p03
+    by1 = 1.0 / p11
+    m2, m3 = p12 * by1, p13 * by1
+    p22, p23, p33 = p22 - m2 * p12, p23 - m2 * p13, p33 - m3 * p13
+    by2 = 1.0 / p22
+    n3 = p23 * by2
+    b1 = b[1] - l1 * b[0]
+    b2 = b[2] - l2 * b[0] - m2 * b1
+    x3 = (b[3] - l3 * b[0] - m3 * b1 - n3 * b2) * (1.0 / (p33 - n3 * p23))
+    x2 = b2 * by2 - n3 * x3
+    x1 = b1 * by1 - m2 * x2 - m3 * x3
+    return b[0] * by0 - l1 * x1 - l2 * x2 - l3 * x3, x1, x2, x3
+
+
+@triton.jit
+def swept(covariance, r, size, lost, D: tl.constexpr):
+    """(K + r I)^-1, [BD, BD]; 0 where it is lost, and beyond D.
+
+    A step takes the rows S of four channels. With R = a_S and P = a_SS, it replaces a by a - R^T P^-1 R, the rows S and
+    the columns S by P^-1 R, and P by -P^-1. One product does all of it, if P - I stands for P in its factors: only the
+    diagonal is then too large by 2. No entry of a positive matrix becomes larger on the way, so nothing cancels.
+    """
+    SIZE: tl.constexpr = covariance.shape[0]
+    lines, blocks, parities = tl.arange(0, SIZE), tl.arange(0, SIZE // 8), tl.arange(0, 2)
     unit = lines[:, None] == lines[None, :]
-    matrix = covariance * (1.0 / size) + tl.where(unit & (lines < D)[:, None], r / size, 0.0)
+    matrix = covariance * (1.0 / size) + tl.where(unit, tl.where(lines < D, r / size, 1.0)[:, None], 0.0)
     matrix = tl.where(lost, tl.where(unit, 1.0, 0.0), matrix)
-    for i in range(D):
-        here = (lines == i).to(tl.float32)
-        row = tl.sum(matrix * here[:, None], 0)
-        inverse = 1.0 / tl.sum(row * here, 0)
-        column = (row - here) * inverse
-        matrix -= column[:, None] * (row - here)[None, :]
-        if BOTH:
-            right -= column[:, None] * tl.sum(right * here[:, None], 0)[None, :]
+    for step in range((D + 7) // 8 * 2):
+        block, parity = (blocks == step // 2).to(tl.float32), (parities == step % 2).to(tl.float32)
+        pivots = step // 2 * 8 + step % 2 + 2 * tl.arange(0, 4)
+        rows = panel(matrix, block, parity)
+        corner = rows_of_four(tl.trans(panel(tl.trans(rows), block, parity)))
+        rows = rows_of_four(rows - (pivots[:, None] == lines[None, :]).to(tl.float32))
+        columns = divided(rows, corner)
+        for at in tl.static_range(4):
+            matrix -= columns[at][:, None] * rows[at][None, :]
     matrix = tl.where(unit, 2.0, 0.0) - matrix
-    within, factor = (lines < D)[:, None] & (lines < D)[None, :], tl.where(lost, 0.0, 1.0 / size)
-    return tl.where(within, factor * matrix, 0.0), tl.where((lines < D)[:, None], factor * right, 0.0)
+    within = (lines < D)[:, None] & (lines < D)[None, :]
+    return tl.where(within, tl.where(lost, 0.0, 1.0 / size) * matrix, 0.0)
 
 
 @triton.jit
@@ -112,15 +166,14 @@ def moved(v_mean, k_mean, weights, gain, FOLDED: tl.constexpr, DTYPE: tl.constex
 @triton.jit
 def predict(n, k_mean, v_mean, comoment, spread, ridge, gain, D: tl.constexpr, FOLDED: tl.constexpr,
             DTYPE: tl.constexpr):  # fmt: skip
-    """(W, A^-1, what stands for v_mean).
-
-    In float32 W comes with the sweep: a product with the inverse would leave larger residuals.
-    """
+    """(W, A^-1, what stands for v_mean)."""
     covariance, r, size, _tau, _free, lost = ridges(spread, n, k_mean, ridge, D)
     right = comoment * (1.0 / tl.maximum(n, 1.0))
-    inverse, weights = swept(covariance, right, r, size, lost, D, DTYPE == tl.float32)
-    if DTYPE != tl.float32:
-        weights = times(inverse, right, tl.zeros_like(right), DTYPE)
+    inverse = swept(covariance, r, size, lost, D)
+    weights = times(inverse, right, tl.zeros_like(right), DTYPE)
+    if DTYPE == tl.float32:
+        residual = right - r * weights - times(covariance, weights, tl.zeros_like(right), DTYPE)
+        weights = times(inverse, residual, weights, DTYPE)
     return weights, inverse, moved(v_mean, k_mean, weights, gain, FOLDED, DTYPE)
 
 
@@ -171,14 +224,22 @@ def solve_kernel(records, solved, inverses, factors, H, ridge, scale, GROUP: tl.
     spread = read_square(record + E, E + D, D, BD)
     ridge, gain = factors_of(factors, program % H, ridge, scale)
     covariance, r, size, _tau, _free, lost = ridges(spread, n, k_mean, ridge, D)
-    right, count = comoment / tl.maximum(n, 1.0), tl.maximum(n, 1.0)
-    inverse, weights = swept(covariance, right, r, size, lost, D, DTYPE == tl.float32)
-    write_square(inverse_at, inverse, D)
-    if DTYPE != tl.float32:
+    count, state = tl.maximum(n, 1.0), solved + program * SOLVED
+    write_square(inverse_at, swept(covariance, r, size, lost, D), D)
+    tl.debug_barrier()
+    weights = stored_times(inverse_at, D, record, E + D, 1, D, D, E, BD, BE, DTYPE) / count
+    if DTYPE == tl.float32:
+        write_state(state, n, k_mean, v_mean, weights, shift, D, E)
         tl.debug_barrier()
-        weights = stored_times(inverse_at, D, record, E + D, 1, D, D, E, BD, BE, DTYPE) / count
+        residual = comoment / count - r * weights
+        residual -= stored_times(record + E, E + D, state, E, 1, D, D, E, BD, BE, DTYPE) / count
+        tl.debug_barrier()
+        write_state(state, n, k_mean, v_mean, residual, shift, D, E)
+        tl.debug_barrier()
+        weights += stored_times(inverse_at, D, state, E, 1, D, D, E, BD, BE, DTYPE)
+        tl.debug_barrier()
     v_mean = moved(v_mean, k_mean, weights, gain, FOLDED, DTYPE)
-    write_state(solved + program * SOLVED, n, k_mean, v_mean, weights, shift, D, E)
+    write_state(state, n, k_mean, v_mean, weights, shift, D, E)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -254,7 +315,8 @@ def whole_regress_gradient_kernel(q, k, v, d_out, taps, mask, q_offsets, k_offse
                                   E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr,
                                   PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
                                   SIGNED: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr,
-                                  STAGES: tl.constexpr, CENTERED: tl.constexpr, FOLDED: tl.constexpr):  # fmt: skip
+                                  STAGES: tl.constexpr, CENTERED: tl.constexpr, FOLDED: tl.constexpr,
+                                  KEYS: tl.constexpr):  # fmt: skip
     """Observe and solve again, then run both passes of `gradients`, with the gradient of the solution between them.
 
     Query heads that share a key head, and have neither a ridge nor a gain of their own, share W and its gradient.
@@ -266,7 +328,7 @@ def whole_regress_gradient_kernel(q, k, v, d_out, taps, mask, q_offsets, k_offse
     a, N = sequence(q_offsets, b, N)
     b, M = sequence(k_offsets, b, M)
     n, k_mean, v_mean, comoment, shift, spread = observe_tokens(
-        k, v, mask, b, g, 0, M, t, D, E, BD, BE, T, PHI_K, True, DTYPE, False, True)  # fmt: skip
+        k, v, mask, b, g, 0, M, t, D, E, BD, BE, T, PHI_K, True, KEYS, False, True)  # fmt: skip
     d_key, d_v_mean = tl.zeros((BD,), tl.float32), tl.zeros((BE,), tl.float32)
     d_comoment, d_spread = tl.zeros((BD, BE), tl.float32), tl.zeros((BD, BD), tl.float32)
     for each in range(EACH):
@@ -288,7 +350,7 @@ def whole_regress_gradient_kernel(q, k, v, d_out, taps, mask, q_offsets, k_offse
             tl.store(d_factors + 2 * (program * GROUP + each) + 1, scale * d_gain)
     sums = key_gradient_tokens(
         k, v, d_out, taps, mask, d_k, d_v, b, g, 0, M, n, k_mean, v_mean, shift, d_key, d_v_mean,
-        factor(d_comoment, DTYPE), factor(d_spread, DTYPE), t, picture, D, E, BD, BE, T, PHI_K, DTYPE,
+        factor(d_comoment, KEYS), factor(d_spread, KEYS), t, picture, D, E, BD, BE, T, PHI_K, KEYS,
         False)  # fmt: skip
     if taps is not None:
         write_taps(d_taps + program * 9 * E, sums, E)
