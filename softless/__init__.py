@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from softless import errors, nn, parallel
-    from softless.algebra.state import State
+    from softless.algebra.state import NearState, State
+    from softless.conversion.pipeline import Conversion, convert
     from softless.functional import attention, attention_weights, attention_with_state
     from softless.io.weights import WeightsReport, load_weights
     from softless.mechanisms import Mechanism, list_mechanisms, mechanism
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     __version__: str
 
 _NAMES = {
-    "softless.algebra.state": ("State",),
+    "softless.algebra.state": ("NearState", "State"),
+    "softless.conversion.pipeline": ("Conversion", "convert"),
     "softless.functional": ("attention", "attention_weights", "attention_with_state"),
     "softless.io.weights": ("WeightsReport", "load_weights"),
     "softless.mechanisms": ("Mechanism", "list_mechanisms", "mechanism"),
@@ -33,13 +35,16 @@ _NAMES = {
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
+    "Conversion",
     "Mechanism",
+    "NearState",
     "State",
     "ThresholdReport",
     "WeightsReport",
     "attention",
     "attention_weights",
     "attention_with_state",
+    "convert",
     "create_model",
     "errors",
     "list_mechanisms",

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from softless import backends, packed, routes, validation
-from softless.algebra.state import State
+from softless.algebra.state import AnyState
 from softless.errors import ArgumentError, BackendError
 from softless.mechanisms import Mechanism
 from softless.mechanisms.base import mark
@@ -65,11 +65,16 @@ def attention(
     Returns:
         The output [B, H, N, e]. A query that sees no key gives zeros.
     """
-    options: dict[str, Any] = {"key_mask": key_mask, "scale": scale, "inputs": inputs, "grid": grid, "backend": backend}
     if packed.among(q, k, v):  # without kernels, this pads the sequences and calls this function with a key mask
-        return packed.attend(attention, q, k, v, mechanism, is_causal=is_causal, bias=bias, **options)
+        return packed.attend(
+            attention, q, k, v, mechanism, is_causal=is_causal, key_mask=key_mask, bias=bias, scale=scale,
+            inputs=inputs, grid=grid, backend=backend,
+        )  # fmt: skip
     q, k, v = backends.autocast(q, k, v)
-    route, call = routes.find(q, k, v, mechanism, is_causal=is_causal, bias=bias, **options)
+    route, call = routes.find(
+        q, k, v, mechanism, is_causal=is_causal, key_mask=key_mask, bias=bias, scale=scale, inputs=inputs, grid=grid,
+        backend=backend,
+    )  # fmt: skip
     return backends.attend(route, call, q, k, v)
 
 
@@ -129,14 +134,14 @@ def attention_with_state(
     k: Tensor,
     v: Tensor,
     mechanism: str | Mechanism = "inline",
-    state: State | None = None,
+    state: AnyState | None = None,
     *,
     key_mask: Tensor | None = None,
     scale: float | None = None,
     inputs: Mapping[str, Tensor] | None = None,
     grid: tuple[int, int] | None = None,
     backend: str = "auto",
-) -> tuple[Tensor, State]:
+) -> tuple[Tensor, AnyState]:
     """Compute causal attention that continues where an earlier call stopped: prefill, decode, streaming.
 
     >>> import torch, softless

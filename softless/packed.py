@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from softless import backends, routes
 from softless.algebra.modes import is_watched, recording
-from softless.algebra.state import State
+from softless.algebra.state import AnyState
 from softless.errors import ArgumentError
 from softless.mechanisms import Mechanism, resolve
 
@@ -175,14 +175,14 @@ class _OnKernels(torch.autograd.Function):
 
 
 def attend_with_state(
-    attention_with_state: Callable[..., tuple[Tensor, State]],
+    attention_with_state: Callable[..., tuple[Tensor, AnyState]],
     q: Tensor,
     k: Tensor,
     v: Tensor,
     mechanism: str | Mechanism,
-    state: State | None,
+    state: AnyState | None,
     **call: Any,
-) -> tuple[Tensor, State]:
+) -> tuple[Tensor, AnyState]:
     """Run `attention_with_state` on packed sequences. The state has one row per sequence."""
     mechanism = resolve(mechanism)
     sequences = read(q, k, v, mechanism, call.pop("inputs"), call.pop("key_mask"))

@@ -75,14 +75,14 @@ def attention(
     mechanism, call = validation.prepare(
         q, k, v, mechanism, is_causal=is_causal, key_mask=key_mask, scale=scale, inputs=inputs
     )
+    if mechanism.places:
+        raise UnsupportedError(
+            f"mechanism '{mechanism.name}' weighs a token by its position in the sequence, which a rank does not know"
+        )
     if not isinstance(mechanism, Kernelized):
         raise UnsupportedError(
             f"mechanism '{mechanism.name}' keeps no state that ranks could merge: its queries need every key of every "
             "rank"
-        )
-    if mechanism.places:
-        raise UnsupportedError(
-            f"mechanism '{mechanism.name}' weighs a token by its position in the sequence, which a rank does not know"
         )
     if mechanism.mixes_queries:
         raise UnsupportedError(

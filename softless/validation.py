@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from softless.algebra.state import State
+from softless.algebra.state import NearState, State
 from softless.errors import ArgumentError, UnsupportedError, check_choice, did_you_mean, shown
 from softless.mechanisms import MECHANISMS, Call, Mechanism, resolve
 
@@ -35,11 +35,13 @@ def explain_unknown_arguments(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> T:
-        for name in options:
-            if name not in known:
+        try:
+            return function(*args, **options)
+        except TypeError:
+            if name := next((each for each in options if each not in known), None):
                 hint = INSTEAD.get(name) or did_you_mean(name, known) or f"it takes {', '.join(known)}"
-                raise ArgumentError(f"{function.__name__} has no argument {name!r}: {hint}")
-        return function(*args, **options)
+                raise ArgumentError(f"{function.__name__} has no argument {name!r}: {hint}") from None
+            raise
 
     return call
 
@@ -269,7 +271,7 @@ def _is_side(side: Any, least: int) -> bool:
 def check_state(state: object, k: Tensor) -> None:
     if state is None:
         return
-    if not isinstance(state, State):
+    if not isinstance(state, State | NearState):
         raise ArgumentError(f"state is a {type(state).__name__} and must be None or the State of an earlier call")
     for name, part in state._asdict().items():
         check_dense(f"the state's {name}", part)

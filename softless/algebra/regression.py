@@ -22,6 +22,8 @@ Garnelo and Czarnecki 2023 (arXiv 2305.10203) read keys in this way; von Oswald 
 causally.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -67,13 +69,25 @@ def read(
     >>> regression.read(torch.randn(2, 4, 5, 16), state, ridge=0.1).shape       # [B, H, N, e]
     torch.Size([2, 4, 5, 8])
     """
+    return reader(state, ridge, gain, relative=relative, centered=centered)(phi_q)
+
+
+def reader(
+    state: State,
+    ridge: float | Float[Tensor, "*#b"],
+    gain: float | Float[Tensor, "*#b"] = 1.0,
+    *,
+    relative: bool = True,
+    centered: bool = True,
+) -> Callable[[Tensor], Tensor]:
+    """Solve for W, and return the function that answers queries phi(q), as `read` does."""
     width = state.comoment.shape[-1] - state.comoment.shape[-2]
     tokens = state.n.clamp(min=1)[..., None, None]
     covariance, spread = (state.comoment / tokens).split([width, state.comoment.shape[-2]], -1)
     least = rounding(state.k_mean[..., None, :])
     predictor = solve(spread, covariance, ridge_of(spread, per_matrix(ridge), tokens, relative=relative), least)
-    q = phi_q - state.k_mean[..., None, :] if centered else phi_q
-    return state.v_mean[..., None, :width] + per_matrix(gain) * (q @ predictor)
+    k_mean, v_mean, factor = state.k_mean[..., None, :], state.v_mean[..., None, :width], per_matrix(gain)
+    return lambda phi_q: v_mean + factor * ((phi_q - k_mean if centered else phi_q) @ predictor)
 
 
 def weights(

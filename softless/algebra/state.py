@@ -56,8 +56,41 @@ class State(NamedTuple):
 
     def rows(self, index: Int[Tensor, " rows"]) -> "State":
         """Return the state of these rows of the batch, in this order; a row may appear several times."""
-        n = self.n if self.n.shape[0] == 1 else self.n[index]
-        return State(n, *(part[index] for part in self[1:]))
+        return State(*_rows(self, index))
+
+
+class NearState(NamedTuple):
+    """A summary of the far tokens, and the near tokens as they are: the state of mechanism `nearfar`.
+
+    >>> import torch, softless
+    >>> q, k, v = torch.randn(3, 2, 4, 100, 16).unbind()                # [batch, heads, tokens, dim]
+    >>> made = softless.mechanism("nearfar", window=32, first=4, maps="identity")
+    >>> _, state = softless.attention_with_state(q, k, v, made, inputs={"gain": torch.zeros(4)})
+    >>> state.keys.shape, state.comoment.shape, state.n
+    (torch.Size([2, 4, 36, 16]), torch.Size([2, 4, 32, 16]), tensor([[100]]))
+
+    The means and the co-moment are those of the far tokens, and n counts all tokens. `keys` and `values` are the first
+    tokens of the sequence, and after them the last ones. Places without a token are zero.
+    """
+
+    n: Int[Tensor, "*b"]
+    k_mean: Float[Tensor, "*b d"]
+    v_mean: Float[Tensor, "*b m"]
+    comoment: Float[Tensor, "*b d m"]
+    keys: Float[Tensor, "*b near c"]
+    values: Float[Tensor, "*b near m"]
+
+    def rows(self, index: Int[Tensor, " rows"]) -> "NearState":
+        """Return the state of these rows of the batch, in this order; a row may appear several times."""
+        return NearState(*_rows(self, index))
+
+
+AnyState = State | NearState
+
+
+def _rows(state: AnyState, index: Tensor) -> list[Tensor]:
+    n = state.n if state.n.shape[0] == 1 else state.n[index]
+    return [n, *(part[index] for part in state[1:])]
 
 
 def causal(queries: int, keys: int, device: torch.device | None = None) -> Bool[Tensor, "n m"]:
@@ -139,12 +172,16 @@ def merge(a: State, b: State) -> State:
     )
 
 
-def check_continues(state: State | None, seen: State) -> None:
+def check_continues(state: AnyState | None, seen: AnyState) -> None:
     """Raise if the parts of a state do not have the shapes and dtypes that these tokens need."""
     if state is None:
         return
+    if type(state) is not type(seen):
+        raise ArgumentError(
+            f"the state is a {type(state).__name__}, and this mechanism goes on from a {type(seen).__name__}"
+        )
     batch = seen.comoment.shape[:-2]
-    for name in ("comoment", "k_mean", "v_mean", "shift", "n"):
+    for name in ("comoment", *seen._fields[1:3], *seen._fields[4:], "n"):
         part, needed = getattr(state, name), getattr(seen, name)
         fits = part.shape == needed.shape and part.dtype == needed.dtype
         if name == "n":

@@ -75,7 +75,7 @@ class ListedRecipe(TypedDict):
 
     name: str
     model: str
-    image_size: int | None  # pixels per side; None for text
+    image_size: int | list[int] | None  # pixels per side, or height and width; None for text
     length: int | None  # tokens per sequence; None for images
     batch: int
     epochs: int
@@ -124,7 +124,7 @@ def _mechanisms() -> list[ListedMechanism]:
             "causal": make_mechanism(name, {}).lacks(is_causal=True) is None,
             "state": make_mechanism(name, {}).carries_state,
             "bias": MECHANISMS[name].takes_bias,
-            "grid": MECHANISMS[name].reads_grid,
+            "grid": make_mechanism(name, {}).reads_grid,
             "options": {field.name: option_text(field.default) for field in fields(MECHANISMS[name])},
         }
         for name in list_mechanisms()
@@ -219,15 +219,22 @@ def _show_models(rows: list[ListedModel]) -> None:
 
 
 def _recipes() -> list[ListedRecipe]:
-    from softless.train.recipe import Recipe, changed, document_of, shipped
+    from softless.train.language_recipe import LanguageRecipe
+    from softless.train.recipe import AnyRecipe, changed, document_of, shipped
+    from softless.train.segment_recipe import SegmentRecipe
+
+    def size(recipe: AnyRecipe) -> int | list[int] | None:
+        if isinstance(recipe, LanguageRecipe):
+            return None
+        return [*recipe.size] if isinstance(recipe, SegmentRecipe) else recipe.image_size
 
     recipes = {name: changed(document_of(name), ()) for name in shipped()}
     return [
         {
             "name": name,
             "model": recipe.model.name,
-            "image_size": recipe.image_size if isinstance(recipe, Recipe) else None,
-            "length": None if isinstance(recipe, Recipe) else recipe.length,
+            "image_size": size(recipe),
+            "length": recipe.length if isinstance(recipe, LanguageRecipe) else None,
             "batch": recipe.batch,
             "epochs": recipe.epochs,
             "precision": recipe.precision,
@@ -253,7 +260,7 @@ def _show_recipes(rows: list[ListedRecipe]) -> None:
 
 def _input(row: ListedRecipe) -> str:
     size, length = row["image_size"], row["length"]
-    return f"{length:,} tokens" if size is None else units.picture([size] * 2)
+    return f"{length:,} tokens" if size is None else units.picture(size if isinstance(size, list) else [size] * 2)
 
 
 def _show_wide_recipes(rows: list[ListedRecipe]) -> None:

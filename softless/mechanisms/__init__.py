@@ -20,6 +20,7 @@ from softless.mechanisms.linear import Blend, InLine, Linear
 from softless.mechanisms.linformer import Linformer
 from softless.mechanisms.longformer import Longformer
 from softless.mechanisms.mlla import Mlla
+from softless.mechanisms.nearfar import NearFar
 from softless.mechanisms.non_local import AsymmetricNonLocal, NonLocal
 from softless.mechanisms.performer import Performer
 from softless.mechanisms.reformer import Reformer
@@ -35,7 +36,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     cls.name: cls
     for cls in (
         *(Softmax, General, Linear, InLine, Blend, Regress, Efficient, Taylor, Hydra, Angular, Focused, Threshold),
-        *(Cosformer, Performer, Delta, Efla, Decay, TransNormer, Diagonal, Mlla, A2),
+        *(NearFar, Cosformer, Performer, Delta, Efla, Decay, TransNormer, Diagonal, Mlla, A2),
         *(TopK, Sparse, Longformer, Linformer, Nystrom, Agent, Soft, NonLocal, AsymmetricNonLocal, EMANet, Reformer),
     )
 }
@@ -85,6 +86,11 @@ def mechanism(name: str, **options: object) -> Mechanism:
     threshold            tau=1.0: how far below the largest score of a row a score is kept
                          expansion="max": point of the expansion, "max", "mean" or "minimax"
                          tail="drop": weight of the other scores, "drop" (none) or "mean"
+    nearfar              window=64: last tokens whose scores count exactly; not causal: those less than 64 away
+                         first=4: first tokens whose scores count exactly
+                         maps="shared": learned features, or "separate" (of q and of k), or "identity" (not learned)
+                         features=None: rows of a learned map; None means the channels of a head
+                         neighborhood=None: instead of the window, the k x k tokens of a picture around each token
     cosformer            length=None: longest sequence; None means the length of each sequence, which is not causal
     performer            kind="positive": random features, "positive" or "hyperbolic"
                          features=None: number of random features; None means d ln d, at least d

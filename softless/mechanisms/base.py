@@ -9,14 +9,15 @@ v are passed in `inputs`. All tensors are validated before, are float32 or float
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
+from softless.algebra.direct import Steps
 from softless.algebra.kernel_spec import KernelSpec
 from softless.algebra.modes import transformed
-from softless.algebra.state import State, visible
+from softless.algebra.state import AnyState, visible
 from softless.errors import ArgumentError, UnsupportedError
 
 
@@ -61,6 +62,7 @@ class Mechanism:
     shares_keys: ClassVar[bool] = False  # meant for k = q: a module uses one projection for both
     moves_inputs: ClassVar[bool] = False  # training changes the drawn inputs: see `moved`
     mixes_queries: ClassVar[bool] = False  # an output depends on all queries, and on their padding if N != M
+    places: ClassVar[bool] = False  # weights depend on where in the sequence a token is
     pairs_tokens: ClassVar[bool] = False  # each query belongs to one key, which depends on N and M
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
@@ -128,9 +130,11 @@ class Mechanism:
         """Return the output [B, H, N, e], computed in the fastest exact way in plain torch."""
         return self.combine(self.weights(q, k, call), v, call)
 
-    def attend_with_state(
-        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call
-    ) -> tuple[Tensor, State]:
+    def shortcut(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Steps | None:
+        """Return what calls of this kind may run instead of `attend` where they need no gradient; None if nothing."""
+        return None
+
+    def attend_with_state(self, q: Tensor, k: Tensor, v: Tensor, state: Any, call: Call) -> tuple[Tensor, Any]:
         """Return the causal output after the tokens of `state`, and the state that includes these tokens."""
         raise UnsupportedError(
             f"mechanism '{self.name}' has no state of fixed size: keep a KV cache and call attention(is_causal=True)"
@@ -151,7 +155,7 @@ def refuse_transforms(name: str) -> None:
         )
 
 
-def mark(state: State, maker: str) -> State:
+def mark(state: AnyState, maker: str) -> AnyState:
     """Mark a state with the `signature` of the mechanism that made it, and return it.
 
     The states of two mechanisms may have the same shapes and mean different things. The mark is a string on the
@@ -163,7 +167,7 @@ def mark(state: State, maker: str) -> State:
     return state
 
 
-def check_mark(state: State | None, mechanism: Mechanism) -> None:
+def check_mark(state: AnyState | None, mechanism: Mechanism) -> None:
     """Raise if a state was made by another mechanism, or with other options."""
     if state is None or torch.compiler.is_compiling():
         return
@@ -172,7 +176,7 @@ def check_mark(state: State | None, mechanism: Mechanism) -> None:
         raise ArgumentError(f"the state was made by {marked}, and {user} cannot go on from it: it needs one of its own")
 
 
-def maker(state: State) -> str | None:
+def maker(state: AnyState) -> str | None:
     """Return the mechanism that a state is marked with, if any."""
     return getattr(state.comoment, "softless_mechanism", None)
 

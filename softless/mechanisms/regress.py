@@ -16,6 +16,7 @@ relative=False and no weighting. Decoding solves d equations for each token, wha
 are solved for at once, by conjugate gradients (`softless.algebra.conjugate`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,7 +29,7 @@ from softless.algebra.kernel_spec import KernelSpec
 from softless.algebra.state import Log, State, observe
 from softless.errors import ArgumentError, check_choice, shown
 from softless.mechanisms.base import Call, repeat_heads
-from softless.mechanisms.kernelized import _check_widths, _ungroup, per_head
+from softless.mechanisms.kernelized import _check_widths, _ungroup, is_long, per_head
 from softless.mechanisms.linear import FeatureMapped
 from softless.mechanisms.low_rank import real_queries
 from softless.mechanisms.scored import softmax
@@ -117,6 +118,8 @@ class Regress(FeatureMapped):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         if call.is_causal:
             return self._causal(q, k, v, None, call)
+        if self.weighting is None and is_long(q, k, v) and (out := self._in_blocks(q, k, v, call)) is not None:
+            return out
         if self.weighting is not None:
             k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
         phi_q, (phi_k, values, mask) = self._queries(q, v, call), self._keys(q, k, v, call)
@@ -127,14 +130,19 @@ class Regress(FeatureMapped):
         state = regression.observe_shares(_tensor(phi_k), values, _shares(q, k, call), n)
         return self._read(phi_q, state, call)
 
-    def _keys(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor | Log, Tensor, Tensor | None]:
+    def _values(
+        self, phi_k: Tensor | Log, v: Tensor, heads: int, key_mask: Tensor | None
+    ) -> tuple[Tensor | Log, Tensor, Tensor | None]:
         """Return (phi(k), [v, phi(k)], mask)."""
-        phi_k, values, mask = super()._keys(q, k, v, call)
+        phi_k, values, mask = super()._values(phi_k, v, heads, key_mask)
         return phi_k, regression.with_keys(_tensor(phi_k), values), mask
 
-    def _read(self, phi_q: Tensor | Log, state: State, call: Call, *, shifted: bool = True) -> Tensor:
-        factors = self._ridge(phi_q, call), self._factor(phi_q, call)
-        return regression.read(_tensor(phi_q), state, *factors, relative=self.relative, centered=self.center)
+    def _reader(
+        self, state: State, like: Tensor | Log, call: Call, *, shifted: bool = True
+    ) -> Callable[[Tensor | Log], Tensor]:
+        factors = self._ridge(like, call), self._factor(like, call)
+        answer = regression.reader(state, *factors, relative=self.relative, centered=self.center)
+        return lambda phi_q: answer(_tensor(phi_q))
 
     def _chunked(
         self,

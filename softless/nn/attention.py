@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from softless.algebra.state import State
+from softless.algebra.state import AnyState
 from softless.errors import ArgumentError, UnsupportedError, shown
 from softless.functional import attention_with_state
 from softless.mechanisms import Mechanism
@@ -134,8 +134,8 @@ class Attention(Mixing):
         return self.proj_drop(self.proj(out))
 
     def with_state(
-        self, x: Float[Tensor, "b n c"], state: State | None = None, *, key_mask: Bool[Tensor, "b n"] | None = None
-    ) -> tuple[Float[Tensor, "b n c"], State]:
+        self, x: Float[Tensor, "b n c"], state: AnyState | None = None, *, key_mask: Bool[Tensor, "b n"] | None = None
+    ) -> tuple[Float[Tensor, "b n c"], AnyState]:
         """Run causal attention that continues from a state: a prompt, then one token at a time.
 
         >>> import torch, softless
@@ -216,7 +216,9 @@ class Attention(Mixing):
     def _placed(self, x: Tensor, positions: Tensor | None) -> Tensor:
         return x if self.rotary is None or positions is None else rotate(x, positions, self.rotary)
 
-    def _positions(self, x: Tensor, key_mask: Tensor | None, state: State | None = None) -> Int[Tensor, "*b n"] | None:
+    def _positions(
+        self, x: Tensor, key_mask: Tensor | None, state: AnyState | None = None
+    ) -> Int[Tensor, "*b n"] | None:
         return None if self.rotary is None else token_positions(x, key_mask, None if state is None else state.n)
 
     def _check(

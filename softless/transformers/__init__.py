@@ -10,7 +10,7 @@ The attention implementation is called "softless". Layers without a mechanism of
 """
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import fields
 from functools import wraps
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from softless.errors import ArgumentError, UnsupportedError, needs_extra
-from softless.mechanisms import MECHANISMS, Mechanism, resolve
+from softless.mechanisms import PLAIN, Mechanism, resolve
 from softless.mechanisms import mechanism as make
 from softless.nn.inputs import Inputs
 
@@ -28,7 +28,7 @@ with needs_extra("softless.transformers works inside transformers", "hf"):
 from softless.transformers.attention import IMPLEMENTATION, attend, give_inputs, give_pack, mask
 from softless.transformers.cache import StateLayer
 
-__all__ = ["ARCHITECTURES", "StateLayer", "mechanisms_of", "set_mechanism"]
+__all__ = ["ARCHITECTURES", "StateLayer", "attentions", "check", "inputs_for", "mechanisms_of", "set_mechanism"]
 
 CAUSAL = "gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3"
 ENCODERS = "bert", "deit", "roberta", "vit"
@@ -62,8 +62,8 @@ def set_mechanism(
     if isinstance(mechanism, Mechanism) and options:
         raise ArgumentError(f"options {', '.join(options)} were passed beside a mechanism, which has its own")
     made = resolve(mechanism) if isinstance(mechanism, Mechanism) else make(mechanism, **options)
-    _check(model, made)
-    count = len(list(_attentions(model)))
+    check(model, made)
+    count = len(attentions(model))
     wanted = range(count) if layers is None else sorted({_layer(index, count) for index in layers})
     entry = None if made.name == "softmax" and made == make("softmax") else _entry(made)
     _warn_of_dropout(model, made)
@@ -78,7 +78,7 @@ def set_mechanism(
 
 def mechanisms_of(model: PreTrainedModel) -> list[Mechanism]:
     """Return the mechanism of every layer, in order."""
-    own = [attention._modules.get("softless") for attention in _attentions(model)]
+    own = [attention._modules.get("softless") for attention in attentions(model).values()]
     return [make("softmax") if inputs is None else inputs.mechanism for inputs in own]  # type: ignore[misc]
 
 
@@ -87,7 +87,7 @@ def equip(model: PreTrainedModel) -> None:
     chosen = getattr(model.config, "softless", None)
     if chosen is None or model.config.model_type not in ARCHITECTURES:
         return
-    for index, attention in enumerate(_attentions(model)):
+    for index, attention in enumerate(attentions(model).values()):
         wanted = None if (entry := chosen.get(str(index))) is None else make(entry["name"], **entry["options"])
         held = attention._modules.get("softless")
         if wanted != getattr(held, "mechanism", None):
@@ -103,22 +103,26 @@ def _hold(attention: nn.Module, wanted: Mechanism | None, model: PreTrainedModel
     attention._modules.pop("softless", None)
     if wanted is None:
         return
-    config, like = model.config, next(attention.parameters())
-    heads, dim = config.num_attention_heads, config.hidden_size
-    head_dim = getattr(config, "head_dim", None) or dim // heads
-    shared = getattr(config, "num_key_value_heads", None) or heads
-    inputs = Inputs(wanted, dim, heads, shared, head_dim=head_dim).train(attention.training)
-    attention.softless = inputs.to(like.device, like.dtype)
+    like = next(attention.parameters())
+    attention.softless = inputs_for(model, wanted).train(attention.training).to(like.device, like.dtype)
     if give_inputs not in attention._forward_pre_hooks.values():
         attention.register_forward_pre_hook(give_inputs, with_kwargs=True)
 
 
-def _attentions(model: PreTrainedModel) -> Iterator[nn.Module]:
-    """Every self-attention module, in order: transformers says of each whether it is causal."""
-    return (part for part in model.modules() if hasattr(part, "is_causal") and not isinstance(part, PreTrainedModel))
+def inputs_for(model: PreTrainedModel, mechanism: Mechanism) -> Inputs:
+    """Return new inputs of a mechanism, in the sizes of one layer of a model."""
+    heads, dim = model.config.num_attention_heads, model.config.hidden_size
+    head_dim = getattr(model.config, "head_dim", None) or dim // heads
+    return Inputs(mechanism, dim, heads, getattr(model.config, "num_key_value_heads", None) or heads, head_dim=head_dim)
 
 
-def _check(model: PreTrainedModel, made: Mechanism) -> None:
+def attentions(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """Return every self-attention module by its path, in order: transformers says of each whether it is causal."""
+    parts = model.named_modules()
+    return {path: part for path, part in parts if hasattr(part, "is_causal") and not isinstance(part, PreTrainedModel)}
+
+
+def check(model: PreTrainedModel, made: Mechanism) -> None:
     """Raise if this model cannot have this mechanism."""
     config = model.config
     if config.model_type not in ARCHITECTURES:
@@ -128,16 +132,18 @@ def _check(model: PreTrainedModel, made: Mechanism) -> None:
     if getattr(config, "add_cross_attention", False) or getattr(config, "reorder_and_upcast_attn", False):
         option = "add_cross_attention" if getattr(config, "add_cross_attention", False) else "reorder_and_upcast_attn"
         raise UnsupportedError(f"the model has {option}=True, and softless replaces self-attention without it")
-    causal = any(attention.is_causal for attention in _attentions(model))
+    causal = any(attention.is_causal for attention in attentions(model).values())
+    lack = made.lacks(causal)
     if causal and made.name != "softmax" and not made.carries_state:
+        decode = ", ".join(name for name, each in PLAIN.items() if each.carries_state)
         raise UnsupportedError(
-            f"{type(model).__name__} is causal, and mechanism '{made.name}' has no state to decode from: "
-            f"choose one of {', '.join(name for name, kind in MECHANISMS.items() if kind.carries_state)}"
+            f"{type(model).__name__} is causal, and mechanism '{made.name}' {lack or 'has no state to decode from'}; "
+            f"with their defaults, these decode: {decode}"
         )
     if made.reads_grid and made.needs_grid:
         raise UnsupportedError(f"mechanism '{made.name}' needs a picture, and transformers passes tokens without one")
-    if (lack := made.lacks(causal)) is not None:
-        raise UnsupportedError(lack)
+    if lack is not None:
+        raise UnsupportedError(f"{type(model).__name__} is not causal, and mechanism '{made.name}' {lack}")
 
 
 def _layer(index: int, count: int) -> int:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from softless.algebra.state import State
+from softless.algebra.state import AnyState
 from softless.errors import ArgumentError, UnsupportedError
 from softless.functional import attention_with_state
 from softless.mechanisms import Mechanism
@@ -53,7 +53,7 @@ class Arrivals(NamedTuple):
 class Segment:
     """Tokens that can be taken back, and the state before them."""
 
-    before: State | None
+    before: AnyState | None
     calls: list[Arrivals] = field(default_factory=list)
 
     @property
@@ -71,7 +71,7 @@ class StateLayer(CacheLayerMixin):
         super().__init__()
         self.mechanism, self.room, self.is_initialized = mechanism, room, False
         self.is_compileable = room is not None
-        self.state: State | None = None
+        self.state: AnyState | None = None
         self.seen: int | Tensor = 0
         self.segments: list[Segment] = []
         self.refused: str | None = None
@@ -123,7 +123,7 @@ class StateLayer(CacheLayerMixin):
             parts.append(out)
         return torch.cat(parts, 2)
 
-    def _after(self, state: State | None, q: Tensor | None, tokens: Arrivals) -> tuple[Tensor, State]:
+    def _after(self, state: AnyState | None, q: Tensor | None, tokens: Arrivals) -> tuple[Tensor, AnyState]:
         _heads, k, v, key_mask, inputs = tokens
         if q is None:  # only the state is wanted
             q = k.new_zeros(k.shape[0], tokens.heads, *k.shape[2:])
@@ -134,11 +134,11 @@ class StateLayer(CacheLayerMixin):
             self.segments = [*self.segments[-1:], Segment(self.state)]
         self.segments[-1].calls.append(new)
 
-    def _put(self, state: State, like: Tensor) -> None:
+    def _put(self, state: AnyState, like: Tensor) -> None:
         """Write a state where the last one is."""
         if self.state is None:
             n = state.n.expand(like.shape[0], *state.n.shape[1:])
-            self.state = State(n.clone(), *(part.clone() for part in state[1:]))
+            self.state = type(state)(n.clone(), *(part.clone() for part in state[1:]))
         else:
             for held, part in zip(self.state, state, strict=True):
                 held.copy_(part)
@@ -227,7 +227,7 @@ class StateLayer(CacheLayerMixin):
 
     def _move(self, device: torch.device) -> None:
         if self.state is not None:
-            self.state = State(*(part.to(device, non_blocking=True) for part in self.state))
+            self.state = type(self.state)(*(part.to(device, non_blocking=True) for part in self.state))
 
     @property
     def nbytes(self) -> int:

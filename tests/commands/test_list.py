@@ -129,7 +129,8 @@ def test_every_recipe_is_listed(softless):
         assert list(row) == [
             "name", "model", "image_size", "length", "batch", "epochs", "precision", "expected", "cost", "command",
         ]  # fmt: skip
-        size = f"{row['length']} tokens" if row["length"] else f"{row['image_size']} x {row['image_size']}"
+        sides = row["image_size"] if isinstance(row["image_size"], list) else [row["image_size"]] * 2
+        size = f"{row['length']} tokens" if row["length"] else " x ".join(map(str, sides))
         assert f"{row['name']} {row['model']} {size} {row['batch']:,}" in " ".join(short.split())
         assert row["expected"] in wide
         assert row["command"] in wide

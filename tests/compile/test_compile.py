@@ -57,7 +57,7 @@ OTHERS += [
     "agent",
     "soft",
 ]
-OTHERS += ["nonlocal-dot", "emanet", "reformer", "asymmetric_nonlocal"]
+OTHERS += ["nearfar", "nonlocal-dot", "emanet", "reformer", "asymmetric_nonlocal"]
 
 # In the chunks of inline, whose length is a symbol there, lie those of the other kernels.
 BOTH_WAYS = [(case, form) for case in ("softmax", "inline") for form in FORMS[case]]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import softless
 from softless import functional, parallel
@@ -106,6 +107,24 @@ def saved(folder: Path) -> dict[str, Path]:
     torch.save({"model": one, "other": two}, folder / "one.pth")
     torch.save({"model": two}, folder / "two.pth")
     return {"one": folder / "one.pth", "two": folder / "two.pth"}
+
+
+def language_model(seed: int = 0) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=9, initializer_range=0.5, **sizes))
+
+
+def token_rows(seed: int) -> Tensor:
+    return torch.randint(3, 9, (16, 6), generator=torch.Generator().manual_seed(seed))
+
+
+def converted(model: LlamaForCausalLM, **options: Any) -> dict[str, Any]:
+    """The document of a conversion, which is undone; without what was timed."""
+    conversion = softless.convert(model, **options)
+    conversion.undo()
+    told = ("date", "seconds", "machine", "steps", "seed", "budget")  # when, where, and what was asked
+    return {name: str(value) for name, value in conversion.document.items() if name not in told}
 
 
 def load(model: nn.Module | None = None, **options: Any) -> Any:
@@ -225,6 +244,21 @@ FUNCTIONS: dict[str, Case] = {
     ),
     "mechanism": Case(softless.mechanism, softless.mechanism, {"name": "linear"}, {"name": "inline", "options": {}}),
     "list_mechanisms": Case(softless.list_mechanisms, softless.list_mechanisms, {}, {}),
+    "convert": Case(
+        softless.convert,
+        converted,
+        {"model": language_model(), "data": token_rows(0), "candidates": ["linear"], "steps": 1, "budget": 1.0},
+        {
+            "model": language_model(1),
+            "data": token_rows(1),
+            "budget": 1e-9,
+            "candidates": ["inline"],
+            "metric": "accuracy",
+            "steps": 2,
+            "compare": True,
+            "seed": 1,
+        },
+    ),
     "list_models": Case(softless.list_models, softless.list_models, {}, {}),
     "parallel.attention": Case(
         parallel.attention,

@@ -56,6 +56,9 @@ OPTIONS = {
     "p text": (lambda: mechanism("focused", p="3"), ["p", "3"]),
     "general without sim": (lambda: mechanism("general"), ["sim", "None", "[B, H, N, M]"]),
     "sim no function": (lambda: mechanism("general", sim=3), ["sim", 3, "[B, H, N, M]"]),
+    "window negative": (lambda: mechanism("nearfar", window=-1), ["window", -1, "at least 0"]),
+    "maps": (lambda: mechanism("nearfar", maps="own"), ["maps", "own", "shared", "separate", "identity"]),
+    "an even neighborhood": (lambda: mechanism("nearfar", neighborhood=4), ["neighborhood", 4, "even"]),
     "length zero": (lambda: mechanism("cosformer", length=0), ["length", 0, "at least 1", "None"]),
     "length a fraction": (lambda: mechanism("cosformer", length=2.5), ["length", 2.5, "tokens"]),
     "kind": (lambda: mechanism("performer", kind="trig"), ["trig", "positive", "hyperbolic"]),
@@ -143,6 +146,7 @@ for name in OPTIONS:
                 for tokens in (5, 9):
                     q = torch.randn(1, 2, tokens, 4)
                     call = dict(is_causal=one.lacks(False) is not None, inputs=inputs_of(one, q, q))
+                    call |= dict(grid=(1, tokens)) if one.needs_grid else {}
                     out = [attention(q, q, q, one, backend=way, **call) for way in ("torch", "reference")]
                     if out[0].isnan().any() or not torch.allclose(*out, rtol=1e-3, atol=1e-3):
                         wrong.append([number, "the fast way and the reference differ, or are NaN"])

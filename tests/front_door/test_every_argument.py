@@ -50,6 +50,8 @@ UNUSED: dict[tuple[str, str], tuple[object, str]] = {
     ("probes.examine", "advance"): (FUNCTIONS["probes.examine"].of, "`advance(images)` is called after each batch"),
     ("data.cached", "workers"): (inspect.getmodule(FUNCTIONS["data.cached"].of), "neither the number of workers nor"),
     ("data.cached", "damage"): (FUNCTIONS["data.cached"].of, "None stops at the first"),
+    ("convert", "work"): (softless.convert, "Folder where steps are stored. The same call with the same folder"),
+    ("convert", "watch"): (softless.convert, "Is called with a label and an amount of work done."),
     ("nn.Attention.forward", "grid"): (nn.Attention.forward, "Elsewhere it is unused, but must fit the tokens"),
 }
 
@@ -105,7 +107,7 @@ def test_each_public_callable_has_its_arguments_here():
     results = {name for name in public if holds_results(name)}
     assert public - results - kept == set()
     assert results == {
-        *("Mechanism", "State", "ThresholdReport", "WeightsReport"),
+        *("Conversion", "Mechanism", "NearState", "State", "ThresholdReport", "WeightsReport"),
         *("nn.Funneled", "nn.Survivors", "nn.Tokens"),
     }
 
@@ -160,6 +162,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "topk": {"k": 2},
     "sparse": {"stride": 2},
     "longformer": {"window": 1},
+    "nearfar": {"window": 2, "first": 1},
     "linformer": {"rank": 3, "length": 8},
     "nystrom": {"landmarks": 3},
     "emanet": {"bases": 3},
@@ -294,6 +297,13 @@ CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
     "angular": {"exact": (False, True)},
     "focused": {"p": (3, 2.5), "learned_scale": (False, True)},
     "threshold": {"tau": (0.5, 0.25), "expansion": ("max", "mean", "minimax"), "tail": ("drop", "mean")},
+    "nearfar": {
+        "window": (2, 3),
+        "first": (0, 1),
+        "maps": ("shared", "separate", "identity"),
+        "features": (None, 3),
+        "neighborhood": (None, 3),
+    },
     "cosformer": {"length": (None, 20)},
     "performer": {"kind": ("positive", "hyperbolic"), "features": (5, 7)},
     "decay": {"slopes": ("lightning", "retention"), "factor": (1, 0.5)},
@@ -352,6 +362,8 @@ def test_a_combination_in_which_an_option_would_be_ignored_is_refused():
         ("sparse", {"summary": 2}, "summary"),
         ("sparse", {"pattern": "local", "summary": 2}, "summary"),
         ("taylor", {"normalize": False}, "normalize"),
+        ("nearfar", {"maps": "identity", "features": 3}, "features"),
+        ("nearfar", {"window": 3, "neighborhood": 3}, "window"),
     ):
         with pytest.raises(SoftlessError, match=word):
             softless.mechanism(name, **options)

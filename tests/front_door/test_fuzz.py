@@ -34,6 +34,13 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
     "angular": {"exact": [False, True]},
     "focused": {"p": [1, 3, 2.5, 16, 0, NAN], "learned_scale": [False, True]},
     "threshold": {"tau": [1, 0.5, 3, INF, -1, "a"], "expansion": ["max", "mean", "minimax"], "tail": ["drop", "mean"]},
+    "nearfar": {
+        "window": [0, 1, 5, 100, -1, 1.5, "a"],
+        "first": [0, 1, 100, -1, NAN],
+        "maps": ["shared", "separate", "identity", "none", None],
+        "features": [None, 1, 7, 0, "a"],
+        "neighborhood": [None, 1, 3, 2, 0, -1],
+    },
     "cosformer": {"length": [None, 1, 20, 100, 0, 2.5, "a"]},
     "performer": {"kind": ["positive", "hyperbolic", "trig"], "features": [None, 1, 7, 0, 1.5, True]},
     "delta": {},

@@ -37,6 +37,9 @@ SIGNATURES = {
     "img_size=None, patch_size=None, dims=None, depths=None, heads=None, "
     "device=None, dtype=None, **options",
     "list_models": "",
+    "convert": "model, data, *, budget=0.01, candidates=None, metric=None, steps=40, compare=False, seed=0, work=None, "
+    "watch=None",
+    "Conversion": "model, layers, document, _places",
     "nn.Attention": "dim, heads=None, mechanism='inline', local=False, *, num_heads=None, kv_heads=None, window=None, "
     "shifted=False, qk_norm=False, rotary=False, qkv_bias=True, qk_conv=False, attn_drop=0.0, proj_drop=0.0",
     "nn.MultiheadAttention": "embed_dim, num_heads, mechanism='inline', *, dropout=0.0, bias=True, batch_first=False, "
@@ -54,6 +57,7 @@ SIGNATURES = {
     "nn.pool_tokens": "x, key_mask=None, *, stride=2, width=None, mode='mean', prefix=0",
     "nn.repeat_tokens": "x, stride, length, prefix=0",
     "Mechanism": "",
+    "NearState": "n, k_mean, v_mean, comoment, keys, values",
     "State": "n, k_mean, v_mean, comoment, shift",
     "ThresholdReport": "kept_fraction, discarded_mass, range, error",
     "WeightsReport": "path, format, key, prefix, tensors, derived, nonfinite, ignored",
@@ -85,7 +89,7 @@ PUBLIC = [
     "nn.Attention.with_weights",
     "parallel.attention",
 ]
-WITHOUT_TENSORS = {"mechanism", "list_mechanisms", "list_models", "Mechanism", "WeightsReport"}
+WITHOUT_TENSORS = {"mechanism", "list_mechanisms", "list_models", "Mechanism", "WeightsReport", "Conversion"}
 
 
 def find(name: str) -> object:
@@ -110,7 +114,7 @@ def test_a_module_takes_the_grid_in_second_place():
 
 def test_the_mechanisms_are_those_of_this_version():
     names = "softmax general linear inline blend regress efficient taylor hydra angular focused threshold"
-    names += " cosformer performer delta efla decay transnormer diagonal mlla a2"
+    names += " nearfar cosformer performer delta efla decay transnormer diagonal mlla a2"
     names += " topk sparse longformer linformer nystrom agent soft nonlocal asymmetric_nonlocal emanet reformer"
     assert softless.list_mechanisms() == names.split()
     softless.list_mechanisms().clear()
@@ -214,7 +218,8 @@ def test_a_mechanism_declares_the_inputs_it_needs(case):
     expected |= {"linformer": ("e",), "emanet": ("bases",), "reformer": ("rotations",)}
     expected |= dict.fromkeys(("blend", "blend-relu", "blend-exp"), ("divide", "subtract"))
     expected |= {"blend-affine_relu": ("weight", "bias", "divide", "subtract")}
-    expected |= {"regress-learned": ("ridge", "gain")}
+    expected |= {"regress-learned": ("ridge", "gain"), "nearfar": ("gain", "map"), "nearfar-linear": ("gain",)}
+    expected |= {"nearfar-separate": ("gain", "map_q", "map_k")}
     assert made.inputs == expected.get(case, expected.get(case.rpartition("-")[2], expected.get(made.name, ())))
 
 

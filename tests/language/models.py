@@ -17,6 +17,7 @@ from transformers import (
     ViTConfig,
 )
 
+from softless import mechanism
 from softless.transformers import set_mechanism
 
 VOCABULARY = 50
@@ -45,8 +46,10 @@ ATTENTIONS = {
     "linear": {None: "linear"},
     "inline": {None: "inline"},
     "delta": {None: "delta"},
+    "nearfar": {None: mechanism("nearfar", window=5, first=2)},
     "mixed": {(0, 2): "linear"},
     "mixed the other way": {(1,): "delta"},
+    "near, far and softmax": {(0,): mechanism("nearfar", window=9, first=1), (2,): "linear"},
 }
 
 
@@ -55,8 +58,8 @@ def causal(
 ) -> PreTrainedModel:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CAUSAL[name](**more)).to(dtype).eval()
-    for layers, mechanism in ATTENTIONS[attention].items():
-        set_mechanism(model, mechanism, layers)
+    for layers, made in ATTENTIONS[attention].items():
+        set_mechanism(model, made, layers)
     return model
 
 

@@ -140,20 +140,21 @@ def test_tokens_that_are_taken_back_leave_no_bit(attention, taken):
     assert torch.equal(fed(model, more, (0, 5), cache)[0], fed(model, more, (0, 5), never)[0])
 
 
-@pytest.mark.parametrize("name", ["linear", "inline", "delta", "decay"])
+@pytest.mark.parametrize("name", ["linear", "inline", "delta", "decay", "nearfar"])
 @pytest.mark.parametrize("calls", [[1] * 200, [150, 7, 3, 60, 1, 1, 20, 9]], ids=["steps", "chunks"])
 def test_a_layer_takes_back_any_of_its_last_tokens(name, calls):
     """The state is that of a layer which came as far and no further, bit for bit."""
     made = mechanism(name)
     q, k, v = torch.randn(3, 2, 4, sum(calls), 8)
-    beta = {name: torch.rand(2, 4, sum(calls)) for name in made.token_inputs}
+    of_tokens = {name: torch.rand(2, 4, sum(calls)) for name in made.token_inputs}
+    of_all = {name: torch.randn(shape) for name, shape in made.input_shapes(4, 8).items()}
 
     def after(count: int) -> StateLayer:
         layer, at = StateLayer(made), 0
         for size in calls:
             here = slice(at, min(at + size, count))
             if here.start < here.stop:
-                inputs = {name: x[:, :, here] for name, x in beta.items()}
+                inputs = of_all | {name: x[:, :, here] for name, x in of_tokens.items()}
                 layer.update(k[:, :, here], v[:, :, here])
                 layer.attend(q[:, :, here], k[:, :, here], v[:, :, here], None, inputs)
             at += size

@@ -15,7 +15,12 @@ from tests.language.models import ATTENTIONS, CAUSAL, ENCODERS, causal, encoder,
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 every_attention = pytest.mark.parametrize("attention", ATTENTIONS)
-LEARNED = {"delta": {}, "linear": {"phi": "affine_relu"}, "regress": {"ridge": "learned", "relative": False}}
+LEARNED = {
+    "delta": {},
+    "nearfar": {"window": 2, "first": 1, "maps": "separate", "features": 6},
+    "linear": {"phi": "affine_relu"},
+    "regress": {"ridge": "learned", "relative": False},
+}
 
 
 def names(model):
@@ -141,7 +146,7 @@ def test_a_cache_that_was_filled_with_a_pack_cannot_go_on():
         model(ids, position_ids=places, past_key_values=model(ids, use_cache=True).past_key_values)
 
 
-@pytest.mark.parametrize("mechanism", ["inline", "linear", "efficient", "regress", "threshold"])
+@pytest.mark.parametrize("mechanism", ["inline", "linear", "efficient", "regress", "threshold", "nearfar"])
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 def test_padding_changes_nothing_in_an_encoder_of_words(name, mechanism):
     model, ids = encoder(name, mechanism), tokens(2, 10)
@@ -197,11 +202,19 @@ def test_an_unknown_architecture_is_refused_with_those_that_are_known():
         set_mechanism(torch.nn.Linear(2, 2), "linear")
 
 
-def test_a_mechanism_without_a_state_is_refused_in_a_causal_model():
-    with pytest.raises(
-        UnsupportedError, match="is causal, and mechanism 'nystrom' has no state to decode from: choose"
-    ):
-        set_mechanism(causal(), "nystrom")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("nystrom", "mixes all tokens"),
+        ("longformer", "has no state to decode from"),
+        ("regress", "has a ridge relative to the trace of all keys, so its causal form needs relative=False"),
+    ],
+)
+def test_a_mechanism_that_cannot_decode_is_refused_in_a_causal_model(name, reason):
+    said = f"is causal, and mechanism '{name}' {reason}.*; with their defaults, these decode: linear"
+    with pytest.raises(UnsupportedError, match=said) as raised:
+        set_mechanism(causal(), name)
+    assert "regress," not in str(raised.value)
 
 
 def test_bad_layers_and_options_are_refused_and_change_nothing():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import softless
-from softless import State
+from softless.algebra.state import AnyState
 from tests.laws import oracle, oracle_scored
 from tests.variants import ALWAYS, WITH_EXAMPLES
 
@@ -119,6 +119,11 @@ CASES = [
     case("threshold", tau=0.5, expansion="minimax", tail="mean"),
     case("threshold", tau=2.5),
     case("threshold", tau=2.5, expansion="minimax", tail="mean", waits=ALWAYS),
+    case("nearfar", window=3, first=2),
+    case("nearfar", window=70, first=1, maps="identity", waits=WITH_EXAMPLES),
+    case("nearfar", window=1, first=0, maps="separate", features=3),
+    case("nearfar", window=0, first=0, maps="identity", waits=WITH_EXAMPLES),
+    case("nearfar", neighborhood=3, first=1, forms=ALL_ONLY),
     case("cosformer", forms=ALL_ONLY, waits=ALWAYS),
     case("cosformer", length=300),
     case("performer", largest=10),
@@ -140,7 +145,7 @@ CASES += [
 ]
 FORMULAS = oracle.FORMULAS | oracle_scored.FORMULAS
 STATELESS = ("softmax", "general", "threshold", "diagonal", *oracle_scored.FORMULAS)
-SQUARE = ("diagonal", "sparse", "longformer", "reformer")  # as many queries as keys, unless causal
+SQUARE = ("diagonal", "sparse", "longformer", "reformer", "nearfar")  # as many queries as keys, unless causal
 PLACED = ("sparse", "longformer", "linformer")  # what a query sees depends on where it stands, padding counted
 WHOLE, CAUSAL = ([each for each in CASES if form in each.forms] for form in EITHER)
 STATEFUL = [each for each in CAUSAL if each.name not in STATELESS]
@@ -259,7 +264,7 @@ def packed(rows: list[Ask]) -> Ask:
     return Ask(*(nested(each) for each in zip(*(row[:3] for row in rows), strict=True)), None, inputs)
 
 
-def streamed(case: Case, at: Ask, cuts: Iterable[int], state: State | None = None) -> tuple[Tensor, State]:
+def streamed(case: Case, at: Ask, cuts: Iterable[int], state: AnyState | None = None) -> tuple[Tensor, AnyState]:
     """The causal output, cut before these tokens, the state carried over; and the last state."""
     tokens, outputs = at.q.shape[2], []
     edges = [0, *(cut for cut in cuts if 0 < cut < tokens), tokens]
@@ -288,7 +293,7 @@ def true_rows(case: Case, at: Ask, *, is_causal: bool = False, **call: Any) -> o
     if at.key_mask is not None:
         inputs |= {name: torch.where(at.key_mask[:, None], inputs[name], 0.0) for name in A_TOKEN if name in inputs}
     seen = oracle.visible(q, k, is_causal, at.key_mask)
-    call |= {"is_causal": is_causal} if case.name == "cosformer" else {}
+    call |= {"is_causal": is_causal} if case.name in ("cosformer", "nearfar") else {}
     call |= {"grid": at.extra["grid"]} if at.picture else {}
     return FORMULAS[case.name](q, k, seen, oracle.Limits(*limits), inputs, **case.options, **call)
 

@@ -344,6 +344,52 @@ def performer(q, k, seen, limits, inputs, kind="positive", features=None):
     return divide(score, size, seen, *limits)
 
 
+def nearfar(
+    q, k, seen, limits, inputs, window=64, first=4, maps="shared", features=None, neighborhood=None, scale=None,
+    is_causal=False, grid=None,
+):  # fmt: skip
+    """Pair by pair: is the key near, by its place among the real ones, and what does it weigh."""
+    maps = [
+        inputs[name] if name in inputs else inputs.get("map", torch.eye(q.shape[-1])[None].double())
+        for name in ("map_q", "map_k")
+    ]
+    s = (q.shape[-1] ** -0.5 if scale is None else scale) * (q @ k.mT)
+    (f_q, at_q), (f_k, at_k) = (_softmaxes(x, w) for x, w in zip((q, k), maps, strict=True))
+    at, real = places(q, seen, is_causal)[1], seen[..., -1, :]
+    own = torch.arange(q.shape[2]) + k.shape[2] - q.shape[2]
+    alive = torch.where(own >= 0, real[..., own.clamp(min=0)], False)
+    here = at[..., own.clamp(min=0)]
+    near = (here[..., :, None] - at[..., None, :]).abs() < window
+    if neighborhood is not None:
+        row, column = torch.arange(q.shape[2]) // grid[1], torch.arange(q.shape[2]) % grid[1]
+        near = ((row[:, None] - row).abs() <= neighborhood // 2) & (
+            (column[:, None] - column).abs() <= neighborhood // 2
+        )
+    seen = seen & alive[..., None]
+    near = seen & (near | (at <= first)[..., None, :])
+    top = torch.where(near, s, -math.inf).amax(-1, keepdim=True)
+    some = near.any(-1, keepdim=True)
+    far = f_q @ f_k.mT * torch.where(some, inputs["gain"].exp()[:, None, None], 1.0)
+    score = torch.where(near, torch.where(near, s - top, -math.inf).exp(), torch.where(seen, far, 0.0))
+    terms = (q.shape[-1] ** -0.5 if scale is None else abs(scale)) * (q.abs() @ k.abs().mT)
+    rounded = torch.where(near, terms, torch.where(seen, at_q[..., :, None] + at_k[..., None, :], 0.0)).amax(-1)
+    rows = divide(score, seen.double(), seen, *limits)
+    none = score.sum(-1, keepdim=True) == 0
+    safe = (
+        rows.safe
+        & (some | (score.sum(-1, keepdim=True) > limits.tiny / limits.eps) | ~seen.any(-1, keepdim=True))[..., 0]
+    )
+    return Rows(torch.where(none, 0.0, rows.weights), 1 + 2 * rounded + torch.where(near, terms, 0.0).amax(-1), safe)
+
+
+def _softmaxes(x: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """sqrt(f/2) [softmax(W x), softmax(-W x)], and the largest magnitude that is added up in W x."""
+    wx = torch.einsum("hij,bhnj->bhni", matrix.expand(x.shape[1], -1, -1), x)
+    size = torch.einsum("hij,bhnj->bhni", matrix.expand(x.shape[1], -1, -1).abs(), x.abs()).amax(-1)
+    both = torch.cat([features("softmax", wx, 1.0, {}), features("softmax", -wx, 1.0, {})], -1)
+    return (matrix.shape[-2] / 2) ** 0.5 * both, size
+
+
 # Those that change a memory, token by token. With one-hot values a memory's answer is the weights.
 
 
@@ -453,6 +499,6 @@ FORMULAS = {
     f.__name__: f
     for f in (
         *(softmax, general, linear, inline, blend, regress, efficient, taylor, hydra, angular, focused, threshold),
-        *(cosformer, performer, delta, efla, decay, transnormer, diagonal, mlla, a2),
+        *(nearfar, cosformer, performer, delta, efla, decay, transnormer, diagonal, mlla, a2),
     )
 }

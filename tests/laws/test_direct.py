@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from softless import attention, mechanism
 from softless.algebra import direct
 from softless.bench.stopwatch import peak_bytes
-from softless.mechanisms import Mechanism, hydra, kernelized
+from softless.functional import attention_qkv
+from softless.mechanisms import MECHANISMS, Mechanism, hydra, kernelized, mlla
 from tests.laws.cases import WHOLE, Case, ask, assert_answers, true_answer
 from tests.numerics.budget import FORWARD
 
-THIN = ("linear", "inline", "efficient", "taylor", "hydra", "focused")
+KERNELIZED = [name for name, made in MECHANISMS.items() if issubclass(made, kernelized.Kernelized)]
 READERS = [mechanism("inline"), mechanism("inline", gain="sum"), mechanism("linear")]
 READERS += [mechanism("inline", phi="elu", phi_k="relu")]
 every_reader = pytest.mark.parametrize("made", READERS, ids=str)
@@ -31,9 +32,9 @@ def leaves(tokens: int = 5, keys: int | None = None) -> list[Tensor]:
 @pytest.fixture
 def short_blocks(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(direct, "BLOCK", 4)
-    for module in (kernelized, hydra):
+    monkeypatch.setattr(kernelized, "LONG", 8)
+    for module in (kernelized, hydra, mlla):
         monkeypatch.setattr(module, "BLOCK", 4)
-        monkeypatch.setattr(module, "LONG", 8)
 
 
 @pytest.mark.usefixtures("short_blocks")
@@ -61,6 +62,44 @@ def test_one_node_of_autograd_answers_and_its_gradients_are_the_reference(made: 
     pairs = zip(*(torch.autograd.grad(each, inputs, upstream) for each in (out, expected)), strict=True)
     for given, true in pairs:
         torch.testing.assert_close(given, true, rtol=0, atol=1e-12)
+
+
+@every_reader
+@pytest.mark.parametrize("lengths", [(5, 9), (40, 50)], ids=["few", "many"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_short_call_without_gradients_gives_the_formula(made: Mechanism, lengths: tuple[int, int], dtype):
+    """Heads of 4 channels: 5 queries and 9 keys are read by pairs, 40 and 50 through the sum of all keys."""
+    queries, keys = lengths
+    q, k, v = torch.randn(2, queries, 3, 4), torch.randn(2, keys, 3, 4), 3 + torch.randn(2, keys, 3, 6)
+    exact = [x.transpose(1, 2).double() for x in (q, k, v)]
+    expected = attention(*exact, made, backend="reference")
+    for lay in (torch.Tensor.contiguous, lambda x: x):  # and as a view of [B, N, H, d]
+        given = attention(*(lay(x.to(dtype)) for x in exact), made)
+        within = 8 * torch.finfo(dtype).eps * expected.abs().max()
+        torch.testing.assert_close(given.double(), expected, rtol=0, atol=float(within))
+
+
+@every_reader
+def test_a_short_packed_call_gives_the_formula(made: Mechanism):
+    qkv = torch.randn(2, 7, 3, 4, 8, dtype=torch.float64)
+    expected = attention(*qkv.permute(2, 0, 3, 1, 4), made, backend="reference")
+    torch.testing.assert_close(attention_qkv(qkv, made), expected, rtol=0, atol=1e-12)
+
+
+def test_a_call_takes_its_shortcut_only_where_it_holds():
+    """Grad mode, transforms, subclasses and modes that watch operators take the way that serves them."""
+    q, k, v = (x.detach() for x in leaves(7))
+    first = attention(q, k, v)
+    assert attention(q.requires_grad_(), k, v).grad_fn is not None
+    with torch.no_grad():
+        assert torch.equal(attention(q, k, v), first)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(attention(q.detach(), k, v), first)
+    for given in (
+        torch.func.vmap(attention)(*(x[None].detach() for x in (q, k, v)))[0],
+        attention(q.float(), k.float(), v.float()),
+    ):
+        torch.testing.assert_close(given.double(), first, rtol=0, atol=1e-5)
 
 
 @every_reader
@@ -116,8 +155,11 @@ def test_a_feature_map_that_learns_is_not_cut_into_blocks():
     assert learned.weight.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("name", THIN)
+@pytest.mark.parametrize("name", KERNELIZED)
 def test_a_long_call_holds_its_output_and_half_as_much_again(name: str):
     q, k, v = torch.randn(3, 1, 2, 4096, 64).unbind()
-    peak = peak_bytes(lambda: attention(q, k, v, name), q.device)
+    made = mechanism(name)
+    inputs = {each: torch.ones(shape) for each, shape in made.needed(q, k).items()} | made.draw(2, 64)
+    grid = (64, 64) if made.needs_grid else None
+    peak = peak_bytes(lambda: attention(q, k, v, made, inputs=inputs, grid=grid), q.device)
     assert peak <= 1.5 * q.numel() * q.element_size()

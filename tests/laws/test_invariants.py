@@ -16,7 +16,7 @@ BY_NAME = {name: max((each for each in CASES if each.name == name), key=lambda e
     each.name for each in CASES
 }}  # fmt: skip
 POSITIONAL = ("cosformer", "diagonal", "mlla", "sparse", "longformer", "linformer", "nystrom", "agent", "soft")
-POSITIONAL += ("asymmetric_nonlocal", "reformer", "angular", "delta", "efla", "decay")
+POSITIONAL += ("asymmetric_nonlocal", "reformer", "angular", "delta", "efla", "decay", "nearfar")
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 TOKENS = 10
 

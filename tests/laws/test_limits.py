@@ -147,7 +147,7 @@ def test_emanet_holds_its_bases_constant_unless_told():
 
 
 ORDERED = ("sparse", "longformer", "linformer", "nystrom", "agent", "soft", "asymmetric_nonlocal", "reformer")
-ORDERED += ("cosformer", "diagonal", "mlla")
+ORDERED += ("cosformer", "diagonal", "mlla", "nearfar")
 PERMUTED = [case for case in WHOLE if case.id != "angular" and case.name not in ORDERED]
 PERMUTED = [case for case in PERMUTED if not case.made.mixes_queries]  # the mask of the keys hides queries too
 
@@ -180,6 +180,7 @@ class Sizes(TorchDispatchMode):
 THIN = {
     "local": (mechanism("sparse", pattern="local", stride=16), 2.1),
     "longformer": (mechanism("longformer", window=16, global_tokens=2), 2.1),
+    "nearfar": (mechanism("nearfar", window=16, first=2), 2.1),
     "linformer": (mechanism("linformer", rank=16, length=4096), 2.1),
     "nystrom": (mechanism("nystrom", landmarks=16), 2.1),
     "agent": (mechanism("agent", agents=16), 2.1),

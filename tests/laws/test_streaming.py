@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from softless import Mechanism, State, attention, attention_with_state, mechanism
+from softless.algebra.state import AnyState
 from softless.errors import ArgumentError
 from tests.laws.cases import STATEFUL, Case, ask, asks, assert_answers, streamed, true_answer
 
@@ -26,11 +27,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("states") / "state.safetensors"
 
 
-def through(file: Path, state: State) -> State:
+def through(file: Path, state: AnyState) -> AnyState:
     """Save, load, and compare bit for bit."""
     save_file(state._asdict(), file)
-    loaded = State(**load_file(file))
-    for field, old, new in zip(State._fields, state, loaded, strict=True):
+    loaded = type(state)(**load_file(file))
+    for field, old, new in zip(state._fields, state, loaded, strict=True):
         assert old.dtype == new.dtype, field
         assert torch.equal(old, new), field
     return loaded
@@ -80,9 +81,9 @@ def test_the_state_does_not_grow(case: Case, dtype: torch.dtype):
     assert {kind for kind, _ in size(1).values() if kind.is_floating_point} == {dtype}
 
 
-def assert_same(new: State, old: State) -> None:
+def assert_same(new: AnyState, old: AnyState) -> None:
     """Bit for bit; a count may have been broadcast to the batch."""
-    for field, x, y in zip(State._fields, new, old, strict=True):
+    for field, x, y in zip(old._fields, new, old, strict=True):
         assert torch.equal(x, y.expand_as(x)), field
 
 

@@ -36,6 +36,7 @@ ONE_FORM = {
     "cosformer": "the future decides: set the length",
     "mlla": "has no order",
     "a2": "gathers from all tokens",
+    "nearfar": "has neighborhood=3 of a picture, which has no order",
     "regress": "(weighs keys by the mean of all queries|has a ridge relative to the trace of all keys)",
 }
 ONE_FORM |= dict.fromkeys(("delta", "efla", "decay"), "goes through tokens in their order")
@@ -83,7 +84,7 @@ def refusal(case: Case, column: Column) -> str | None:
     """What the refusal must say, or None if there must be none."""
     if column.is_causal not in case.forms:
         return ONE_FORM[case.name]
-    if case.name == "mlla" and column.queries != column.keys:
+    if case.made.needs_grid and column.queries != column.keys:
         return NO_PICTURE
     if column.state and case.name in STATELESS:
         return NO_STATE
@@ -210,6 +211,7 @@ def test_scale_multiplies_the_product_or_is_refused(case: Case):
         "efla",
         "decay",
         "diagonal",
+        "nearfar",
     )
     takes = (case.name in free and "t1" not in case.options.values()) or case.options.get("normalize") == "none"
     form = {"is_causal": case.forms[0]}
@@ -249,6 +251,9 @@ def test_inputs_are_named_when_missing_extra_or_misshapen(case: Case):
     chosen = {*case.options.values(), *(option for option, value in case.options.items() if value is True), case.id}
     wants = next((shapes for key, shapes in needed.items() if key in chosen), {})
     wants = wants | ({"divide": [2], "subtract": [2]} if case.name == "blend" else {})
+    if case.name == "nearfar":
+        maps = {"shared": {"map": [2, 4, 4]}, "separate": {"map_q": [2, 3, 4], "map_k": [2, 3, 4]}, "identity": {}}
+        wants = {"gain": [2]} | maps[case.options.get("maps", "shared")]
     assert set(case.made.inputs) == set(wants)
     for name, shape in wants.items():
         with pytest.raises(ArgumentError, match=f"'{case.name}' needs inputs {name}"):
@@ -262,7 +267,7 @@ def test_inputs_are_named_when_missing_extra_or_misshapen(case: Case):
 def test_a_grid_is_read_or_refused(case: Case):
     at = ask(case, 6)
     call = {"mechanism": case.made, "is_causal": case.forms[0], "inputs": at.inputs}
-    if case.name == "mlla":
+    if case.made.needs_grid:
         for grid in (None, (2, 2), (6,), (0, 6), "picture"):
             with pytest.raises(ArgumentError, match=NO_PICTURE):
                 attention(*at[:3], grid=grid, **call)

@@ -24,7 +24,7 @@ def alike(model: torch.nn.Module) -> torch.nn.Module:
 
 CAUSAL = ("delta", "efla", "decay")  # backbones have no order for these to go through
 EVERY = [
-    pytest.param("inline_swin_tiny" if case == "mlla" else "inline_deit_tiny", {"mechanism": made}, id=case)
+    pytest.param("inline_swin_tiny" if made.needs_grid else "inline_deit_tiny", {"mechanism": made}, id=case)
     for case, made in CASES.items()
     if made.name not in CAUSAL
 ]

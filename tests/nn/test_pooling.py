@@ -151,6 +151,7 @@ def test_a_layer_is_attention_and_a_feed_forward_part_with_norms_after_them():
 
 
 REFUSED = ("agent", "nystrom", "sparse", "longformer", "reformer", "diagonal", "delta", "efla", "decay", "mlla")
+REFUSED += ("nearfar",)
 OPTIONS = {
     "angular": {"exact": True},
     "cosformer": {"length": 21},

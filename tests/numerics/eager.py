@@ -274,6 +274,24 @@ def diagonal(variant: str, block: int) -> Formula:
     return formula
 
 
+def nearfar(window: int, first: int, of_q: str | None = "map", of_k: str | None = "map") -> Formula:
+    """e^{s - max} of near tokens, c phi.phi of others. In a picture of one row, neighbors are a window."""
+
+    def both(x: Tensor, matrix: Tensor | None) -> Tensor:
+        x = x if matrix is None else x @ matrix.mT
+        return torch.cat([x.softmax(-1), (-x).softmax(-1)], -1) * (x.shape[-1] / 2) ** 0.5
+
+    def formula(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        score, i, j = q @ k.mT * q.shape[-1] ** -0.5, torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+        near = (((i - j).abs() < window) | (j < first)) & (seen > 0)
+        top = score.masked_fill(~near, -torch.inf).amax(-1, keepdim=True) if window or first else 0.0
+        c = inputs["gain"].exp()[:, None, None] if window or first else 1.0
+        far = c * (both(q, inputs.get(of_q)) @ both(k, inputs.get(of_k)).mT)
+        return divided(torch.where(near, (score - top).exp(), far), v, seen)
+
+    return formula
+
+
 def mlla(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, _inputs: dict[str, Tensor]) -> Tensor:
     """A picture of one row: channels of the first half stay, those of the second turn with the column."""
     half, place = q.shape[1] * q.shape[3] // 2, torch.arange(len(seen)).double()
@@ -343,6 +361,10 @@ FORMULAS: dict[str, Formula] = {
     "threshold-mean": threshold(0.9, "mean"),
     "threshold-minimax-mean": threshold(1.0, "minimax", "mean"),
     "threshold-wide": threshold(2.0),
+    "nearfar": nearfar(5, 2),
+    "nearfar-separate": nearfar(3, 0, of_q="map_q", of_k="map_k"),
+    "nearfar-linear": nearfar(0, 0, of_q=None, of_k=None),
+    "nearfar-neighborhood": nearfar(2, 1),
     "cosformer": cosformer(),
     "cosformer-fixed": cosformer(200),
     "performer": performer("positive"),

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from softless import State, attention, attention_weights, attention_with_state
+from softless import NearState, attention, attention_weights, attention_with_state
+from softless.algebra.state import AnyState
 from softless.functional import attention_qkv
 from tests.annotations import same_shapes
 from tests.numerics.cases import (
@@ -106,13 +107,15 @@ def test_differentiating_fused_softmax_twice_raises_and_the_specification_is_the
     assert q.grad.isfinite().all()
 
 
-def known(state: State) -> list[Tensor]:
+def known(state: AnyState) -> list[Tensor]:
     """What a state says, in units of one: the shift is a unit, and its choice has no derivative."""
+    if isinstance(state, NearState):
+        return list(state[1:])
     units = state.shift.exp()
     return [state.k_mean * units, state.v_mean, state.comoment * units[..., None]]
 
 
-def earlier_state(case: str, given: Draw, tokens: int) -> State:
+def earlier_state(case: str, given: Draw, tokens: int) -> AnyState:
     """The state of some other tokens, as a leaf."""
     q, k, v, own = draw(case, tokens, given.q.shape[-1], heads=given.q.shape[1], width=given.v.shape[-1])
     inputs = {name: own[name] if name == "beta" else x for name, x in given.inputs.items()}
@@ -133,16 +136,16 @@ def test_a_carried_state_is_differentiated_right(case, carried, tokens):
     given = draw_smooth(case, tokens=tokens, dim=2, heads=HEADS[case], is_causal=True)
     if case in ("linear-identity", "linear-leaky_relu"):  # with positive features no denominator nears zero
         given = Draw(given.q.abs(), given.k.abs(), given.v, given.inputs)
-    state = None if carried == NONE else earlier_state(case, given, tokens=4)
-    parts = [] if state is None else [state.k_mean, state.v_mean, state.comoment]
+    state = None if carried == NONE else earlier_state(case, given, tokens=9 if case.startswith("nearfar") else 4)
+    parts = {} if state is None else {name: x for name, x in state._asdict().items() if name not in ("n", "shift")}
 
     def output(*leaves):
         q, k, v, inputs = given.rebuilt(*leaves[len(parts) :])
-        before = None if state is None else State(state.n, *leaves[: len(parts)], state.shift)
+        before = None if state is None else state._replace(**dict(zip(parts, leaves, strict=False)))
         out, after = attention_with_state(q, k, v, CASES[case], before, inputs=inputs)
         return (out, *known(after))
 
-    assert exactly(gradcheck, output, [*(x.detach().requires_grad_() for x in parts), *asking(given)])
+    assert exactly(gradcheck, output, [*(x.detach().requires_grad_() for x in parts.values()), *asking(given)])
 
 
 def close(ours: list[Tensor], theirs: list[Tensor]) -> None:

@@ -109,6 +109,9 @@ def frozen(rank: int) -> list[bool]:
     return [softless.parallel.attention(q, x, x, is_causal=causal).requires_grad for causal in (True, False)]
 
 
+NEAR = softless.mechanism("nearfar", maps="identity")
+
+
 def refusals(rank: int) -> dict[str, str]:
     """What a call that cannot be says."""
     x = torch.randn(1, 2, 3, 4)
@@ -119,6 +122,7 @@ def refusals(rank: int) -> dict[str, str]:
         "mean of queries": lambda: softless.parallel.attention(
             x, x, x, softless.mechanism("regress", weighting="query")
         ),
+        "places": lambda: softless.parallel.attention(x, x, x, NEAR, inputs={"gain": torch.zeros(2)}),
         "apart": lambda: softless.parallel.attention(x[:, :, :0], x, x, "angular"),
         "stranger": lambda: softless.parallel.attention(x, x, x, "inline", group=other),
         "shape": lambda: softless.parallel.attention(x[0], x, x, "inline"),

@@ -54,7 +54,13 @@ def test_200_random_calls_over_ranks_match_one_device(tmp_path, ranks):
 
 def test_every_mechanism_with_a_state_is_asked_and_cuts_leave_some_rank_with_nothing():
     assert {case.name for case in CASES} == {case.name for case in MERGED}
-    assert {case.name for case in STATEFUL} - {case.name for case in MERGED} == {"cosformer", "delta", "efla", "decay"}
+    assert {case.name for case in STATEFUL} - {case.name for case in MERGED} == {
+        "cosformer",
+        "delta",
+        "efla",
+        "decay",
+        "nearfar",
+    }
     assert {case.name for case in MERGED} - {case.name for case in STATEFUL} == {"a2"}  # one that is never causal
     cuts = [cut(random.Random(seed), 2, 3) for seed in range(50)]
     assert any(len(set(places)) < len(places) for places in cuts)
@@ -68,6 +74,8 @@ def test_unsupported_calls_over_ranks_raise_one_sentence_and_no_rank_hangs(two):
             "uneven": f"ArgumentError: 2 queries and 3 keys on rank {rank}: causal attention over ranks needs a key "
             "for every query, and a query for every key",
             "mean of queries": "UnsupportedError: mechanism 'regress' weighs keys by the mean of all queries, which a "
+            "rank does not know",
+            "places": "UnsupportedError: mechanism 'nearfar' weighs a token by its position in the sequence, which a "
             "rank does not know",
             "apart": f"ArgumentError: 0 queries and 3 keys on rank {rank}: angular attention over ranks needs a key "
             "for every query, and a query for every key",
