@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from softless.algebra.kernel_spec import RULES, KernelSpec
 from softless.algebra.modes import in_forward_mode, recording, starts_at_once
 from softless.algebra.neighbors import local_residual
-from softless.algebra.state import State, keep
+from softless.algebra.state import AnyState, State, keep
 from softless.errors import BackendError
 from softless.mechanisms import Call, Mechanism
 from softless.mechanisms.base import repeat_heads
@@ -39,6 +39,7 @@ class Route:
     picture: tuple[int, int, int]  # prefix, height and width, for the local residual
     signature: str  # of the mechanism, for the states it makes
     plan: Any = None  # the kernels' steps, after the first call without gradients
+    steps: Any = None  # what a short call without gradients runs on a CPU
 
 
 def attend(
@@ -48,6 +49,8 @@ def attend(
     if route.plan is not None and starts_at_once(q, k, v, taps, *call.inputs.values()):
         factors = route.mechanism.kernel_factors(call) if call.inputs else None
         return route.plan([x for x in (q, k, v, call.key_mask, taps, factors) if x is not None])[0]
+    if route.steps is not None and starts_at_once(q, k, v) and (out := route.steps(q, k, v)) is not None:
+        return out
     if route.spec is not None and not transformed(route.backend, q, k, v, taps, *call.inputs.values()):
         return _run(route, route.spec, call, q, k, v, taps)
     if k is None or v is None:
@@ -134,15 +137,16 @@ def heads_of(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def attend_with_state(
-    route: Route, call: Call, q: Tensor, k: Tensor, v: Tensor, state: State | None
-) -> tuple[Tensor, State]:
+    route: Route, call: Call, q: Tensor, k: Tensor, v: Tensor, state: AnyState | None
+) -> tuple[Tensor, AnyState]:
     """Compute causal attention that continues from a state."""
-    if route.plan is not None and state is not None and starts_at_once(q, k, v, *state):
+    if isinstance(state, State) and route.plan is not None and starts_at_once(q, k, v, *state):
         mask = () if call.key_mask is None else (call.key_mask,)
         out, *after = route.plan([q, k, v, *mask, *state[:4]])
         return out, State._make((*after, state.shift))
     if carries_state(route) and not transformed(route.backend, q, k, v, *call.inputs.values(), *(state or ())):
         assert route.spec is not None
+        assert state is None or isinstance(state, State)
         return _run_with_state(route, route.spec, call, q, k, v, state)
     k, v = hide(k, call.key_mask), hide(v, call.key_mask)
     with full_precision(q):

@@ -5,7 +5,7 @@ and options, never on numbers. So the answer for one call is kept for all calls 
 one look-up. A call with anything else is checked anew, and a call that raises keeps nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import Any
 
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from softless import backends, validation
-from softless.algebra.modes import PLAIN
-from softless.algebra.state import State, check_continues
+from softless.algebra.direct import Steps
+from softless.algebra.modes import PLAIN, eager
+from softless.algebra.state import AnyState, NearState, State, check_continues
 from softless.backends import Route
 from softless.mechanisms import Call, Mechanism
 from softless.mechanisms.base import check_mark, maker, signature
@@ -39,13 +40,19 @@ def find(
     grid: tuple[int, int] | None = None,
     taps: Tensor | None = None,
     prefix: int = 0,
-    state: State | None = None,
+    state: AnyState | None = None,
     backend: str = "auto",
 ) -> tuple[Route, Call]:
     """Return the route of a call, and the call itself. A packed q is [B, N, 3, H, d], with None for k and v."""
     arguments = q, k, v, packed, mechanism, is_causal, key_mask, bias, scale, inputs, grid, taps, prefix, state, backend
+    key: Any = None
     try:
-        key = None if torch.compiler.is_compiling() else tuple([x if x is None else kind(x) for x in arguments])
+        if not torch.compiler.is_compiling():
+            few = key_mask is None and bias is None and scale is None and inputs is None and grid is None
+            if few and taps is None and state is None and prefix == 0:
+                key = kind(q), kind(k), kind(v), packed, mechanism, type(is_causal), is_causal, backend
+            else:
+                key = tuple([x if x is None else kind(x) for x in arguments])
         route = ROUTES.get(key)
     except (TypeError, RuntimeError):  # an argument that is wrong, or a tensor that may have no memory
         key, route = None, None
@@ -64,7 +71,7 @@ def kind(x: Any) -> Any:
         return type(x), x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16
     if x is None or isinstance(x, (str, bool, Mechanism)):
         return x
-    if isinstance(x, State):
+    if isinstance(x, State | NearState):
         return *[kind(part) for part in x], maker(x)
     if isinstance(x, int | float):
         return type(x), x, x == 0 and repr(x)  # 0.0 equals -0.0
@@ -89,7 +96,7 @@ def decide(
     grid: tuple[int, int] | None,
     taps: Tensor | None,
     prefix: int,
-    state: State | None,
+    state: AnyState | None,
     backend: str,
 ) -> Route:
     """Check every argument, and choose a backend."""
@@ -108,7 +115,15 @@ def decide(
     if spec is not None:
         check_continues(state, backends.state_like(q, k, v, spec))
     user = "" if torch.compiler.is_compiling() else signature(mechanism)  # a compiled call marks no state
-    return Route(mechanism, call._replace(key_mask=None, bias=None, inputs={}), backend, spec, picture, user)
+    plain = spec is None and taps is None and backend != "reference" and eager()  # a trace fixes no lengths
+    steps = mechanism.shortcut(q, k, v, call) if plain else None
+    call = call._replace(key_mask=None, bias=None, inputs={})
+    return Route(mechanism, call, backend, spec, picture, user, steps=unpacking(steps) if packed and steps else steps)
+
+
+def unpacking(steps: Steps) -> Callable[[Tensor, Any, Any], Tensor | None]:
+    """Return the same steps for a packed q [B, N, 3, H, d]."""
+    return lambda qkv, *_: steps(*qkv.permute(2, 0, 3, 1, 4).contiguous().unbind())
 
 
 def keep(key: Any, route: Route) -> None:

@@ -30,8 +30,11 @@ from softless.algebra.modes import eager, readable, recording
 from softless.algebra.state import Log
 
 BLOCK = 448  # tokens
+LEAST = {dtype: torch.finfo(dtype).tiny ** 0.5 for dtype in (torch.float32, torch.float64)}  # of a mass
 READS = ("subtract", "contrast", "divide")
 FeatureMap = Callable[[Tensor], Tensor]
+BlockMap = Callable[[slice], Tensor]  # features of the tokens that a slice names
+Steps = Callable[[Tensor, Tensor, Tensor], Tensor | None]
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -54,42 +57,63 @@ def parallel(
         return _Subtract.apply(q, k, v, gain) if recorded else _subtract(q, _centered(k, v), gain)
     if reader == "divide" and not signed and readable(v):
         sums = _sums(q.detach(), k.detach(), v.detach()) if recorded else _sums(q, k, v)
-        if _in_range(sums[-1][..., -1], sums[-1]):
+        if in_range(sums[-1][..., -1]) and finite(sums[-1]):
             return _Divide.apply(q, k, v, *sums) if recorded else _divide(sums)
     return None
 
 
+def steps(reader: str, scale: float, tokens: int, phi_q: FeatureMap, phi_k: FeatureMap) -> Steps:
+    """Return what calls of one kind run without gradients: `parallel` without its questions, to the same bit.
+
+    The steps return None where a mass is out of range.
+    """
+    gain = scale / tokens if reader == "subtract" else scale
+
+    def subtract(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _subtract(phi_q(q).contiguous(), _centered(phi_k(k).contiguous(), v.contiguous()), gain)
+
+    def divide(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+        sums = _sums(phi_q(q).contiguous(), phi_k(k).contiguous(), v.contiguous())
+        return _divide(sums) if in_range(sums[-1][..., -1]) and finite(sums[-1]) else None
+
+    return divide if reader == "divide" else subtract
+
+
 def in_blocks(
-    q: Float[Tensor, "*b n c"],
-    k: Float[Tensor, "*b m c"],
+    queries: int,
     v: Float[Tensor, "*b m e"],
     reader: str,
     scale: float,
-    phi_q: FeatureMap,
-    phi_k: FeatureMap,
+    phi_q: BlockMap,
+    phi_k: BlockMap,
+    size: int,
 ) -> Float[Tensor, "*b n e"] | None:
     """Return the output of a reader in `READS` without gradients, or None where a mass is out of range.
 
     Features and v' are never larger than a block of tokens, so the memory is that of the output and a part of it.
     """
     v_mean, gain = v.mean(-2, keepdim=True), scale / v.shape[-2] if reader == "subtract" else scale
-    total, moment = _gather(k, v, v_mean, phi_k, centered=reader != "divide")
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    for queries, rows in zip(q.split(BLOCK, -2), out.split(BLOCK, -2), strict=True):
-        phi = phi_q(queries)
+    total, moment = _gather(v, v_mean, phi_k, 2 * size, centered=reader != "divide")
+    out = v.new_empty((*v.shape[:-2], queries, v.shape[-1]))
+    for at in blocks(queries, size):
+        phi, rows = phi_q(at), out[..., at, :]
         torch.matmul(phi, moment, out=rows)
         mass = phi @ total if reader == "divide" else None
         del phi  # or it would be there while the next features are made
         if mass is None:
             torch.add(v_mean, rows, alpha=gain, out=rows)
-        elif _in_range(mass, rows):
+        elif in_range(mass) and finite(rows):
             torch.addcdiv(v_mean, rows, mass, out=rows)
         else:
             return None
     return out
 
 
-def _gather(k: Tensor, v: Tensor, v_mean: Tensor, phi_k: FeatureMap, *, centered: bool) -> tuple[Tensor, Tensor]:
+def blocks(tokens: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, tokens, size)]
+
+
+def _gather(v: Tensor, v_mean: Tensor, phi_k: BlockMap, size: int, *, centered: bool) -> tuple[Tensor, Tensor]:
     """Return (sum k, sum k v'^T); centered, with keys measured from the mean of the first block.
 
     The second sum is C wherever keys are measured from, if v' adds up to 0. What rounding of v_mean leaves of that sum
@@ -99,8 +123,8 @@ def _gather(k: Tensor, v: Tensor, v_mean: Tensor, phi_k: FeatureMap, *, centered
     total: Any = 0
     moment: Any = 0
     rest: Any = 0
-    for keys, values in zip(k.split(2 * BLOCK, -2), v.split(2 * BLOCK, -2), strict=True):
-        phi, deviation = phi_k(keys), values - v_mean
+    for at in blocks(v.shape[-2], size):
+        phi, deviation = phi_k(at), v[..., at, :] - v_mean
         if centered:
             origin = phi.mean(-2, keepdim=True) if origin is None else origin
             phi, rest = phi - origin, rest + deviation.sum(-2, keepdim=True)
@@ -147,13 +171,17 @@ def _sums(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     return [v_mean, v, moment, q @ moment]
 
 
-def _in_range(mass: Tensor, sums: Tensor) -> bool:
-    """Return whether every mass is far from the ends of its dtype's range, and every sum finite."""
+def in_range(mass: Tensor) -> bool:
+    """Return whether every mass is far from the ends of its dtype's range."""
     if mass.numel() == 0:
         return True
-    least = torch.finfo(mass.dtype).tiny ** 0.5
+    least = LEAST[mass.dtype]
     low, high = mass.aminmax()
-    return low.item() > least and high.item() < 1 / least and isfinite(sums.sum().item())
+    return low.item() > least and high.item() < 1 / least
+
+
+def finite(sums: Tensor) -> bool:
+    return isfinite(sums.sum().item())
 
 
 def _divide(sums: list[Tensor]) -> Tensor:

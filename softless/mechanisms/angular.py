@@ -20,7 +20,7 @@ from softless.algebra.feature_maps import unit
 from softless.algebra.state import State
 from softless.errors import UnsupportedError
 from softless.mechanisms.base import Call, repeat_heads
-from softless.mechanisms.kernelized import Kernelized
+from softless.mechanisms.kernelized import Kernelized, token_by_token
 
 
 @dataclass(frozen=True)
@@ -63,21 +63,22 @@ class Angular(Kernelized):
         return unit(super().combine(weights, v, call))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        return unit(self._own(q, v) + super().attend(q, k, v, call))
+        return self._unit(super().attend(q, k, v, call), v)
 
     def attend_with_state(
         self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call
     ) -> tuple[Tensor, State]:
         out, state = super().attend_with_state(q, k, v, state, call)
-        return unit(self._own(q, v) + out), state
+        return self._unit(out, v), state
 
     def attend_to_state(self, q: Tensor, k: Tensor, v: Tensor, state: State, call: Call) -> Tensor:
-        return unit(self._own(q, v) + super().attend_to_state(q, k, v, state, call))
+        return self._unit(super().attend_to_state(q, k, v, state, call), v)
 
-    def _own(self, q: Tensor, v: Tensor) -> Tensor | float:
-        """Return 1/2 v_i of the tokens of the queries: the last tokens, if there are more keys than queries."""
+    def _unit(self, kernel: Tensor, v: Tensor) -> Tensor:
+        """Return o for the kernel's part of h. The queries' own tokens are the last ones, if there are more keys."""
         if self.exact:
-            return 0.0
-        v = repeat_heads(v, q.shape[1])
-        missing = q.shape[2] - v.shape[2]
-        return 0.5 * (F.pad(v, (0, 0, missing, 0)) if missing > 0 else v[:, :, -missing:])
+            return token_by_token(unit, kernel)
+        missing = kernel.shape[2] - v.shape[2]
+        v = repeat_heads(v, kernel.shape[1])
+        own = F.pad(v, (0, 0, missing, 0)) if missing > 0 else v[:, :, -missing:]
+        return token_by_token(lambda kernel, own: unit(0.5 * own + kernel), kernel, own)

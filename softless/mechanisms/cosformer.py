@@ -26,7 +26,7 @@ from softless.algebra.modes import readable
 from softless.algebra.state import State
 from softless.errors import ArgumentError
 from softless.mechanisms.base import Call
-from softless.mechanisms.kernelized import Kernelized
+from softless.mechanisms.kernelized import BlockMap, Kernelized, is_long
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,16 @@ class Cosformer(Kernelized):
         return super().weights(*self._placed(q, k, call, None), call)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        if not call.is_causal and is_long(q, k, v) and (out := self._in_blocks(q, k, v, call)) is not None:
+            return out
         return super().attend(*self._placed(q, k, call, None), v, call)
+
+    def _block_maps(self, q: Tensor, k: Tensor, call: Call) -> tuple[BlockMap, BlockMap]:
+        at_q, at_k, length = self._places(q, k, call)
+        return (
+            lambda at: _turned(q[:, :, at], at_q[:, at], length),
+            lambda at: _turned(k[:, :, at], at_k[:, at], length),
+        )
 
     def attend_with_state(
         self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call

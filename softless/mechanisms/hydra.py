@@ -16,11 +16,11 @@ from torch import Tensor
 
 from softless.algebra.direct import BLOCK
 from softless.algebra.feature_maps import unit
-from softless.algebra.modes import eager, readable, recording
+from softless.algebra.modes import recording
 from softless.algebra.state import State
 from softless.errors import UnsupportedError
 from softless.mechanisms.base import Call, repeat_heads
-from softless.mechanisms.kernelized import LONG, Kernelized
+from softless.mechanisms.kernelized import Kernelized, is_long
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Hydra(Kernelized):
         if call.is_causal:
             return call.scale * _unit(q) * _running(_unit(k) * v, q.shape[2], call.key_mask)
         seen = k.new_ones(1, k.shape[2]) if call.key_mask is None else call.key_mask.to(k.dtype)[:, None, None]
-        if eager() and readable(v) and max(q.shape[2], k.shape[2]) > LONG and not recording(q, k, v):
+        if is_long(q, k, v) and not recording(q, k, v):
             return _in_blocks(q, k, v, seen, call.scale)
         return call.scale * _unit(q) * (seen @ (_unit(k) * v))  # [B, H, N, d] * [B, H, 1, d]
 

@@ -66,6 +66,11 @@ class FeatureMapped(Kernelized):
             return None
         return KernelSpec(phi_q, phi_k, self.reader, scale=scale, t=self.t)
 
+    def maps(self) -> tuple[FeatureMap, FeatureMap] | None:
+        names = self.phi, self.phi if self.phi_k is None else self.phi_k
+        phi_q, phi_k = (feature_maps.ELEMENTWISE.get(phi) if isinstance(phi, str) else None for phi in names)
+        return None if phi_q is None or phi_k is None else (phi_q, phi_k)
+
     def features_q(self, q: Tensor, call: Call) -> Tensor | Log:
         return feature_maps.apply(self.phi, q, t=self.t, inputs=call.inputs)
 

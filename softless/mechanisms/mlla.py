@@ -12,16 +12,19 @@ weights may be negative and need not sum to one. The depthwise convolution of v 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from softless.algebra.direct import blocks
 from softless.algebra.feature_maps import elu
+from softless.algebra.modes import recording
 from softless.algebra.readers import level, quotient
 from softless.algebra.state import keep
 from softless.errors import UnsupportedError
 from softless.mechanisms.base import Call, Mechanism, repeat_heads
+from softless.mechanisms.kernelized import BLOCK, is_long
 
 
 @dataclass(frozen=True)
@@ -51,28 +54,50 @@ class Mlla(Mechanism):
         return quotient(torch.where(visible, q @ k.mT, 0.0), (plain_q @ plain_k.mT * visible).sum(-1, keepdim=True))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        if is_long(q, k, v) and not recording(q, k, v):
+            return self._in_blocks(q, k, v, call)
         (plain_q, plain_k), (q, k) = self._features(q, k, call)
         mass = plain_q @ plain_k.sum(-2)[..., None]
         return quotient(q @ (k.mT @ repeat_heads(v, q.shape[1])), mass)
 
     def _features(self, q: Tensor, k: Tensor, call: Call) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Return phi(q) and phi(k), plain and rotated. The division cancels the size of a query."""
-        mask = None if call.key_mask is None else call.key_mask[:, None]
-        plain = level(elu(q)), keep(elu(repeat_heads(k, q.shape[1])), mask)
-        assert call.grid is not None
-        angles = _angles(call.grid, q)
+        plain = level(elu(q)), _keys(k, q.shape[1], call.key_mask)
+        angles = _angles(q, _places(q, call))
         return plain, (_turned(plain[0], angles), _turned(plain[1], angles))
 
+    def _in_blocks(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        """Return the output without gradients, with features of one block of tokens at a time."""
+        heads, places = q.shape[1], _places(q, call)
+        total: Any = 0
+        moment: Any = 0
+        for at in blocks(k.shape[2], BLOCK // 2):
+            plain = _keys(k[:, :, at], heads, None if call.key_mask is None else call.key_mask[:, at])
+            total = total + plain.sum(-2)[..., None]
+            moment = moment + _turned(plain, _angles(q, places[at])).mT @ repeat_heads(v[:, :, at], heads)
+        out = q.new_empty(*q.shape[:3], v.shape[3])
+        for at in blocks(q.shape[2], BLOCK // 2):
+            plain = level(elu(q[:, :, at]))
+            out[:, :, at] = quotient(_turned(plain, _angles(q, places[at])) @ moment, plain @ total)
+        return out
 
-def _angles(grid: tuple[int, int], q: Tensor) -> Tensor:
-    """Return the angle of each pair of channels at each token [N, C/2]: first by row, then by column."""
-    height, width = grid
+
+def _keys(k: Tensor, heads: int, key_mask: Tensor | None) -> Tensor:
+    return keep(elu(repeat_heads(k, heads)), None if key_mask is None else key_mask[:, None])
+
+
+def _places(q: Tensor, call: Call) -> Tensor:
+    """Return the place of each token in the picture [N, 2]: its row and its column."""
+    assert call.grid is not None
+    place = torch.arange(q.shape[2], device=q.device)
+    return torch.stack([place // call.grid[1], place % call.grid[1]], -1)
+
+
+def _angles(q: Tensor, places: Tensor) -> Tensor:
+    """Return the angle of each pair of channels at each of these places [n, C/2]: first by row, then by column."""
     quarter = q.shape[1] * q.shape[3] // 4
     theta = 10000 ** (-torch.arange(quarter, device=q.device, dtype=torch.float64) / quarter)
-    rows = torch.arange(height, device=q.device)[:, None, None] * theta  # [height, 1, C/4]
-    columns = torch.arange(width, device=q.device)[:, None] * theta  # [width, C/4]
-    both = torch.cat([rows.expand(height, width, -1), columns.expand(height, width, -1)], -1)
-    return both.flatten(0, 1)
+    return (places[..., None] * theta).flatten(-2)
 
 
 def _turned(x: Tensor, angles: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from softless.algebra.feature_maps import elu, unit
 from softless.algebra.state import State
 from softless.errors import check_choice
 from softless.mechanisms.base import Call, repeat_heads
-from softless.mechanisms.kernelized import Kernelized
+from softless.mechanisms.kernelized import Kernelized, token_by_token
 from softless.mechanisms.scored import Scored, check_count, check_square, softmax
 
 
@@ -58,7 +58,7 @@ class TransNormer(Kernelized):
         return norm(super().combine(weights, v, call))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        return norm(super().attend(q, k, v, call))
+        return token_by_token(norm, super().attend(q, k, v, call))
 
     def attend_with_state(
         self, q: Tensor, k: Tensor, v: Tensor, state: State | None, call: Call
