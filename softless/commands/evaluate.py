@@ -1,13 +1,12 @@
 """softless evaluate: measure a trained model on images or text it was not trained on.
 
 TARGET is a run of `softless train`, or the name of a model with `--weights`. A run brings its best weights, its images
-and how to prepare them. For a named model, images are prepared as its authors do. `--json` prints an `Evaluated`, or an
-`EvaluatedText` for the run of a language model.
+and how to prepare them. For a named model, images are prepared as its authors do. `--json` prints an `Evaluated`, an
+`EvaluatedText` for the run of a language model, or an `EvaluatedMasks` for that of a segmentation.
 
 Exit status: 0 evaluated, 1 the loss is not finite, 2 usage, 3 bad input.
 """
 
-import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -18,13 +17,13 @@ import typer
 
 from softless.commands.arguments import MOST_PROCESSES, OnBad, Where
 from softless.commands.common import (
-    CHECK_FAILED,
-    complain,
     console,
     emit_json,
+    must_be_finite,
     plain,
     refuse,
     reports_errors,
+    task_of_run,
     warnings_in_one_line,
 )
 from softless.errors import ArgumentError, did_you_mean
@@ -36,9 +35,10 @@ if TYPE_CHECKING:
     from softless.train.recipe import Recipe
 
 SCHEMA, TEXT_SCHEMA = "softless.evaluate/1", "softless.evaluate-text/1"
-SUMMARY = "Measure a trained model: accuracy, calibration and speed."
+SUMMARY = "Measure a trained model: accuracy, calibration, mIoU, speed."
 HELP = """Evaluate a trained model: top-1, top-5, accuracy per class, calibration, images per second.
 
+A segmentation: mean intersection over union, and that of each class.
 A language model: loss per token and per byte, perplexity, tokens per second.
 
 \b
@@ -99,12 +99,19 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Load the model, run it on every image once, and show its scores."""
+    from softless.commands.evaluate_masks import evaluate_masks
     from softless.train.devices import Devices, runnable
     from softless.train.metrics import ClassCounts
+    from softless.train.recipe import LANGUAGE, SEGMENT
     from softless.train.tasks import all_skipped, evaluate
     from softless.train.tasks.classify import image_loader
 
-    if _is_language(target):
+    task = task_of_run(target)
+    if task == SEGMENT:
+        refuse({"--weights": weights}, f"{target} is a run, which has its own")
+        evaluate_masks(target, data, batch, device, workers, on_bad_image, json)
+        return
+    if task == LANGUAGE:
         refuse(
             {"--weights": weights, "--workers": workers, "--on-bad-image": on_bad_image == "skip"},
             f"{target} is the run of a language model, which has its own weights and reads no images",
@@ -119,7 +126,7 @@ def run(
     batches = image_loader(images, recipe, 0, devices, train=False, workers=workers, on_bad_image=on_bad_image)
     metrics = partial(ClassCounts, len(images.classes), len(images), devices.device)
     scores = evaluate(model.to(devices.device), batches, metrics, devices).scores()
-    _must_be_finite(scores.loss, target, f"the images of {source}")
+    must_be_finite(scores.loss, target, f"the images of {source}")
     rate = scores.images / max(time.monotonic() - start, 1e-9)
     document: Evaluated = {
         "schema": SCHEMA,
@@ -144,20 +151,6 @@ def run(
         _show(document)
 
 
-def _must_be_finite(loss: float, target: str, what: str) -> None:
-    if not math.isfinite(loss):
-        complain(f"the loss of {target} on {what} is {loss}: its answers are not numbers")
-        raise typer.Exit(CHECK_FAILED)
-
-
-def _is_language(target: str) -> bool:
-    from softless.train.recipe import LANGUAGE, task_of
-    from softless.train.run import Run
-
-    run = Run(Path(target))
-    return run.about.is_file() and task_of(run.read()["recipe"]) == LANGUAGE
-
-
 def _evaluate_text(target: str, data: str | None, batch: int, device: str, json: bool) -> None:
     """Run the best model of a run on the text to test on, and show its scores."""
     from softless.data.sequences import TokenizedText
@@ -175,7 +168,7 @@ def _evaluate_text(target: str, data: str | None, batch: int, device: str, json:
     start = time.monotonic()
     metrics = partial(TokenCounts, sequences.count, tokenizer.sizes, devices.device)
     scores = evaluate(model.to(devices.device), batches, metrics, devices).scores()
-    _must_be_finite(scores.loss, target, f"the text of {text.name}")
+    must_be_finite(scores.loss, target, f"the text of {text.name}")
     document: EvaluatedText = {
         "schema": TEXT_SCHEMA,
         "target": target,
@@ -204,7 +197,8 @@ def _loaded(target: str, weights: Path | None, data: str | None) -> "tuple[nn.Mo
     from softless.data.augment import as_timm_tests
     from softless.io.weights import load_weights
     from softless.models.table import CONFIGS, settings
-    from softless.train.recipe import Architecture, Recipe, from_document
+    from softless.train.architecture import Architecture
+    from softless.train.recipe import Recipe, from_document
     from softless.train.tasks.classify import build, check_classes, trained
 
     if target in CONFIGS and not Path(target).is_dir():

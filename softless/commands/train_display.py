@@ -1,4 +1,4 @@
-"""What `softless train` begins with, and what it shows while it trains, for images and for text."""
+"""What `softless train` begins with, and what it shows while it trains, for images, masks and text."""
 
 import math
 import os
@@ -17,12 +17,14 @@ from softless.report import units
 
 if TYPE_CHECKING:
     from softless.data.images import Images
+    from softless.data.masks import MaskedImages
     from softless.data.text import Text
     from softless.train.choose import TypicalSize
     from softless.train.language_recipe import LanguageRecipe
     from softless.train.loop import Job
     from softless.train.recipe import Recipe
     from softless.train.run import Outcome
+    from softless.train.segment_recipe import SegmentRecipe
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class ImageStart:
     recipe: "Recipe"
     splits: "tuple[Images, Images]"
     size: "TypicalSize | None"
+    reading = "decoding images"
 
     @property
     def model(self) -> str:
@@ -91,7 +94,39 @@ class TextStart:
         return f"{number / math.log(2):.4f} bits per byte"
 
 
-Start = ImageStart | TextStart
+@dataclass(frozen=True)
+class MaskStart:
+    """Everything that a segmentation begins with.
+
+    name, because   the recipe's name, and why it was chosen
+    options         data, seed and init
+    splits          the images with masks, to train and to test on
+    """
+
+    name: str
+    because: str
+    options: dict[str, Any]
+    recipe: "SegmentRecipe"
+    splits: "tuple[MaskedImages, MaskedImages]"
+    reading = "checking masks"
+
+    @property
+    def model(self) -> str:
+        return f"{self.recipe.model.name} with {self.recipe.model.head}"
+
+    def data_line(self) -> str:
+        train, test = self.splits
+        classes, seen = units.counted(len(train.classes), "class", "classes"), units.picture(self.recipe.size)
+        return f"images   {len(train):,} with masks to train on, {len(test):,} to test on, {classes}, seen in {seen}"
+
+    def scores(self, numbers: Mapping[str, float]) -> str:
+        return f"mIoU {numbers['miou']:7.2%}   pixel accuracy {numbers['pixel_accuracy']:7.2%}"
+
+    def best(self, number: float) -> str:
+        return f"mIoU {number:.2%}"
+
+
+Start = ImageStart | MaskStart | TextStart
 
 
 class TrainingDisplay:
@@ -110,13 +145,13 @@ class TrainingDisplay:
 
     def decoding(self, images: int) -> None:
         """Move the bar on by the number of images that were just decoded, to train or to test on."""
-        assert isinstance(self.start, ImageStart)
+        assert not isinstance(self.start, TextStart)
         total = sum(map(len, self.start.splits))
         if not self.images:
             self.announce()
             self.bar = self.open.enter_context(progress(total, self.wanted))
         self.images += images
-        self.bar(f"decoding images, {self.images:,} of {total:,}", images)
+        self.bar(f"{self.start.reading}, {self.images:,} of {total:,}", images)
 
     def announce(self) -> None:
         """Print the recipe and the data, once."""

@@ -213,10 +213,15 @@ def change(pixels: Pixels, augment: Augment, generator: torch.Generator) -> Pixe
     return pixels
 
 
+def normalize(pixels: Pixels, *statistics: tuple[float, ...]) -> Float[Tensor, "b 3 h w"]:
+    """Subtract the mean of each channel, and divide by the standard deviation; both count in shares of 255."""
+    mean, std = (_constants(values, pixels.device)[:, None, None] for values in statistics)
+    return (pixels / 255 - mean) / std
+
+
 def finish(pixels: Pixels, augment: Augment, generator: torch.Generator | None = None) -> Float[Tensor, "b 3 h w"]:
     """Normalize pixels for a model and, with a generator, erase random rectangles."""
-    mean, std = (_constants(values, pixels.device)[:, None, None] for values in (augment.mean, augment.std))
-    seen = (pixels / 255 - mean) / std
+    seen = normalize(pixels, augment.mean, augment.std)
     if generator is None or not augment.erase:
         return seen
     aspect, place = _uniform(pixels, generator, *ERASED_ASPECT), _places(pixels, generator)

@@ -19,7 +19,7 @@ from torch import Tensor
 from softless.data.augment import Augment, squeeze, transform
 from softless.data.device_augment import change, finish
 from softless.data.images import Images
-from softless.data.reading import Batch, Damage, Draw, OnBadImage, Reader, gather, read_all
+from softless.data.reading import Batch, Damage, Draw, OnBadImage, Reader, SafeReader, read_all
 from softless.data.sampler import Loader, ResumableSampler, key, update_key
 from softless.errors import ArgumentError
 
@@ -28,35 +28,24 @@ AT_ONCE = 64  # images a worker decodes and sends
 AHEAD = 8  # batches augmented at once on the device: small images take as long as the number of operations
 
 
-class ImageLoader(Loader):
-    """The base class of both loaders."""
+class WorkerLoader(Loader):
+    """A loader whose worker processes read examples while the model trains.
+
+    reader    SafeReader: reads an example, or says what is wrong with it
+    damage    Damage: what to do about bad examples
+    workers   int: processes that read; 0 reads in this one
+    """
 
     unit = "images"
 
     def __init__(
-        self, images: int, sampler: ResumableSampler, augment: Augment, device: torch.device, *, size: int, batch: int,
-        train: bool,
+        self, reader: SafeReader, damage: Damage, workers: int, sampler: ResumableSampler, device: torch.device, *,
+        batch: int, train: bool,
     ) -> None:  # fmt: skip
-        super().__init__(images, sampler, device, batch=batch, train=train)
-        self.augment, self.size = augment, size
-
-    def __iter__(self) -> Iterator[Batch]:
-        raise NotImplementedError
-
-    def blank(self) -> Batch:
-        """Return a batch of one black image."""
-        pixels, zero = torch.zeros(1, 3, self.size, self.size), torch.zeros(1, dtype=torch.int64)
-        return Batch(*(part.to(self.device) for part in (pixels, zero, zero)))
-
-
-class ReadingLoader(ImageLoader):
-    """An `ImageLoader` that reads images during training; `loader` builds it."""
-
-    def __init__(self, reader: Reader, damage: Damage, workers: int, *args: Any, **options: Any) -> None:
-        super().__init__(len(reader.images), *args, **options)
+        super().__init__(damage.images, sampler, device, batch=batch, train=train)
         self.reader, self.damage, self.workers, self.skipped = reader, damage, workers, damage.skipped
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         """Yield finished batches. The sampler advances with the batches, not with the workers, which read ahead."""
         for sound, bad in read_all(self.reader, self._draws(), self.workers):
             for image in bad:
@@ -67,13 +56,9 @@ class ReadingLoader(ImageLoader):
             if len(batch.ids):
                 yield self._finished(batch, update)
 
-    def _finished(self, batch: Batch, update: int) -> Batch:
-        pixels, labels, ids = (part.to(self.device, non_blocking=True) for part in batch)
-        generator = None
-        if self.train:
-            seed = update_key(self.sampler.seed, update, self.sampler.rank)
-            generator = torch.Generator(self.device).manual_seed(seed)
-        return Batch(finish(pixels, self.augment, generator), labels, ids)
+    def _finished(self, batch: Any, update: int) -> Any:
+        """Return a batch as a model sees it, on the device."""
+        raise NotImplementedError
 
     def _draws(self) -> Iterator[list[Draw]]:
         order, places = self.sampler.order(), self.sampler.places()
@@ -84,27 +69,46 @@ class ReadingLoader(ImageLoader):
         sampler, index = self.sampler, int(order[place])
         return Draw(index, (sampler.seed, sampler.epoch, index, place % sampler.repeats))
 
-    def _filled(self, sound: Batch) -> Batch:
+    def _filled(self, sound: Any) -> Any:
         """Repeat the first images instead of skipped ones, so that all batches have the same size on all ranks."""
         if len(sound.ids) == self.batch:
             return sound
         sound = sound if len(sound.ids) else self._next_sound()
         again = torch.arange(self.batch) % len(sound.ids)
-        return Batch(*(part[again] for part in sound))
+        return sound._make(part[again] for part in sound)
 
-    def _next_sound(self) -> Batch:
+    def _next_sound(self) -> Any:
         """Read on until an image can be decoded; `damage` raises an error if too many cannot."""
         order, place = self.sampler.order(), self.sampler.position + self.sampler.rank
         while True:
-            sound, bad = gather([self.reader[self._draw(order, place % self.sampler.total)]])
+            sound, bad = self.reader.gather([self.reader[self._draw(order, place % self.sampler.total)]])
             if not bad:
                 return sound
             self.damage.met(*bad[0])
             place += 1
 
 
-class DeviceLoader(ImageLoader):
-    """An `ImageLoader` for a set that the device holds; the device augments it too.
+class ReadingLoader(WorkerLoader):
+    """A `WorkerLoader` of labeled images; `loader` builds it."""
+
+    def __init__(self, *args: Any, augment: Augment, size: int, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.augment, self.size = augment, size
+
+    def blank(self) -> Batch:
+        return black(self.size, self.device)
+
+    def _finished(self, batch: Batch, update: int) -> Batch:
+        pixels, labels, ids = (part.to(self.device, non_blocking=True) for part in batch)
+        generator = None
+        if self.train:
+            seed = update_key(self.sampler.seed, update, self.sampler.rank)
+            generator = torch.Generator(self.device).manual_seed(seed)
+        return Batch(finish(pixels, self.augment, generator), labels, ids)
+
+
+class DeviceLoader(Loader):
+    """A loader of labeled images for a set that the device holds; the device augments it too.
 
     data      Batch: the set as `cached` returns it, on the device
     batch     int: images per batch on this rank
@@ -113,10 +117,14 @@ class DeviceLoader(ImageLoader):
     augment   Augment: how images are augmented and normalized
     """
 
+    unit = "images"
+
     def __init__(self, data: Batch, *, batch: int, sampler: ResumableSampler, train: bool, augment: Augment) -> None:
-        size, device = data.pixels.shape[-1], data.pixels.device
-        super().__init__(len(data.pixels), sampler, augment, device, size=size, batch=batch, train=train)
-        self.data = data
+        super().__init__(len(data.pixels), sampler, data.pixels.device, batch=batch, train=train)
+        self.data, self.augment = data, augment
+
+    def blank(self) -> Batch:
+        return black(self.data.pixels.shape[-1], self.device)
 
     def __iter__(self) -> Iterator[Batch]:
         sampler, group = self.sampler, AHEAD * self.batch
@@ -139,6 +147,15 @@ class DeviceLoader(ImageLoader):
         seed = key(sampler.seed, sampler.epoch, first, sampler.rank)
         generator = torch.Generator(pixels.device).manual_seed(seed)
         return finish(change(pixels, self.augment, generator), self.augment, generator)
+
+
+ImageLoader = ReadingLoader | DeviceLoader
+
+
+def black(size: int, device: torch.device) -> Batch:
+    """Return a batch of one black image."""
+    pixels, zero = torch.zeros(1, 3, size, size), torch.zeros(1, dtype=torch.int64)
+    return Batch(*(part.to(device) for part in (pixels, zero, zero)))
 
 
 def loader(
@@ -179,16 +196,21 @@ def loader(
                       training another image of the batch, or the next intact one, replaces a skipped image
     device            default "cpu": where the batches go
     """
-    if workers < 0:
-        raise ArgumentError(f"workers is {workers} and must be at least 0")
+    check_workers(workers)
     try:
         place = torch.device(device)
     except RuntimeError as error:
         raise ArgumentError(f"device is {device!r} and must be one of torch's, such as 'cpu' or 'cuda'") from error
     reader, damage = Reader(images, transform(augment, size, train=train_transform)), Damage(on_bad_image, len(images))
     return ReadingLoader(
-        reader, damage, workers, sampler, augment, place, size=size, batch=batch, train=train_transform
+        reader, damage, workers, sampler, place, augment=augment, size=size, batch=batch, train=train_transform
     )
+
+
+def check_workers(workers: int) -> None:
+    """Raise an error for a number of worker processes below 0."""
+    if workers < 0:
+        raise ArgumentError(f"workers is {workers} and must be at least 0")
 
 
 def cached(

@@ -38,7 +38,7 @@ class ParquetImages:
     def __init__(self, path: Path, images: pa.ChunkedArray, labels: np.ndarray, rows: np.ndarray) -> None:
         self.path, self.images, self.rows, self.labels = path, images, rows, labels[rows]
         self.classes: tuple[str, ...] = ()
-        self.sizes = pc.binary_length(images).fill_null(0).to_numpy()[rows]
+        self.sizes = bytes_of(images)[rows]
         self.fingerprint = fingerprint(path.name.encode(), self.sizes, rows, self.labels)
 
     def names(self, index: int) -> str:
@@ -65,9 +65,9 @@ def open_parquet(path: Path, split: Split) -> ParquetImages:
         words = " or ".join(f"-{word}.parquet" for word in WORDS[split] if word != "trainval")
         raise MissingPartError(f"{path}: there is no {words} beside it to {split} on")
     file = open_table(part)
-    images, labels = _images(part, read_column(part, file, "image")), _labels(part, read_column(part, file, "label"))
+    images, labels = read_pictures(part, file), _labels(part, read_column(part, file, "label"))
     opened = ParquetImages(part, images, labels, rows_of(part, file, split, len(labels)))
-    opened.classes = _names(part, file) or tuple(map(str, range(_count(part, labels))))
+    opened.classes = names_of(part, file) or tuple(map(str, range(_count(part, labels))))
     check_labels(str(part), opened.labels, opened.classes, needed=opened.classes if split == "train" else ())
     return opened
 
@@ -105,12 +105,19 @@ def read_column(path: Path, file: pq.ParquetFile, name: str) -> pa.ChunkedArray:
         raise BadImage(str(path), f"its column {name} is damaged ({_reason(error)})") from error
 
 
-def _images(path: Path, column: pa.ChunkedArray) -> pa.ChunkedArray:
+def read_pictures(path: Path, file: pq.ParquetFile, name: str = "image") -> pa.ChunkedArray:
+    """Read a column of encoded pictures."""
+    column = read_column(path, file, name)
     if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
         column = pc.struct_field(column, "bytes")
     if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
-        raise FileError(f"{path}: its column image is {column.type}, and the bytes of pictures are needed")
+        raise FileError(f"{path}: its column {name} is {column.type}, and the bytes of pictures are needed")
     return column
+
+
+def bytes_of(pictures: pa.ChunkedArray) -> np.ndarray:
+    """Return the size of each encoded picture in bytes, 0 for a missing one."""
+    return pc.binary_length(pictures).fill_null(0).to_numpy()
 
 
 def _labels(path: Path, column: pa.ChunkedArray) -> np.ndarray:
@@ -141,7 +148,7 @@ def _count(part: Path, labels: np.ndarray) -> int:
     return min(int(labels.max(initial=0)) + 1, MOST_CLASSES)
 
 
-def _names(path: Path, file: pq.ParquetFile) -> tuple[str, ...]:
+def names_of(path: Path, file: pq.ParquetFile) -> tuple[str, ...]:
     """Read the names from NAME-classes.json, for the longest NAME that begins the file's name, or from the file."""
     beside = [
         other
@@ -151,6 +158,11 @@ def _names(path: Path, file: pq.ParquetFile) -> tuple[str, ...]:
     if not beside:
         return _embedded_names(file)
     source = max(beside, key=lambda other: len(other.name))
+    return read_names(source)
+
+
+def read_names(source: Path) -> tuple[str, ...]:
+    """Read the names of classes from a JSON file: a list, or a dictionary."""
     try:
         content = json.loads(source.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

@@ -7,8 +7,8 @@ the process that trains decides what to do.
 import random
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, NamedTuple
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -52,7 +52,13 @@ class Bad(NamedTuple):
     why: str
 
 
-Reading = tuple[Tensor, int, int] | Bad
+Reading = tuple[Any, ...] | Bad
+
+
+class Named(Protocol):
+    """A set whose images have names."""
+
+    def names(self, index: int) -> str: ...
 
 
 class Damage:
@@ -72,10 +78,10 @@ class Damage:
         self.skipped: dict[str, str] = {}  # name -> why
 
     def met(self, name: str, why: str) -> None:
-        """Remember a bad image, or raise an error."""
+        """Remember a bad image with the first reason that was found, or raise an error."""
         if self.on_bad_image == "fail":
             raise BadImage(name, why)
-        self.skipped[name] = why
+        self.skipped.setdefault(name, why)
         if len(self.skipped) > LIMIT * self.images:
             raise FileError(
                 f"{name}: {why}; {len(self.skipped)} of {self.images} images are damaged by now, and skip leaves out "
@@ -83,21 +89,60 @@ class Damage:
             )
 
 
-class Reader(Dataset[Reading]):
-    """A dataset of (pixels, label, index), with the pixels as a transform returns them."""
+class SafeReader(Dataset[Reading]):
+    """A dataset of what `read` returns, or of `Bad`: it never raises an error for a bad example.
 
-    def __init__(self, images: Images, change: Callable[[Any], Tensor | np.ndarray]) -> None:
-        self.images, self.change = images, change
+    images   Named: the set, for the names of bad images
+    """
+
+    def __init__(self, images: Named) -> None:
+        self.named = images
 
     def __getitem__(self, draw: Draw) -> Reading:
         try:
-            image, label, _ = self.images[draw.image]
-            with seeded(*draw.seeds) if draw.seeds else nullcontext():
-                return torch.as_tensor(self.change(image)), label, draw.image
+            return self.read(draw)
         except BadImage as error:
             return Bad(error.name, error.why)
         except FileError as error:
-            return Bad(self.images.names(draw.image), str(error))
+            return Bad(self.named.names(draw.image), str(error))
+
+    def read(self, draw: Draw) -> tuple[Any, ...]:
+        """Read one example, and augment it with the numbers of the draw."""
+        raise NotImplementedError
+
+    def stacked(self, sound: Sequence[Any]) -> Any:
+        """Stack what `read` returned into a batch, possibly of no examples."""
+        raise NotImplementedError
+
+    def gather(self, readings: Sequence[Reading]) -> tuple[Any, tuple[Bad, ...]]:
+        """Return a batch and the bad examples. Workers do this, because one tensor travels faster than many."""
+        sound = [reading for reading in readings if not isinstance(reading, Bad)]
+        return self.stacked(sound), tuple(reading for reading in readings if isinstance(reading, Bad))
+
+
+class Reader(SafeReader):
+    """A dataset of (pixels, label, index), with the pixels as a transform returns them."""
+
+    def __init__(self, images: Images, change: Callable[[Any], Tensor | np.ndarray]) -> None:
+        super().__init__(images)
+        self.images, self.change = images, change
+
+    def read(self, draw: Draw) -> tuple[Tensor, int, int]:
+        image, label, _ = self.images[draw.image]
+        with augmented_by(draw):
+            return torch.as_tensor(self.change(image)), label, draw.image
+
+    def stacked(self, sound: Sequence[tuple[Tensor, int, int]]) -> Batch:
+        pixels = (
+            torch.stack([pixels for pixels, _, _ in sound]) if sound else torch.empty(0, 3, 1, 1, dtype=torch.uint8)
+        )
+        labels, ids = (torch.tensor([reading[part] for reading in sound], dtype=torch.int64) for part in (1, 2))
+        return Batch(pixels, labels, ids)
+
+
+def augmented_by(draw: Draw) -> AbstractContextManager[None]:
+    """Return a context in which the numbers of a draw seed all generators; a draw without numbers seeds none."""
+    return seeded(*draw.seeds) if draw.seeds else nullcontext()
 
 
 @contextmanager
@@ -116,13 +161,13 @@ def seeded(*numbers: int) -> Iterator[None]:
         torch.default_generator.set_state(before[2])
 
 
-def read_all(reader: Reader, draws: Iterable[list[Draw]], workers: int) -> Iterator[tuple[Batch, tuple[Bad, ...]]]:
+def read_all(reader: SafeReader, draws: Iterable[list[Draw]], workers: int) -> Iterator[tuple[Any, tuple[Bad, ...]]]:
     """For each list of draws, yield the images that could be read, and the names of the others."""
     batches = DataLoader(
         reader,
         batch_sampler=draws,
         num_workers=workers,
-        collate_fn=gather,
+        collate_fn=reader.gather,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # its own, so that the trainer's random numbers stay as they are
     )
@@ -144,11 +189,3 @@ def signals_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def gather(readings: Sequence[Reading]) -> tuple[Batch, tuple[Bad, ...]]:
-    """Stack images into a batch. Workers do this, because one tensor travels faster than many."""
-    sound = [reading for reading in readings if not isinstance(reading, Bad)]
-    pixels = torch.stack([pixels for pixels, _, _ in sound]) if sound else torch.empty(0, 3, 1, 1, dtype=torch.uint8)
-    labels, ids = (torch.tensor([reading[part] for reading in sound], dtype=torch.int64) for part in (1, 2))
-    return Batch(pixels, labels, ids), tuple(reading for reading in readings if isinstance(reading, Bad))

@@ -6,16 +6,19 @@ The format (by the bytes, not the name) and the size are checked before a pixel 
     upright   pictures are turned as their EXIF data say
     RGB       gray, palette, CMYK and 16-bit pictures are converted (the lower eight bits and transparency are dropped)
 
-Only the first picture of an animation is read.
+Only the first picture of an animation is read. A mask is a picture too: it has a class per pixel, so its numbers stay
+as they are in the file, and a palette is left out.
 """
 
 import os
 import stat
 import struct
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,6 +26,8 @@ from softless.errors import FileError, needs_extra
 
 with needs_extra("images are decoded by Pillow", "train"):
     from PIL import Image, ImageOps, UnidentifiedImageError
+
+T = TypeVar("T")
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
@@ -60,11 +65,20 @@ def read(path: str | os.PathLike[str], name: str) -> bytes:
 
 def decode(data: bytes, name: str) -> Image.Image:
     """Return the picture in RGB, or raise `BadImage` with the name and the reason."""
+    return _decoded(data, name, _to_rgb)
+
+
+def decode_mask(data: bytes, name: str) -> np.ndarray:
+    """Return the numbers of a mask, uint8 [height, width], or raise `BadImage` with the name and the reason."""
+    return _decoded(data, name, _to_numbers)
+
+
+def _decoded(data: bytes, name: str, convert: Callable[[Image.Image], T]) -> T:
     if not data:
         raise BadImage(name, "it is empty")
     try:
         with warnings.catch_warnings(action="ignore"):  # of sizes, which are checked here, and of metadata
-            return _decode(data)
+            return _decode(data, convert)
     except UnidentifiedImageError as error:
         raise BadImage(name, f"it is no intact {', '.join(FORMATS[:-1])} or {FORMATS[-1]} picture") from error
     except FileError as error:
@@ -86,7 +100,7 @@ def picture_size(source: bytes | Path, name: str) -> tuple[int, int]:
         raise BadImage(name, f"its size cannot be read ({' '.join(str(error).split())})") from error
 
 
-def _decode(data: bytes) -> Image.Image:
+def _decode(data: bytes, convert: Callable[[Image.Image], T]) -> T:
     with Image.open(BytesIO(data), formats=FORMATS) as image:
         width, height = image.size
         if width * height > MOST_PIXELS:
@@ -96,7 +110,7 @@ def _decode(data: bytes) -> Image.Image:
         image.load()
         if not _has_its_end(data, image.format):
             raise FileError("it is cut short: its last bytes are missing")
-        return _to_rgb(_upright(image))
+        return convert(_upright(image))
 
 
 def _tile(image: Image.Image) -> int:
@@ -128,3 +142,14 @@ def _to_rgb(image: Image.Image) -> Image.Image:
             raise FileError(f"its pixels run from {values.min()} to {values.max()}, and 16 bits are the most")
         image = Image.fromarray((values >> 8).astype(np.uint8))
     return image.convert("RGB")
+
+
+def _to_numbers(image: Image.Image) -> np.ndarray:
+    if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
+        raise FileError(f"its pixels are {image.mode}, and a mask has one whole number per pixel")
+    values = np.asarray(image)
+    if values.min() < 0 or values.max() > 255:
+        raise FileError(
+            f"its pixels run from {values.min()} to {values.max()}, and the numbers of a mask from 0 to 255"
+        )
+    return values.astype(np.uint8)

@@ -136,7 +136,7 @@ def train_language(
     run, about = Run(folder), describe_texts(recipe, data, *texts, seed)
     if resume:
         before = run.read()
-        agree_on_texts(before, about, f"the run in {folder}")
+        agree_on_parts(before, about, f"the run in {folder}", "another text", "text", "bytes")
         about["tokenizer"] = before.get("tokenizer")
     devices = claim(run, recipe, runtime, resume)
     tokenizer = tokenizer_of(run, recipe, about) if resume else make_tokenizer(recipe, texts[0])
@@ -252,19 +252,29 @@ def agree(before: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
     must_agree(old, new, what)
 
 
-def agree_on_texts(before: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
-    """Raise an error if a language model would go on with other settings; the text may move."""
+def agree_on_parts(
+    before: Mapping[str, Any], now: Mapping[str, Any], what: str, others: str, data: str, unit: str
+) -> None:
+    """Raise an error if a run would go on with other settings; its data may move.
+
+    others, data   the words for other data than before, and for the data
+    unit           what the data are counted in: both documents have these counts of both parts
+    """
     try:
-        old, new = ({"recipe": meaning(about["recipe"]), "seed": about["seed"]} for about in (before, now))
+        old, new = (
+            {"recipe": meaning(about["recipe"]), "seed": about["seed"]}
+            | {key: about.get(key) for key in ("init", "classes")}
+            for about in (before, now)
+        )
         changed = changed_parts(before, now)
-        sizes = [f"{before['bytes'][part]:,} bytes then and {now['bytes'][part]:,} now" for part in changed]
+        sizes = [f"{before[unit][part]:,} {unit} then and {now[unit][part]:,} now" for part in changed]
     except (LookupError, AttributeError, TypeError, ValueError) as error:
         raise FileError(f"{what}: its run.json lacks {error}") from None
     must_agree(old, new, what)
     if changed:
         raise ArgumentError(
-            f"{what} was begun with another text to {changed[0]} on ({sizes[0]}); give the same text, or another "
-            "folder with --out"
+            f"{what} was begun with {others} to {changed[0]} on ({sizes[0]}); give the same {data}, or another folder "
+            "with --out"
         )
 
 

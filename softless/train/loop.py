@@ -181,8 +181,9 @@ class Loop:
             self._log()
         elif self.devices.device.type == "cpu":
             self._check()
-        if ends and (epoch % self.recipe.evaluate_every == 0 or step == self.total):
-            self._evaluate(epoch)
+        within, often = self.recipe.evaluate_updates, ends and epoch % self.recipe.evaluate_every == 0
+        if step == self.total or (step % within == 0 if within else often):
+            self._evaluate(epoch if ends else step / self.per_epoch)
         if step == self.total or (step % every == 0 if every else ends):
             self._save()
 
@@ -195,7 +196,7 @@ class Loop:
             numbers["gradient_norm"] = mean(finite)
         self._tell("train", numbers, {f"{self.task.speed_unit[0]}_per_second": self._lap()})
 
-    def _evaluate(self, epoch: int) -> None:
+    def _evaluate(self, epoch: float) -> None:
         self._check()
         step, model = self.engine.step, self.engine.best_model
         measured = evaluate(model, self.task.test, self.task.metrics, self.devices).evaluation()

@@ -1,7 +1,8 @@
 """The recipe of an image classifier, and the TOML files that hold the recipes of all tasks.
 
 A recipe is every number that decides how a model is trained. The recipe file of a classifier has the keys of `Recipe`,
-and the tables `[model]` and `[augment]`. With `task = "language"` it has the keys of `LanguageRecipe`; see recipes/.
+and the tables `[model]` and `[augment]`. With `task = "language"` it has the keys of `LanguageRecipe`, and with `task =
+"segment"` those of `SegmentRecipe`; see recipes/.
 """
 
 import tomllib
@@ -12,46 +13,19 @@ from typing import Any, ClassVar, TypeVar
 
 import softless
 from softless.data.augment import Augment
+from softless.data.joint import JointAugment
+from softless.data.masks import MaskValues
 from softless.errors import ArgumentError, FileError, did_you_mean
+from softless.train.architecture import Architecture
 from softless.train.language_recipe import LanguageModel, LanguageRecipe
-from softless.train.settings import Settings, check_type
+from softless.train.segment_recipe import SegmentModel, SegmentRecipe
+from softless.train.settings import Settings
 
 T = TypeVar("T")
 
 DEFAULT = "digits"
 LARGEST = 2**16  # bytes
 PROSE = ("command", "cost", "expected")  # keys that change nothing about a training
-
-
-@dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """The options of `softless.create_model`; None keeps the default of the named model."""
-
-    name: str = "inline_deit_tiny"
-    mechanism: str | dict[str, Any] | None = None  # a name, or {name = "linear", phi = "relu"}
-    local: bool | None = None
-    qk_conv: bool | None = None
-    window: int | list[Any] | None = None
-    pattern: str | None = None
-    patch_size: int | None = None
-    dims: int | list[Any] | None = None
-    depths: int | list[Any] | None = None
-    heads: int | list[Any] | None = None
-    global_pool: str | None = None
-    drop_path_rate: float = 0.0
-    position_std: float | None = None
-    weight_std: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, kind in {
-            "local": bool,
-            "qk_conv": bool,
-            "drop_path_rate": float,
-            "position_std": float,
-            "weight_std": float,
-        }.items():
-            if getattr(self, name) is not None:
-                check_type(f"model.{name}", getattr(self, name), kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,14 +81,16 @@ class Recipe(Settings):
             )
 
 
-AnyRecipe = Recipe | LanguageRecipe
-IMAGES, LANGUAGE = "classify", "language"
-RECIPES: dict[str, type[AnyRecipe]] = {IMAGES: Recipe, LANGUAGE: LanguageRecipe}
-KINDS = {IMAGES: "a recipe", LANGUAGE: "a language recipe"}
+AnyRecipe = Recipe | LanguageRecipe | SegmentRecipe
+IMAGES, LANGUAGE, SEGMENT = "classify", "language", "segment"
+RECIPES: dict[str, type[AnyRecipe]] = {IMAGES: Recipe, LANGUAGE: LanguageRecipe, SEGMENT: SegmentRecipe}
+KINDS = {IMAGES: "a recipe", LANGUAGE: "a language recipe", SEGMENT: "a segmentation recipe"}
 TABLES: dict[str, dict[str, type]] = {
     IMAGES: {"model": Architecture, "augment": Augment},
     LANGUAGE: {"model": LanguageModel},
+    SEGMENT: {"model": SegmentModel, "augment": JointAugment, "masks": MaskValues},
 }
+IN_TUPLES = (Augment, JointAugment, MaskValues)  # their lists are tuples
 
 
 def shipped() -> dict[str, Path]:
@@ -181,7 +157,9 @@ def from_document(document: Mapping[str, Any]) -> Recipe:
 def for_images(recipe: AnyRecipe, what: str) -> Recipe:
     """Return the recipe if it trains a classifier of images, and raise an error otherwise."""
     if not isinstance(recipe, Recipe):
-        raise ArgumentError(f"{what} trains a model of task {recipe.task!r}, and a recipe for images is needed")
+        raise ArgumentError(
+            f"{what} trains a model of task {recipe.task!r}, and a recipe for images with labels is needed"
+        )
     return recipe
 
 
@@ -228,7 +206,7 @@ def _build(cls: type[T], table: Any, what: str, task: str) -> T:
         if key not in known:
             raise ArgumentError(f"{key!r} is not a key of {what}: {_hint(key, known, what, task)}")
     values = {
-        key: tuple(value) if isinstance(value, list) and cls is Augment else value for key, value in table.items()
+        key: tuple(value) if isinstance(value, list) and cls in IN_TUPLES else value for key, value in table.items()
     }
     try:
         return cls(**values)

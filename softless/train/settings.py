@@ -34,6 +34,7 @@ class Settings:
     precision                 fp32, bf16 or fp16 (fp16 scales its gradients)
     compile                   whether to compile the model
     evaluate_every            epochs
+    evaluate_updates          updates; 0 evaluates by epochs
     checkpoint_every          updates; 0 saves every epoch
     log_every                 updates
     """
@@ -59,6 +60,7 @@ class Settings:
     precision: Precision = "fp32"
     compile: bool = False
     evaluate_every: int = 1
+    evaluate_updates: int = 0
     checkpoint_every: int = 0
     log_every: int = 20
 

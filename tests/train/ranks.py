@@ -7,6 +7,7 @@
     python -m tests.train.ranks FOLDER RANKS apart            the same, where rank 1 sees an older checkpoint, or none
     python -m tests.train.ranks FOLDER RANKS again            a training as the command makes one, and another
     python -m tests.train.ranks FOLDER RANKS language         language models on FOLDER/book.txt
+    python -m tests.train.ranks FOLDER RANKS segment          segmentations on FOLDER/data
     python -m tests.train.ranks FOLDER RANKS die              rank 1 is killed during a training
 
 Several words make several acts. Each act of rank 0 writes FOLDER/ACT.json.
@@ -22,13 +23,14 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import nn
 
 from softless.errors import FileError
 from softless.models.blocks import Stage
-from softless.train import assemble, snapshot
+from softless.train import assemble, assemble_segment, snapshot
 from softless.train.assemble import Runtime, train
 from softless.train.devices import Devices
 from softless.train.engine import Engine
@@ -36,9 +38,11 @@ from softless.train.language_recipe import LanguageModel, LanguageRecipe
 from softless.train.loop import fit
 from softless.train.metrics import ClassCounts
 from softless.train.recipe import Recipe, read_recipe
+from softless.train.segment_recipe import SegmentModel, SegmentRecipe
 from softless.train.tasks import all_skipped, evaluate
 from softless.train.tasks.classify import ClassificationLoss, image_loader
 from softless.train.tasks.language import build as build_language
+from softless.train.tasks.segment_heads import build_network
 from tests.ranks import fork
 from tests.train.jobs import IMPORTED_LATE, RECIPE, SMALL, Pictures, Quiet, job
 
@@ -159,16 +163,31 @@ def language(place, way="ddp"):
         model=LanguageModel(dim=8, depth=2, heads=2), length=8, batch=6, epochs=1, lr=1e-2, ema=0.5, log_every=1,
         tokens="bpe", vocabulary=270,
     )  # fmt: skip
-    assemble.build_language = lambda recipe: build_language(recipe).double()
     runtime = Runtime(device="cpu", sharing=way)
-    outcome = assemble.train_language(place, recipe, str(place.parent / "book.txt"), Quiet(), runtime=runtime)
+    with patch.object(assemble, "build_language", lambda recipe: build_language(recipe).double()):
+        outcome = assemble.train_language(place, recipe, str(place.parent / "book.txt"), Quiet(), runtime=runtime)
     return {"last": outcome.last, "answers": outcome.answers}
+
+
+def segment(place, way="ddp"):
+    """A training of a segmentation in float64; its last scores."""
+
+    def in_double(*args):
+        network = build_network(*args).double()
+        network.register_forward_pre_hook(lambda _module, inputs: (inputs[0].double(),))
+        return network
+
+    model = SegmentModel(name="inline_pvt_tiny", dims=[16, 32], depths=[1, 1], heads=[1, 2], channels=16, auxiliary=0.4)
+    recipe = SegmentRecipe(model=model, height=16, width=24, batch=4, epochs=2, warmup_epochs=0, lr=1e-3, ema=0.5)
+    data, runtime = str(place.parent / "data/x-train.parquet"), Runtime(device="cpu", sharing=way)
+    with patch.object(assemble_segment, "build_network", in_double):
+        return assemble_segment.train_segment(place, recipe, data, Quiet(), runtime=runtime).last
 
 
 def perform(folder, way, act, *words):
     """What an act finds with one way of sharing."""
-    if act == "language":
-        return language(folder / f"language-{way}", way)
+    if act in ("language", "segment"):
+        return {"language": language, "segment": segment}[act](folder / f"{act}-{way}", way)
     if act == "again":
         runtime = Runtime(device="cpu", sharing=way)
         return train(folder / f"again-{way}", read_recipe("digits", SMALL), None, Quiet(), runtime=runtime).steps

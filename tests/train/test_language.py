@@ -72,7 +72,7 @@ def test_a_language_model_learns_and_the_fewest_nats_per_byte_are_the_best(tmp_p
     assert math.isclose(losses.sum() / sizes.sum(), outcome.last["loss_per_byte"], rel_tol=1e-6)
 
 
-@pytest.mark.parametrize("recipe", [RECIPE, BPE], ids=["bytes", "bpe"])
+@pytest.mark.parametrize("recipe", [RECIPE, BPE, replace(RECIPE, evaluate_updates=3)], ids=["bytes", "bpe", "often"])
 @pytest.mark.parametrize("update", [1, 4, 9])
 def test_a_language_model_that_is_interrupted_resumes_to_the_same_bits(tmp_path, book, recipe, update):
     run(tmp_path / "whole", book, recipe)
@@ -82,6 +82,13 @@ def test_a_language_model_that_is_interrupted_resumes_to_the_same_bits(tmp_path,
     assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
     names = {path.name for path in (tmp_path / "cut").iterdir()}
     assert ("tokenizer.json" in names) == (recipe is BPE)
+
+
+def test_evaluations_within_an_epoch_come_every_few_updates_and_at_the_end(tmp_path, book):
+    watch = Quiet()
+    run(tmp_path / "a", book, replace(RECIPE, evaluate_updates=3), watch)
+    tests = [(step, numbers["epoch"]) for step, numbers in watch.lines if "loss_per_byte" in numbers]
+    assert tests == [(3, 3 / 8), (6, 6 / 8), (9, 9 / 8), (12, 12 / 8), (15, 15 / 8), (16, 2)]
 
 
 def test_a_run_goes_on_only_with_the_same_text_recipe_and_tokens(tmp_path, book):
@@ -175,7 +182,15 @@ def test_a_tied_model_has_one_table_and_its_average_moves_once():
 
 
 @pytest.mark.parametrize(
-    "chosen", ["softmax", "inline", "delta", {"name": "linear", "phi": "relu"}, {"name": "regress", "relative": False}]
+    "chosen",
+    [
+        "softmax",
+        "inline",
+        "delta",
+        {"name": "linear", "phi": "relu"},
+        {"name": "regress", "relative": False},
+        {"name": "nearfar", "window": 4},
+    ],
 )
 def test_every_layer_has_the_mechanism_of_the_recipe_and_learns(chosen):
     model = build(replace(RECIPE, model=replace(SMALL, mechanism=chosen)))

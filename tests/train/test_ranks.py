@@ -11,9 +11,10 @@ import torch
 from softless.io import checkpoint
 from softless.train.loop import fit
 from softless.train.run import Run
+from tests.data.masked import pair_of_files
 from tests.ranks import run
 from tests.train.jobs import job
-from tests.train.ranks import EXACT, Blocks, language
+from tests.train.ranks import EXACT, Blocks, language, segment
 
 EXACTLY = 1e-12
 IN_SINGLE = 1e-6
@@ -59,7 +60,8 @@ def pair(tmp_path_factory):
     for name in ("ddp", "fsdp", "dead"):
         (folder / name).mkdir()
     (folder / "book.txt").write_text(BOOK)
-    return folder, start(folder, 2, "compare:10", "uneven", "train", "apart", "again", "language", "die")
+    pair_of_files(folder / "data")
+    return folder, start(folder, 2, "compare:10", "uneven", "train", "apart", "again", "language", "segment", "die")
 
 
 def middle(folder, place):
@@ -137,6 +139,19 @@ def test_a_language_model_of_two_ranks_equals_that_of_one(pair, tmp_path, way):
         assert {*weights[0][part]} == {*weights[1][part]}
         for name, tensor in weights[1][part].items():
             torch.testing.assert_close(weights[0][part][name], tensor, rtol=0, atol=IN_SINGLE)
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_a_segmentation_of_two_ranks_equals_that_of_one(pair, tmp_path, way):
+    folder, ended = pair
+    assert (folder / "segment.json").exists(), ended
+    pair_of_files(tmp_path / "data")
+    found, expected = json.loads((folder / "segment.json").read_text())[way], segment(tmp_path / "alone")
+    assert found == pytest.approx(expected, abs=EXACTLY)
+    weights = [checkpoint.newest(Run(place).last).parts for place in (folder / f"segment-{way}", tmp_path / "alone")]
+    for part in ("model", "ema"):
+        for name, tensor in weights[1][part].items():
+            torch.testing.assert_close(weights[0][part][name], tensor, rtol=0, atol=1e-9)
 
 
 def test_a_killed_rank_ends_the_others(pair):

@@ -1,5 +1,6 @@
 """Recipes: plain files that refuse what they do not understand, and the paper's fifteen, number by number."""
 
+import json
 import math
 import re
 import tomllib
@@ -10,10 +11,13 @@ import torch
 
 from softless.errors import ArgumentError, FileError
 from softless.models.table import CONFIGS
+from softless.train.architecture import Architecture
 from softless.train.language_recipe import LanguageModel, LanguageRecipe
-from softless.train.recipe import Architecture, Recipe, changed, document_of, from_document, read_recipe, shipped
+from softless.train.recipe import Recipe, changed, document_of, from_document, read_recipe, shipped
+from softless.train.segment_recipe import SegmentRecipe
 from softless.train.tasks import language
 from softless.train.tasks.classify import build
+from softless.train.tasks.segment_heads import build_network
 
 # images a GPU, peak lr, warm-up lr, min lr, weight decay, epochs, cooldown, warm-up, drop path, clip; 8 GPUs
 PAPER = {
@@ -58,8 +62,11 @@ def test_every_recipe_states_its_command_cost_and_result_and_makes_its_model(nam
     assert recipe.cost
     assert recipe.expected
     with torch.device("meta"):
-        text = isinstance(recipe, LanguageRecipe)
-        model = language.build(recipe) if text else build(recipe.model, recipe.image_size, 10)
+        if isinstance(recipe, SegmentRecipe):
+            model = build_network(recipe.model, recipe.size, len(recipe.masks.classes))
+        else:
+            text = isinstance(recipe, LanguageRecipe)
+            model = language.build(recipe) if text else build(recipe.model, recipe.image_size, 10)
     assert sum(parameter.numel() for parameter in model.parameters()) > 0
     assert recipe.batch % (8 if name in PAPER else 1) == 0
 
@@ -161,7 +168,7 @@ def test_a_recipe_file_is_read_by_its_path(tmp_path):
     ("cls", "name"),
     [
         (cls, key.name)
-        for cls in (Recipe, LanguageRecipe, LanguageModel)
+        for cls in (Recipe, LanguageRecipe, LanguageModel, SegmentRecipe)
         for key in fields(cls)
         if key.type in (int, float, int | None)
     ],
@@ -173,7 +180,7 @@ def test_no_number_of_a_recipe_may_be_negative(cls, name):
 
 
 def test_the_names_with_other_limits_are_numbers_of_a_recipe():
-    for cls in (Recipe, LanguageRecipe, LanguageModel):
+    for cls in (Recipe, LanguageRecipe, LanguageModel, SegmentRecipe):
         assert {*cls.least, *cls.most} <= {key.name for key in fields(cls) if key.type in (int, float, int | None)}
 
 
@@ -212,7 +219,7 @@ def test_set_replaces_a_table_and_then_one_of_its_keys():
         ("text-small", ("model.tied", "1"), "model.tied is 1 and must be true or false"),
         ("text-small", ("model.mechanism", "3"), "model.mechanism is 3 and must be text"),
         ("text-small", ("model.mechanism", "{phi = 'relu'}"), "model.mechanism is {'phi': 'relu'} and must have"),
-        ("text-small", ("task", "poetry"), "task is 'poetry' and must be one of classify, language"),
+        ("text-small", ("task", "poetry"), "task is 'poetry' and must be one of classify, language, segment"),
         ("text-small", ("task", "classify"), r"'dim' is not a key of \[model\]: did you mean 'dims'"),
         ("digits", ("length", "8"), "'length' is not a key of a recipe: only recipes of task 'language'"),
         ("digits", ("model.tied", "true"), r"'tied' is not a key of \[model\]: only recipes of task 'language'"),
@@ -236,6 +243,20 @@ def test_a_language_recipe_round_trips_and_is_no_recipe_for_images():
     with pytest.raises(ArgumentError, match="the recipe trains a model of task 'language'"):
         from_document(asdict(recipe))
     assert changed({"task": "classify"}, ()) == Recipe()
+
+
+def test_a_segmentation_recipe_round_trips_and_takes_no_keys_of_other_tasks():
+    recipe = changed(document_of("segment-pets"), [("masks.void", "[7]"), ("model.head", "upernet")])
+    assert isinstance(recipe, SegmentRecipe)
+    assert (recipe.masks.values, recipe.masks.void, recipe.size) == ((1, 2, 3), (7,), (128, 128))
+    assert changed(json.loads(json.dumps(asdict(recipe))), ()) == recipe
+    for change, says in (
+        (("mixup", "0.5"), "'mixup' is not a key of a segmentation recipe: only recipes of task 'classify' have it"),
+        (("augment.erase", "0.5"), r"'erase' is not a key of \[augment\]: "),
+        (("masks.names", "[]"), r"'names' is not a key of \[masks\]: "),
+    ):
+        with pytest.raises(ArgumentError, match=says):
+            changed(document_of("segment-pets"), [change])
 
 
 def test_the_recipes_of_language_models_have_the_sizes_that_they_state():

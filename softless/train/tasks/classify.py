@@ -23,9 +23,10 @@ from softless.errors import ArgumentError, FileError
 from softless.io.weights import load_weights, mismatches
 from softless.mechanisms import mechanism
 from softless.models import create_model
+from softless.train.architecture import Architecture
 from softless.train.devices import Devices
 from softless.train.metrics import ClassCounts
-from softless.train.recipe import Architecture, Recipe, from_document
+from softless.train.recipe import Recipe, from_document
 from softless.train.run import best_of, load_best
 from softless.train.tasks import Batches, Loss, Tensors
 

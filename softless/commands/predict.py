@@ -1,0 +1,151 @@
+"""softless predict: what a trained model says about pictures of yours.
+
+A classifier writes FOLDER/NAME.txt with its five best classes. A segmentation writes FOLDER/NAME.png, the picture with
+the colors of its classes over it, and FOLDER/NAME-mask.png, the numbers of the classes as the training masks have them.
+
+JSON (schema softless.predict/1): {"schema", "run", "task", "images": [{"name", "files", "classes": {name: share}}]}. A
+share is a probability, or the share of the pixels that the class has.
+
+Exit status: 0 predicted, 2 usage, 3 bad input.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+
+import typer
+
+from softless.commands.arguments import Where
+from softless.commands.common import (
+    console,
+    emit_json,
+    plain,
+    prepare_folder,
+    reports_errors,
+    task_of_run,
+    warnings_in_one_line,
+)
+from softless.commands.progress import progress
+from softless.errors import ArgumentError
+from softless.io.files import written_or_explained
+from softless.report import units
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+
+SCHEMA = "softless.predict/1"
+SUMMARY = "Let a trained model answer for pictures, and draw its masks."
+HELP = """Let the best model of a run answer for pictures, and write its answers to a folder.
+
+IMAGES is a picture, a folder of pictures, or a parquet file with a column image. A classifier writes its five best
+classes as text; a segmentation draws the classes onto the picture, and writes the mask.
+
+\b
+$ softless predict runs/flowers photos/ --out answers
+$ softless predict runs/camvid street.jpg --out answers
+"""
+BEST = 5
+
+Answer = tuple[dict[str, float], dict[str, Any]]  # class -> share; suffix of a file -> text or picture
+
+
+class Predicted(TypedDict):
+    """One picture in the JSON document."""
+
+    name: str
+    files: list[str]
+    classes: dict[str, float]
+
+
+@reports_errors
+def run(
+    folder: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    images: Annotated[str, typer.Argument(metavar="IMAGES", help="A picture, a folder, or a parquet file.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where to write; created if missing.")],
+    device: Annotated[Where, typer.Option(help="auto uses CUDA if there is one.")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Load the model, run it on each picture, and write the answers."""
+    import torch
+
+    from softless.data.listed import ListedPictures
+    from softless.machine import pick_device
+    from softless.train.recipe import LANGUAGE, SEGMENT
+
+    task = task_of_run(folder)
+    if task is None or task == LANGUAGE:
+        held = "is no run" if task is None else "is the run of a language model"
+        raise ArgumentError(f"{folder} {held}, and the run of a model for images is needed")
+    pictures = ListedPictures(images)
+    prepare_folder(out)
+    with warnings_in_one_line():
+        load = segmentation if task == SEGMENT else classifier
+        answer = load(Path(folder), torch.device(pick_device(device)))
+    predicted: list[Predicted] = []
+    with progress(len(pictures), not json) as advance, torch.inference_mode():
+        for index, (name, stem) in enumerate(zip(pictures.names, pictures.stems, strict=True)):
+            classes, contents = answer(pictures[index])
+            files = [write(out / f"{stem}{suffix}", content) for suffix, content in contents.items()]
+            predicted.append({"name": name, "files": files, "classes": classes})
+            advance(f"predicting {stem}", 1)
+    if json:
+        emit_json({"schema": SCHEMA, "run": folder, "task": task, "images": predicted})
+        return
+    for each in predicted:
+        best = sorted(each["classes"].items(), key=lambda item: -item[1])[:BEST]
+        shares = ", ".join(f"{plain(name)} {share:.1%}" for name, share in best)
+        console().print(f"{plain(each['files'][0])}: {shares}", soft_wrap=True)
+    console().print(f"{units.counted(len(predicted), 'picture')} in {plain(str(out))}", soft_wrap=True)
+
+
+def classifier(folder: Path, device: "torch.device") -> "Callable[[Image], Answer]":
+    """Return what a classifier answers: its five best classes."""
+    import torch
+
+    from softless.data.augment import transform
+    from softless.data.device_augment import normalize
+    from softless.train.recipe import from_document
+    from softless.train.tasks.classify import trained
+
+    model, about = trained(folder)
+    model, recipe = model.to(device).eval(), from_document(about["recipe"])
+    prepare = transform(recipe.augment, recipe.image_size, train=False)
+
+    def answer(image: "Image") -> Answer:
+        pixels = torch.as_tensor(prepare(image))[None].to(device)
+        shares = model(normalize(pixels, recipe.augment.mean, recipe.augment.std))[0].float().softmax(0)
+        best = shares.topk(min(BEST, len(shares)))
+        classes = {about["classes"][at]: share for share, at in zip(*(part.tolist() for part in best), strict=True)}
+        return classes, {".txt": "".join(f"{share:.4f} {name}\n" for name, share in classes.items())}
+
+    return answer
+
+
+def segmentation(folder: Path, device: "torch.device") -> "Callable[[Image], Answer]":
+    """Return what a segmentation answers: the picture with its classes drawn, and the mask."""
+    import numpy as np
+    from PIL import Image as Pillow
+
+    from softless.data.drawing import painted
+    from softless.train.tasks.segment import answered, trained
+
+    model, recipe, about = trained(folder)
+    model, names = model.to(device).eval(), tuple(about["classes"])
+    numbers = np.array(recipe.masks.numbers(names), np.uint8)
+
+    def answer(image: "Image") -> Answer:
+        mask = answered(model, recipe, image, device)
+        shares = np.bincount(mask.ravel(), minlength=len(names)) / mask.size
+        classes = {name: float(share) for name, share in zip(names, shares, strict=True)}
+        return classes, {".png": painted(image, mask, names), "-mask.png": Pillow.fromarray(numbers[mask])}
+
+    return answer
+
+
+def write(path: Path, content: Any) -> str:
+    """Write a text or a picture, and return the path."""
+    with written_or_explained(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content) if isinstance(content, str) else content.save(path)
+    return str(path)
