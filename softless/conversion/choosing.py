@@ -1,0 +1,153 @@
+"""Choose the layers to convert: measure the damage of each alone, then add layers while the budget holds.
+
+    alone        the harm of the model with only this layer replaced
+    measured     layers in the order of their damage, the least first
+    the others   first, last, every second, probe (the smallest error to first order), random: to compare with
+
+The harm of a set of layers is measured sample by sample against the original, and stored by the set. So no set is
+measured twice, whichever order asks for it.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softless.conversion.fitting import Advance, Fitted
+from softless.conversion.layers import Layers
+from softless.conversion.metrics import Metric, Rows, damage
+from softless.conversion.samples import SampleSet, batches, count
+from softless.errors import NonFiniteError
+from softless.io.parts import stored
+from softless.nn.inputs import Inputs
+from softless.probes.running import Estimate
+
+MEASURED, RANDOM_ORDERS = "measured", 3
+
+
+class Ruler:
+    """Measures the harm of sets of layers on one part of the data."""
+
+    def __init__(
+        self, layers: Layers, fitted: Sequence[Fitted], metric: Metric, samples: SampleSet, *, name: str, size: int,
+        asked: Mapping[str, Any], work: Path | None, advance: Advance,
+    ):  # fmt: skip
+        self.layers, self.fitted, self.metric, self.samples = layers, fitted, metric, samples
+        self.name, self.size, self.asked, self.work, self.advance = name, size, asked, work, advance
+        self.known: dict[tuple[int, ...], Rows | None] = {}
+        self._before: Tensor | None = None
+
+    @property
+    def before(self) -> Tensor:
+        """The answers of the original model."""
+        if self._before is None:
+            self._before = self._answers("measuring the original")
+            if not torch.isfinite(self._before).all():
+                raise NonFiniteError(
+                    f"the {self.metric.noun} of {type(self.layers.model).__name__} is not a finite number: there is "
+                    "nothing to compare with"
+                )
+        return self._before
+
+    def compared(self, chosen: Sequence[int], label: str) -> Rows | None:
+        """Return what each sample loses if these layers are converted; None if it is not finite."""
+        key = tuple(sorted(chosen))
+        if key not in self.known:
+            self.known[key] = self._stored(key, label)
+        return self.known[key]
+
+    def harm(self, chosen: Sequence[int], label: str) -> Estimate | None:
+        """Return the harm of a set of layers."""
+        compared = self.compared(chosen, label)
+        return None if compared is None else self.metric.harm(compared)
+
+    def _stored(self, key: tuple[int, ...], label: str) -> Rows | None:
+        def measure() -> Rows | None:
+            if any(self.fitted[layer].inputs is None for layer in key):
+                return None
+            before = self.before  # of the original, so not inside the next line
+            with self.layers.having(inputs_of(self.fitted, key)):
+                rows = self.metric.compare(before, self._answers(label))
+            return rows.tolist() if bool(torch.isfinite(rows).all()) else None
+
+        if self.work is None:
+            return measure()
+        name = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+        found: Rows | None = stored(
+            self.work / self.name / f"{name}.json", {**self.asked, "layers": key, "part": self.name}, measure
+        )
+        return found
+
+    @torch.no_grad()
+    def _answers(self, label: str) -> Tensor:
+        device, rows = next(self.layers.model.parameters()).device, []
+        for batch in batches(self.samples, self.size, device):
+            rows.append(self.metric.answers(self.layers.model, batch).double().cpu())
+            self.advance(label, len(rows[-1]) / count(self.samples))
+        return torch.cat(rows)
+
+
+def inputs_of(fitted: Sequence[Fitted], chosen: Sequence[int]) -> dict[int, Inputs]:
+    """Return the inputs of the best candidates of these layers."""
+    pairs = ((layer, fitted[layer].inputs) for layer in chosen)
+    return {layer: inputs for layer, inputs in pairs if inputs is not None}
+
+
+def alone(ruler: Ruler) -> list[Rows | None]:
+    """Return the damage of each layer alone."""
+    names = ruler.layers.names
+    return [ruler.compared([at], f"measuring {name} alone") for at, name in enumerate(names)]
+
+
+def ranked(damages: Sequence[Rows | None]) -> list[int]:
+    """Return the layers in the order of their damage, the least first; layers without a finite one come last."""
+    means = [damage(rows) for rows in damages]
+    return sorted(range(len(means)), key=lambda at: (means[at] is None, means[at] or 0.0, at))
+
+
+def add(ruler: Ruler, order: Sequence[int], budget: float) -> list[tuple[int, Estimate | None]]:
+    """Return (count, harm) of the first layers of an order, up to the first count that leaves the budget."""
+    found: list[tuple[int, Estimate | None]] = []
+    for number in range(1, len(order) + 1):
+        harm = ruler.harm(order[:number], f"converting {number} of {len(order)} layers")
+        found.append((number, harm))
+        if not inside(harm, budget):
+            break
+    return found
+
+
+def inside(harm: Estimate | None, budget: float) -> bool:
+    """Return whether the upper end of the interval is inside the budget."""
+    return harm is not None and harm.high is not None and harm.high <= budget
+
+
+def orders(fitted: Sequence[Fitted], seed: int) -> dict[str, list[int]]:
+    """Return the orders to compare with."""
+    total = len(fitted)
+    every = list(range(total))
+    found = {
+        "first": every,
+        "last": every[::-1],
+        "every second": [*every[::2], *every[1::2]],
+        "probe": sorted(every, key=lambda at: fitted[at].first_order_error),
+    }
+    for number in range(1, RANDOM_ORDERS + 1):
+        found[f"random {number}"] = Random(f"{seed} {number}").sample(every, total)  # noqa: S311  no secret
+    return found
+
+
+def counts(total: int, chosen: int) -> list[int]:
+    """Return the numbers of layers at which orders are compared: quarters, and what was chosen."""
+    return sorted({max(1, round(total * share / 4)) for share in (1, 2, 3, 4)} | ({chosen} - {0}))
+
+
+def compare(ruler: Ruler, named: Mapping[str, Sequence[int]], at: Sequence[int]) -> dict[str, list[Estimate | None]]:
+    """Return the harm of each order at these numbers of layers."""
+    return {
+        name: [ruler.harm(order[:number], f"order {name}, {number} layers") for number in at]
+        for name, order in named.items()
+    }

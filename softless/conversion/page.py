@@ -1,0 +1,192 @@
+"""The page of a conversion: the verdict, the damage of each layer, orders compared, the promise, and the cost."""
+
+from collections.abc import Mapping, Sequence
+from math import log10
+from pathlib import Path
+from typing import Any
+
+from softless.conversion.choosing import MEASURED
+from softless.io.files import write_text
+from softless.report.page import COLORS, GRAYS, INK, Chapter, Trace, plot, write_chapters
+from softless.report.units import counted, listed
+
+Points = Sequence[Mapping[str, Any]]
+ORDER_COLORS = {
+    "first": COLORS[1],
+    "last": COLORS[2],
+    "every second": COLORS[3],
+    "probe": COLORS[4],
+    "random": GRAYS[1],
+}
+LOSSES = {"perplexity": "growth of the perplexity, %", "masked": "growth of the perplexity of masked tokens, %"}
+LOSSES |= {"cosine": "1 - cosine, %", "accuracy": "loss of accuracy, points"}
+
+
+def write_page(folder: Path, document: Mapping[str, Any]) -> Path:
+    """Write folder/index.html; an old page is replaced in one step."""
+    drawn = damages(document), frontier(document), promise(document), seconds(document), sizes(document)
+    parts = document["samples"]
+    model = f"{document['name']}, {counted(len(document['layers']), 'layer')}, on {document['machine']['processor']}."
+    shares = f"{parts['fit']} samples fitted, {parts['choose']} chose and {parts['prove']} proved"
+    about = model, f"{shares}, from {document['data']}. Candidates: {listed(document['candidates'])}."
+    path = folder / "index.html"
+    write_text(path, write_chapters(document["verdict"], about, [one for one in drawn if one], document))
+    return path
+
+
+def damages(document: Mapping[str, Any]) -> Chapter:
+    """Draw the harm of each layer alone, layers that are linear now in blue."""
+    traces: list[Trace] = []
+    for converted, color, name in ((True, COLORS[0], "linear now"), (False, INK, "still softmax")):
+        rows = [(at, layer) for at, layer in enumerate(document["layers"]) if layer["converted"] is converted]
+        rows = [(at, layer) for at, layer in rows if layer["damage"] is not None]
+        if rows:
+            harms = [layer["damage"] for _, layer in rows]
+            traces.append({
+                "x": [at for at, _ in rows], "y": [100 * harm["mean"] for harm in harms], "mode": "markers",
+                "error_y": whiskers(harms), "name": name, "marker": {"color": color, "size": 9},
+                "customdata": [[layer["name"], layer["mechanism"]] for _, layer in rows],
+                "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}: %{y:.2f}<extra></extra>",
+            })  # fmt: skip
+    x, y = {"title": "layer", "tickformat": "d", "showgrid": False}, {"title": LOSSES[document["metric"]]}
+    return Chapter(
+        "What each layer costs alone",
+        "A mark is the model with only this layer converted, compared with the original sample by sample. Bars are "
+        "95 % intervals. Layers are converted in the order of this damage, the least first.",
+        plot(traces, x=x, y=y, height=360, showlegend=True, legend=LEGEND),
+    )
+
+
+LEGEND = {"orientation": "h", "y": 1.12, "x": 0}
+
+
+def frontier(document: Mapping[str, Any]) -> Chapter:
+    """Draw the harm against the number of layers, one line per order."""
+    lines: dict[str, Points] = {MEASURED: document["frontier"][MEASURED]}
+    others = {name: points for name, points in document["frontier"].items() if name != MEASURED}
+    lines |= {name: points for name, points in others.items() if not name.startswith("random")}
+    traces = [_line(name, points, ORDER_COLORS.get(name, COLORS[0])) for name, points in lines.items()]
+    randoms = [points for name, points in others.items() if name.startswith("random")]
+    for at, points in enumerate(randoms):
+        traces.append(_line("random", points, ORDER_COLORS["random"]) | {"showlegend": not at, "line": THIN})
+    most = len(document["layers"])
+    traces.append(_budget([0, most], document))
+    x = {"title": "layers converted", "tickformat": "d"}
+    y: dict[str, Any] = {"title": LOSSES[document["metric"]]}
+    harms = [point["harm"]["mean"] for points in document["frontier"].values() for point in points if point["harm"]]
+    if max(harms, default=0) > 20 * document["budget"]:
+        y |= {"range": [_least(harms), 100 * 20 * document["budget"]]}
+    return Chapter(
+        "More layers, more harm",
+        "The thick line converts layers in the order of their measured damage. The others convert as many in another "
+        "order: from the first layer, from the last, every second, by the range of scores that softless probe "
+        "measures, at random. The dashed line is the budget. Lines that leave the figure are over 20 times above it.",
+        plot(traces, x=x, y=y, height=420, showlegend=True, legend=LEGEND),
+    )
+
+
+THIN = {"color": GRAYS[1], "width": 1}
+
+
+def _least(harms: Sequence[float]) -> float:
+    return 110 * min(0.0, *harms) if len(harms) > 1 else 0.0
+
+
+def _line(name: str, points: Points, color: str) -> Trace:
+    shown = [point for point in points if point["harm"] is not None]
+    wide = name == MEASURED
+    bars = {"error_y": whiskers([point["harm"] for point in shown])} if wide else {}
+    return {
+        "x": [0, *(point["layers"] for point in shown)], "y": [0, *(100 * point["harm"]["mean"] for point in shown)],
+        "mode": "lines+markers", "name": name, "line": {"color": color, "width": 3 if wide else 1.6},
+        "marker": {"color": color, "size": 7 if wide else 5}, **_shifted(bars),
+        "hovertemplate": f"{name}, %{{x}} layers: %{{y:.2f}}<extra></extra>",
+    }  # fmt: skip
+
+
+def _shifted(bars: dict[str, Any]) -> dict[str, Any]:
+    """Let the point at zero layers have no bar."""
+    for bar in bars.values():
+        bar["array"], bar["arrayminus"] = [0.0, *bar["array"]], [0.0, *bar["arrayminus"]]
+    return bars
+
+
+def _budget(x: Sequence[Any], document: Mapping[str, Any]) -> Trace:
+    level = 100 * document["budget"]
+    line = {"color": GRAYS[0], "width": 1.2, "dash": "dash"}
+    return {"x": list(x), "y": [level] * len(x), "mode": "lines", "name": "budget", "line": line, "hoverinfo": "skip"}
+
+
+def promise(document: Mapping[str, Any]) -> Chapter | None:
+    """Draw what was predicted beside what was delivered."""
+    pairs = [(name, document[name]) for name in ("predicted", "delivered") if document[name] is not None]
+    if not pairs:
+        return None
+    names = [name for name, _ in pairs]
+    traces: list[Trace] = [
+        {
+            "x": names, "y": [100 * harm["mean"] for _, harm in pairs], "mode": "markers", "showlegend": False,
+            "error_y": whiskers([harm for _, harm in pairs]), "marker": {"color": COLORS[0], "size": 11},
+            "hovertemplate": "%{x}: %{y:.2f}<extra></extra>",
+        },
+        _budget(names, document),
+    ]  # fmt: skip
+    return Chapter(
+        "Predicted and delivered",
+        "Predicted is measured on the samples that chose the layers, delivered on samples that took no part in "
+        f"anything before. The dashed line is the budget, {100 * document['budget']:g} %.",
+        plot(traces, x={"showgrid": False}, y={"title": LOSSES[document["metric"]]}, height=300),
+    )
+
+
+def seconds(document: Mapping[str, Any]) -> Chapter | None:
+    """Draw the seconds of a pass of both models against the number of tokens."""
+    rows = [row for row in document["cost"] if row["seconds"] is not None and row["tokens"]]
+    if not rows:
+        return None
+    return Chapter(
+        "Time against length",
+        "Seconds of one pass over one sequence, without a cache. Where the lines cross, the converted model becomes "
+        "faster.",
+        _against_length(rows, "seconds", "seconds", 1.0),
+    )
+
+
+def sizes(document: Mapping[str, Any]) -> Chapter | None:
+    """Draw the bytes of the cache of both models against the number of tokens."""
+    rows = [row for row in document["cost"] if row["bytes"] is not None and row["tokens"]]
+    if not rows:
+        return None
+    return Chapter(
+        "Memory while it generates",
+        "Megabytes of the cache after so many tokens: keys and values in layers of softmax, a state of constant size "
+        "in linear ones.",
+        _against_length(rows, "bytes", "MB", 1e-6),
+    )
+
+
+def _against_length(rows: Points, key: str, title: str, factor: float) -> Any:
+    tokens = [row["tokens"] for row in rows]
+    traces = [
+        {
+            "x": tokens, "y": [factor * row[key][which] for row in rows], "mode": "lines+markers", "name": name,
+            "line": {"color": color, "width": 2.5}, "marker": {"color": color, "size": 6},
+            "hovertemplate": f"{name}, %{{x}} tokens: %{{y:.3g}}<extra></extra>",
+        }
+        for which, (name, color) in enumerate((("original", INK), ("converted", COLORS[0])))
+    ]  # fmt: skip
+    x = {"title": "tokens", "type": "log", "tickvals": tokens, "ticktext": [f"{count:,}" for count in tokens]}
+    if len(tokens) == 1:
+        x["range"] = [log10(tokens[0]) - 0.3, log10(tokens[0]) + 0.3]
+    return plot(
+        traces, x=x, y={"title": title, "type": "log", "dtick": "D2"}, height=360, showlegend=True, legend=LEGEND
+    )
+
+
+def whiskers(harms: Points) -> dict[str, Any]:
+    """Return 95 % intervals as error bars, in percent."""
+    return {
+        "type": "data", "symmetric": False, "thickness": 1.2, "width": 3,
+        "array": [100 * (harm["high"] - harm["mean"]) for harm in harms],
+        "arrayminus": [100 * (harm["mean"] - harm["low"]) for harm in harms],
+    }  # fmt: skip

@@ -1,0 +1,250 @@
+"""A conversion from beginning to end: fit, measure, choose, prove.
+
+Every step is stored in a work folder, so that the same call continues where it stopped:
+
+    WORK/fit/            what candidates learned, every few steps
+    WORK/choose/*.json   the damage of a set of layers, sample by sample
+    WORK/prove/*.json    the same on the part that proves
+    WORK/cost.json       seconds and bytes of both models
+"""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from softless.conversion import choosing, fitting
+from softless.conversion.candidates import candidates_for
+from softless.conversion.choosing import Ruler
+from softless.conversion.cost import lengths_of, measure_cost
+from softless.conversion.document import ConversionSettings, LayerReport, assemble
+from softless.conversion.layers import Layers
+from softless.conversion.metrics import metric_of
+from softless.conversion.samples import SampleSet, as_set, split
+from softless.conversion.saving import save
+from softless.errors import ArgumentError, shown
+from softless.io.parts import stored
+from softless.mechanisms import Mechanism
+from softless.probes.interventions import evaluating
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FIT_TOKENS, MEASURE_TOKENS = 512, 1024  # tokens per step of Adam, and per batch that is measured
+FIT_WORK = 4.0  # a step of the fit, in passes over as many tokens
+
+
+class ConversionWatcher(Protocol):
+    """Receives the progress of a conversion."""
+
+    def __call__(self, label: str, amount: float) -> None:
+        """Note that `amount` more of the work is done; `label` says what is being done."""
+
+
+@dataclass
+class Conversion:
+    """A model with converted layers, and how it was found: what `softless.convert` returns.
+
+    >>> import softless
+    >>> from dataclasses import fields
+    >>> [field.name for field in fields(softless.Conversion) if field.repr]
+    ['model', 'layers', 'document']
+
+    model      the model that was given, with the chosen layers converted
+    layers     one report per layer of softmax attention, in order
+    document   everything that was measured, as conversion.json holds it
+    """
+
+    model: "PreTrainedModel"
+    layers: tuple[LayerReport, ...]
+    document: dict[str, Any]
+    _places: Layers = field(repr=False)
+
+    @property
+    def kept_promise(self) -> bool:
+        """Whether the harm on the part that proves is inside the budget."""
+        return bool(self.document["promise_kept"])
+
+    def undo(self) -> None:
+        """Give every layer its softmax back: the model is as it was before, to the bit."""
+        self._places.restore()
+
+    def save(self, folder: str | Path, *also: Any) -> None:
+        """Write the model and conversion.json into a new folder, all at once.
+
+        `from_pretrained(folder)` loads the model after `import softless.transformers`. A tokenizer that is passed, too,
+        is saved beside it.
+        """
+        save(self._places, self.document, Path(folder), also)
+
+
+@dataclass(frozen=True)
+class ConversionPlan(ConversionSettings):
+    """A conversion whose options are checked."""
+
+    compare: bool
+    work: Path | None
+
+    @property
+    def amount(self) -> float:
+        """The most work there is: the sum of all amounts that a `ConversionWatcher` receives, passes over a part."""
+        layers, total = len(self.layers), 0.0
+        total += FIT_WORK * self.steps + 2 * fitting.PROBED + 2 * layers + 1 + 2
+        if self.compare:
+            total += (4 + choosing.RANDOM_ORDERS) * len(choosing.counts(layers, layers // 2))
+            total += len(lengths_of(self.layers.model))
+        return total
+
+    def run(self, watch: ConversionWatcher) -> Conversion:
+        """Fit, measure, choose and prove; the model keeps its softmax if that fails."""
+        try:
+            with evaluating(self.layers.model):
+                return self._run(watch)
+        except BaseException:
+            self.layers.restore()
+            raise
+
+    def _run(self, watch: ConversionWatcher) -> Conversion:
+        start, size = time.monotonic(), max(1, MEASURE_TOKENS // self.tokens)
+        asked = {
+            "model": fingerprint(dict(self.layers.model.state_dict())), "data": fingerprint(self._data()),
+            "candidates": {name: repr(made) for name, made in self.candidates.items()}, "steps": self.steps,
+            "seed": self.seed, "metric": self.metric.name, "torch": torch.__version__,
+        }  # fmt: skip
+        weights = {"fitting": FIT_WORK}
+        advance: ConversionWatcher = lambda label, amount: watch(label, weights.get(label, 1.0) * amount)  # noqa: E731
+        fitted = fitting.fit(
+            self.layers, self.candidates, self.parts.fit, steps=self.steps, size=max(1, FIT_TOKENS // self.tokens),
+            seed=self.seed, asked=asked, work=self.work, advance=advance,
+        )  # fmt: skip
+
+        def ruler(name: str, samples: SampleSet) -> Ruler:
+            return Ruler(
+                self.layers, fitted, self.metric, samples, name=name, size=size, asked=asked, work=self.work,
+                advance=advance,
+            )  # fmt: skip
+
+        choose, prove = ruler("choose", self.parts.choose), ruler("prove", self.parts.prove)
+        alone = choosing.alone(choose)
+        order = choosing.ranked(alone)
+        frontier = choosing.add(choose, order, self.budget)
+        number = sum(choosing.inside(harm, self.budget) for _, harm in frontier)
+        chosen, compared = sorted(order[:number]), {}
+        counts = choosing.counts(len(self.layers), number)
+        if self.compare:
+            named = {choosing.MEASURED: order, **choosing.orders(fitted, self.seed)}
+            compared = choosing.compare(choose, named, counts)
+        predicted, delivered = (each.harm(chosen, "proving") if chosen else None for each in (choose, prove))
+        inputs = choosing.inputs_of(fitted, chosen)
+        cost = self._cost(asked, chosen, inputs, advance)
+        document = assemble(
+            self, fitted=fitted, alone=alone, order=order, chosen=chosen, frontier=frontier, counts=counts,
+            compared=compared, predicted=predicted, delivered=delivered, before=prove.before, cost=cost,
+            compared_rows=prove.compared(chosen, "proving") if chosen else None, seconds=time.monotonic() - start,
+        )  # fmt: skip
+        for layer, held in inputs.items():
+            self.layers.put(layer, held)
+        reports = tuple(LayerReport.of(row) for row in document["layers"])
+        return Conversion(self.layers.model, reports, document, self.layers)
+
+    def _data(self) -> dict[str, Tensor]:
+        return {f"{name}.{key}": x for name, part in self.parts._asdict().items() for key, x in part.items()}
+
+    def _cost(self, asked: Mapping[str, Any], chosen: Sequence[int], inputs: Any, advance: ConversionWatcher) -> Any:
+        """Return the seconds and bytes of both models at growing lengths; none if nothing was converted."""
+        if not chosen or not self.compare:
+            return []
+        measure = lambda: measure_cost(self.layers, inputs, self.parts.prove, advance)  # noqa: E731
+        if self.work is None:
+            return measure()
+        return stored(self.work / "cost.json", {**asked, "layers": list(chosen)}, measure)
+
+
+def plan(
+    model: "PreTrainedModel", data: Tensor | Mapping[str, Tensor], *, budget: float = 0.01,
+    candidates: Sequence[str | Mechanism] | None = None, metric: str | None = None, steps: int = fitting.STEPS,
+    compare: bool = False, seed: int = 0, work: str | Path | None = None,
+) -> ConversionPlan:  # fmt: skip
+    """Check everything that can be checked before any work."""
+    budget = check_budget(budget)
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ArgumentError(f"steps is {shown(steps)} and must be a whole number from 1 on")
+    layers = Layers(model)
+    samples = as_set(data, model.main_input_name)
+    tokens = _tokens(samples)
+    chosen = candidates_for(layers, candidates, tokens)
+    parts, measured = split(samples, seed), metric_of(model, samples, metric)
+    return ConversionPlan(
+        layers=layers, parts=parts, metric=measured, candidates=chosen, budget=float(budget), steps=steps, seed=seed,
+        tokens=tokens, compare=compare, work=None if work is None else Path(work),
+    )  # fmt: skip
+
+
+def check_budget(budget: object) -> float:
+    """Return the budget as a share, or raise."""
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget <= 1:
+        raise ArgumentError(f"budget is {shown(budget)} and must be above 0 and at most 1: 0.01 is one percent")
+    return float(budget)
+
+
+def convert(
+    model: "PreTrainedModel", data: Tensor | Mapping[str, Tensor], *, budget: float = 0.01,
+    candidates: Sequence[str | Mechanism] | None = None, metric: str | None = None, steps: int = fitting.STEPS,
+    compare: bool = False, seed: int = 0, work: str | Path | None = None, watch: ConversionWatcher | None = None,
+) -> Conversion:  # fmt: skip
+    """Make layers of a trained softmax model linear, as many as the budget allows, and prove it on unseen data.
+
+    >>> import torch, softless
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes))
+    >>> tokens = torch.randint(3, 50, (24, 16))                              # [batch, tokens]
+    >>> conversion = softless.convert(model, tokens, budget=0.05, candidates=["linear"], steps=2)
+    >>> [layer.converted for layer in conversion.layers], conversion.kept_promise
+    ([True, True], True)
+    >>> conversion.undo()
+
+    Args:
+        model: A model of transformers of an architecture that `softless.transformers` knows. It is changed in place.
+        data: Samples: a tensor [samples, ...], or a dictionary of tensors for the model's forward with samples in the
+            first dimension. Models of masked tokens and classifiers need `labels`. A random half fits, a quarter
+            chooses and a quarter proves.
+        budget: The most the model may lose, from above 0 to 1. What is counted depends on the metric: the relative
+            growth of the perplexity, 1 - cosine, or the loss of accuracy. Default: 0.01, one percent.
+        candidates: Mechanisms to try, by name or made by `mechanism(...)`. Default: None, those of the table.
+        metric: "perplexity", "masked", "cosine" or "accuracy". Default: None, the one that fits the model.
+        steps: Steps of Adam for what candidates learn. Default: 40.
+        compare: Also measure other orders of the layers (first, last, every second, probe, random), and seconds and
+            bytes of both models at growing lengths.
+        seed: Of the split, and of what candidates begin with.
+        work: Folder where steps are stored. The same call with the same folder continues. Default: None, nowhere.
+        watch: Is called with a label and an amount of work done. Default: None.
+
+    Raises a child of `SoftlessError` and leaves the model as it was if it cannot be converted.
+    """
+    chosen = plan(
+        model, data, budget=budget, candidates=candidates, metric=metric, steps=steps, compare=compare, seed=seed,
+        work=work,
+    )  # fmt: skip
+    return chosen.run(watch or (lambda _label, _amount: None))
+
+
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """Return the sha256 of tensors and their names."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        x = tensors[name].detach().cpu().contiguous()
+        found.update(f"{name} {list(x.shape)} {x.dtype}".encode())
+        found.update(x.flatten().view(torch.uint8).numpy().data if x.numel() else b"")
+    return found.hexdigest()
+
+
+def _tokens(samples: SampleSet) -> int:
+    """Return the tokens of a sample: of a text its own, of an image about as many as a patch of 16 pixels gives."""
+    first = next(iter(samples.values()))
+    return int(first.shape[1]) if first.ndim == 2 else max(1, int(first[0, 0].numel()) // 256)

