@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import math
 import os
 import signal
 import sys
@@ -123,6 +124,22 @@ def refuse(arguments: dict[str, object], because: str) -> None:
     """Raise an error that names the arguments that were given: those that are not None, False or empty."""
     if names := [name for name, value in arguments.items() if value]:
         raise ArgumentError(f"{' and '.join(names)}: {because}")
+
+
+def must_be_finite(loss: float, target: str, what: str) -> None:
+    """End with a failed check if the loss of a model is not a number."""
+    if not math.isfinite(loss):
+        complain(f"the loss of {target} on {what} is {loss}: its answers are not numbers")
+        raise typer.Exit(CHECK_FAILED)
+
+
+def task_of_run(folder: str) -> str | None:
+    """Return the task of the run in a folder; None if there is no run."""
+    from softless.train.recipe import task_of
+    from softless.train.run import Run
+
+    run = Run(Path(folder))
+    return task_of(run.read()["recipe"]) if run.about.is_file() else None
 
 
 def command_line(verb: str, names: Iterable[str], options: dict[str, Any]) -> str:

@@ -12,8 +12,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 INTERRUPTED = 130
@@ -53,6 +53,17 @@ class CtrlCWatch:
 
 
 WATCH = CtrlCWatch()
+
+
+@contextmanager
+def continues() -> Iterator[None]:
+    """Say on Ctrl-C that the same command continues: one update is lost at most."""
+    WATCH.says = "stopped: the same command continues"
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{WATCH.says}\n")
+        raise
 
 
 def end(says: str = "") -> NoReturn:

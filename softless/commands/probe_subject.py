@@ -8,7 +8,7 @@ The data are images, drawn by the seed, or pieces of a text, from its beginning.
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -87,7 +87,7 @@ def load_subject(name: str, weights: Path | None, size: int | None, seed: int, *
         raise ArgumentError(f"--pretrained and --weights {weights} both give the weights of {name}: use one of them")
     if name.startswith(HUGGING_FACE):
         refuse({"--weights": weights}, f"{name} comes with its own weights")
-        subject = _hugging_face(name, _hub_folder(name.removeprefix(HUGGING_FACE)))
+        subject = hugging_face(name)
     elif name.startswith(TIMM):
         subject = _timm(name, name.removeprefix(TIMM), pretrained)
     elif name in CONFIGS and not Path(name).is_dir():
@@ -174,7 +174,9 @@ def _silence_hub() -> None:
     logging.set_verbosity_error()
 
 
-def _hugging_face(name: str, folder: Path) -> Subject:
+def hugging_face(name: str, auto: Callable[[Path], str] = lambda _: "AutoModel") -> Subject:
+    """Load hf:FOLDER or hf:NAME; `auto` returns the class of transformers that loads the model in a folder."""
+    folder = _hub_folder(name.removeprefix(HUGGING_FACE))
     with needs_extra(f"{name} is read by transformers", "hf"):
         import transformers
     if not (folder / "config.json").is_file():
@@ -182,7 +184,7 @@ def _hugging_face(name: str, folder: Path) -> Subject:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
-        model, report = transformers.AutoModel.from_pretrained(
+        model, report = getattr(transformers, auto(folder)).from_pretrained(
             folder, local_files_only=True, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
         takes = (_image_input if model.main_input_name == "pixel_values" else _text_input)(folder, model)

@@ -30,10 +30,13 @@ def run(
     from rich.text import Text
 
     from softless.study.page import write_page
-    from softless.study.schema import NAME, read
+    from softless.study.schema import NAME, load
+    from softless.study.text.page import write_text_page
+    from softless.study.text.schema import TEXT_SCHEMA
 
-    page = write_page(folder)
-    verdict = read(folder)["verdict"]
+    document, schema = load(folder)
+    page = (write_text_page if schema == TEXT_SCHEMA else write_page)(folder)
+    verdict = document["verdict"]
     if json:
         size = page.stat().st_size
         emit_json({"schema": SCHEMA, "study": str(folder / NAME), "page": str(page), "bytes": size, "verdict": verdict})

@@ -6,8 +6,7 @@ rule (study/decision.py). The page, report.json (study/schema.py), CSV files, tr
 measurements (study/pipeline.py) are in DIR, and a rerun with the same DIR continues where the last one stopped.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +14,9 @@ import typer
 
 from softless.commands.arguments import Where, lengths
 from softless.commands.common import console, emit_json, importing, plain_table, prepare_folder, refuse, reports_errors
-from softless.commands.ctrl_c import WATCH
+from softless.commands.ctrl_c import continues
 from softless.commands.progress import Bar, progress
+from softless.commands.study_text import show_text
 from softless.report import units
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from softless.study.schema import Estimated, FairPair, SmallTable, StudyDocument, TwinResult
-    from softless.study.twin_run import RunRecord
+    from softless.study.text.schema import TextDocument
 
 SUMMARY = "Do you need the softmax? Train twins, examine them, time them: a report."
 HELP = """Do you need the softmax? Train twins, small models that differ only in attention, examine and time them.
@@ -37,6 +37,7 @@ and writes a page with figures. A rerun continues where the last one stopped.
 $ softless study                               # the embedded digits: minutes
 $ softless study --quick
 $ softless study --data flowers/ --out flowers-report
+$ softless study --text book.txt --out book    # language models on your text
 $ softless study --full --pack 6 --minutes 25  # the paper's tables, on a GPU
 """
 LARGEST_SEED = 10**15 - 1
@@ -79,24 +80,29 @@ def run(
         str | None,
         typer.Option(metavar="PATH", help="Images: folder or parquet file. Default: digits.", show_default=False),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Two fair pairs, one seed: a first look.")] = False,
+    text: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Text: study language models instead.", show_default=False),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few twins, one seed: a first look.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Every table of the paper, three seeds.")] = False,
     recipe: Annotated[
         str | None, typer.Option(metavar="NAME", help="Recipe for the twins: a name or a file.", show_default=False)
     ] = None,
     twins: Annotated[Any, _list(_names, "A,B,...", "Twins to train.")] = None,
     mechanisms: Annotated[Any, _list(_names, "A,B,...", "Mechanisms to time, or all.")] = None,
-    tokens: Annotated[Any, _list(lengths, "N,N,...", "Sequence lengths to time.")] = None,
+    tokens: Annotated[Any, _list(lengths, "N,N,...", "Sequence lengths to time; of text, tokens seen.")] = None,
     seeds: Annotated[int | None, _number("Number of seeds for each twin.", 1, 1000)] = None,
     epochs: Annotated[int | None, _number("Epochs of training. Default: the recipe's.", 1, 10**6)] = None,
     margin: Annotated[
         Any,
         typer.Option(
-            parser=_between_zero_and(100, "points of accuracy"),
+            parser=_between_zero_and(100, "points of accuracy, or bits per byte of text,"),
             metavar="POINTS",
-            help="Smallest loss of accuracy that matters.",
+            help="Smallest loss that matters: points of accuracy, 1, or bits per byte of text, 0.05.",
+            show_default=False,
         ),
-    ] = "1",
+    ] = None,
     seed: Annotated[int, _number("First random seed.", 0, LARGEST_SEED, show_default=True)] = 0,
     minutes: Annotated[
         Any, _list(_between_zero_and(1e6, "minutes"), "NUMBER", "Start no training that would end later.")
@@ -108,19 +114,27 @@ def run(
 ) -> None:
     """Run the study, and show its verdict or print its document."""
     refuse({"--full": quick and full}, "--quick asks for a smaller study: use one of them")
+    refuse(
+        {"--data": text and data, "--mechanisms": text and mechanisms, "--workers": text and workers},
+        "--text studies language models, which read a text: leave out one of them",
+    )
     prepare_folder(out)
+    shared: dict[str, Any] = {
+        "out": out, "preset": "quick" if quick else "full" if full else "default", "recipe": recipe, "twins": twins,
+        "tokens": tokens, "seeds": seeds, "seed": seed, "epochs": epochs, "minutes": minutes, "pack": pack,
+        "device": device, **({} if margin is None else {"margin": float(margin)}),
+    }  # fmt: skip
+    if text is not None:
+        of_text, page = study_text(text, shared, quiet=json)
+        emit_json(of_text) if json else show_text(of_text, page, console())
+        return
 
     with importing():
         from softless.study.pipeline import DECODING, prepare
         from softless.study.plan import StudyOptions
 
-    options = StudyOptions(
-        out=out, data=data, preset="quick" if quick else "full" if full else "default", recipe=recipe, twins=twins,
-        mechanisms=mechanisms, tokens=tokens, seeds=seeds, seed=seed, epochs=epochs, margin=float(margin),
-        minutes=minutes, pack=pack, workers=workers, device=device,
-    )  # fmt: skip
-    study = prepare(options)
-    with progress(study.work, wanted=not json) as bar, _continues():
+    study = prepare(StudyOptions(data=data, mechanisms=mechanisms, workers=workers, **shared))
+    with progress(study.work, wanted=not json) as bar, continues():
         document, page = study.run(ProgressLines(None if json else console(), bar, study.images, DECODING))
     if json:
         emit_json(document)
@@ -128,15 +142,15 @@ def run(
         show(document, page, console())
 
 
-@contextmanager
-def _continues() -> Iterator[None]:
-    """Say on Ctrl-C that the same command continues: one update is lost at most."""
-    WATCH.says = "stopped: the same command continues"
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo(WATCH.says, err=True)
-        raise
+def study_text(text: str, shared: dict[str, Any], *, quiet: bool) -> "tuple[TextDocument, Path]":
+    """Study a text; return the document and the path of the page."""
+    with importing():
+        from softless.study.text.pipeline import prepare_text
+        from softless.study.text.plan import TextOptions
+
+    study = prepare_text(TextOptions(text=text, **shared))
+    with progress(study.work, wanted=not quiet) as bar, continues():
+        return study.run(ProgressLines(None if quiet else console(), bar, 0, 0.0))
 
 
 class ProgressLines:
@@ -178,13 +192,24 @@ class ProgressLines:
         self.bar(f"training {name}", share - self.shares.get(name, 0.0))
         self.shares[name] = share
 
-    def ran(self, record: "RunRecord") -> None:
+    def ran(self, record: "Mapping[str, Any]") -> None:
         twin, seed = record["twin"], record["seed"]
         self.tick(f"{twin['id']}-{seed}", 1.0)
         result = f"{record['status']}: {record['reason']}"
-        if record["accuracy"] is not None and record["seconds"] is not None and record["status"] == "done":
-            result = f"{record['accuracy']:7.2%}   {units.seconds(record['seconds'])}"
+        if record["status"] == "done":
+            result = f"{_scores(record)}   {units.seconds(record.get('seconds') or record['wall_seconds'])}"
         self.say(f"{twin['label']:<24} seed {seed}   {result}")
+
+
+def _scores(record: "Mapping[str, Any]") -> str:
+    """Return what a run reached: accuracy, bits per byte, or accuracy at the longest recall of training."""
+    if "points" in record:
+        inside = [point for point in record["points"] if point["inside"]]
+        last = {point["task"]: point["accuracy"] for point in inside}
+        return "   ".join(f"{task} {accuracy:.0%}" for task, accuracy in last.items())
+    if "bits_per_byte" in record:
+        return f"{record['bits_per_byte']:.3f} bits per byte"
+    return f"{record['accuracy']:7.2%}"
 
 
 def show(document: "StudyDocument", path: Path, out: "Console") -> None:

@@ -10,7 +10,7 @@ A sample is an image (or a text): its tokens are not independent, so they are av
 
 from dataclasses import dataclass
 from itertools import zip_longest
-from math import sqrt
+from math import cos, pi, sin, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 Z = NormalDist().inv_cdf(0.975)
-FEW = (12.706205, 4.302653, 3.182446, 2.776445)  # Student's t for 1 to 4 degrees of freedom
+FEW = 30  # degrees of freedom, up to which Student's t is found from its distribution
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,18 @@ def proportion(successes: int, n: int) -> Estimate:
     return Estimate(successes / n, 0.0 if successes == 0 else low, 1.0 if successes == n else high, n)
 
 
-def student(degrees: int) -> float:
-    """Return the 97.5 % point of Student's t: exact for few degrees, then Cornish and Fisher's series, error < 3e-4."""
-    if degrees <= len(FEW):
-        return FEW[degrees - 1]
-    z, series = Z, 1 / degrees
+def student(degrees: int, family: int = 1) -> float:
+    """Return the t of 95 % intervals, by Student's distribution; a `family` of intervals holds together (Bonferroni).
+
+    Few degrees are exact, by bisection. Many take Cornish and Fisher's series.
+    """
+    if degrees <= FEW:
+        low, high = 0.0, pi / 2
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if _inside(middle, degrees) < 1 - 0.05 / family else (low, middle)
+        return sqrt(degrees) * sin(low) / cos(low)
+    z, series = NormalDist().inv_cdf(1 - 0.025 / family), 1 / degrees
     return (
         z
         + series * (z**3 + z) / 4
@@ -81,6 +88,17 @@ def student(degrees: int) -> float:
         + series**3 * (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
         + series**4 * (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160
     )
+
+
+def _inside(angle: float, degrees: int) -> float:
+    """Return the share of Student's t within sqrt(degrees) tan(angle) of 0 (Abramowitz and Stegun 26.7.3, 26.7.4)."""
+    odd = degrees % 2
+    term = cos(angle) if odd else 1.0
+    total = 0.0 if degrees == 1 else term
+    for power in range(2 + odd, degrees - 1, 2):
+        term *= cos(angle) ** 2 * (power - 1) / power
+        total += term
+    return (angle + sin(angle) * total) * 2 / pi if odd else sin(angle) * total
 
 
 @dataclass(frozen=True)

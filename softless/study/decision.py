@@ -1,5 +1,7 @@
 """Do you need the softmax? The rule that turns the numbers of a study into no, yes or cannot tell, with its reasons.
 
+The study of images and that of text share the rule. What follows is said of images; `Measure` has what differs.
+
 A fair pair is a softmax twin and a linear twin that differ in attention alone, with the same number of parameters:
 
     softmax          inline
@@ -27,6 +29,7 @@ The study answers for the pair with the higher mean accuracy, and also reports t
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
 
@@ -48,21 +51,76 @@ def decide(twins: Mapping[str, Group], spread: Spread, *, chance: float, margin:
     means = [fmean([group.mean or 0.0 for group in pair]) for pair in pairs]
     return {
         "margin": margin,
-        "pairs": [decide_pair(*pair, spread, 100 * chance, margin) for pair in pairs],
+        "pairs": [decide_pair(*pair, spread, Rule(100 * chance, margin)) for pair in pairs],
         "headline": means.index(max(means)) if means else None,
     }
 
 
-def decide_pair(softmax: Group, linear: Group, spread: Spread, chance: float, margin: float) -> FairPair:
-    """Apply the rule to one pair; chance is in percent."""
-    apart, would_tell = interval(linear, softmax, spread), None
-    obstacles = _obstacles(softmax, linear, chance, margin, apart)
+class Measure:
+    """What twins are compared by, and the words for it: accuracy, in points. Another study replaces what differs.
+
+    noun, examples   words for the scores, and for what is tested on
+    trend            what the numbers do while a twin learns
+    sign             of a number that is shown, relative to the score, of which more is better
+    """
+
+    noun, examples, trend, sign = "accuracy", "test images", "rises", 1
+
+    def amount(self, value: float) -> str:
+        """Write an amount: -1 point."""
+        return points(value)
+
+    def span(self, low: float, high: float, margin: float) -> str:
+        """Write an interval: -0.4 to +1.0."""
+        return span(low, high, margin)
+
+    def near(self, value: float) -> str:
+        """Write a small distance: 0.3 points."""
+        return f"{value:.1f} points"
+
+    def unlearned(self, pair: Sequence[Group], chance: float) -> dict[str, str]:
+        """Return {why: what would help} if a twin did not learn."""
+        least = min(2 * chance, (chance + 100) / 2)
+        low = [f"{group.label} ({group.mean:.1f} %)" for group in pair if (group.mean or 0.0) < least]
+        why = f"{listed(low)} did not learn: it takes {least:.1f} %, and chance is {chance:.1f} %"
+        return {why: "longer training, more images to train on, or a recipe with larger images"} if low else {}
+
+    def rising(self, gains: Mapping[str, float], margin: float, epochs: float) -> dict[str, str]:
+        """Return {why: what would help} if the gains in the last tenth show that the training was too short."""
+        rising = {label: points for label, points in gains.items() if points > margin}
+        if not rising:
+            return {}
+        factor = min(max(LONGER, max(rising.values()) / margin), LONGEST)
+        by = listed([f"{label} by {points:.1f} points" for label, points in rising.items()])
+        return {
+            f"accuracy still rises in the last tenth of training ({by})": f"about {ceil(factor * epochs)} epochs "
+            f"instead of {epochs:g} (--epochs {ceil(factor * epochs)})"
+        }
+
+
+ACCURACY = Measure()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How pairs are decided: the measure, the score of chance, the margin, and how many pairs are decided together."""
+
+    chance: float
+    margin: float
+    measure: Measure = ACCURACY
+    family: int = 1
+
+
+def decide_pair(softmax: Group, linear: Group, spread: Spread, rule: Rule) -> FairPair:
+    """Apply the rule to one pair."""
+    apart, would_tell = interval(linear, softmax, spread, rule.family), None
+    obstacles = _obstacles(softmax, linear, rule, apart)
     if obstacles:
         answer, because = CANNOT, "; ".join(obstacles)
         would_tell = "; ".join(dict.fromkeys(obstacles.values()))
     else:
         assert apart is not None
-        answer, because, would_tell = _judge(apart, spread, len(linear.accuracies), margin)
+        answer, because, would_tell = _judge(apart, spread, len(linear.scores), rule)
     return {
         "softmax": softmax.id, "linear": linear.id, "labels": [softmax.label, linear.label],
         "difference": None if apart is None else apart.difference, "low": None if apart is None else apart.low,
@@ -71,87 +129,88 @@ def decide_pair(softmax: Group, linear: Group, spread: Spread, chance: float, ma
     }  # fmt: skip
 
 
-def _judge(apart: Interval, spread: Spread, seeds: int, margin: float) -> tuple[str, str, str | None]:
+def _judge(apart: Interval, spread: Spread, seeds: int, rule: Rule) -> tuple[str, str, str | None]:
     """Return answer, because and would_tell of a pair that has an interval."""
     assert apart.low is not None
     assert apart.high is not None
-    span_text, edge = f"95 % interval of the difference, {span(apart.low, apart.high, margin)}", points(-margin)
+    margin, measure = rule.margin, rule.measure
+    low, high = sorted((measure.sign * apart.low, measure.sign * apart.high))
+    better, worse = ("above", "below")[:: measure.sign]
+    span_text = f"95 % interval of the difference, {measure.span(low, high, margin)}"
+    edge = measure.amount(-measure.sign * margin)
     if apart.low > -margin:
-        return NO, f"the whole {span_text}, lies above {edge}", None
+        return NO, f"the whole {span_text}, lies {better} {edge}", None
     if apart.high < -margin:
-        return YES, f"the whole {span_text}, lies below {edge}", None
-    room = abs(apart.difference + margin)
-    return CANNOT, f"the {span_text}, contains {edge}", would_tell(apart, spread, seeds, room)
+        return YES, f"the whole {span_text}, lies {worse} {edge}", None
+    return CANNOT, f"the {span_text}, contains {edge}", would_tell(apart, spread, seeds, rule)
 
 
-def _obstacles(softmax: Group, linear: Group, chance: float, margin: float, apart: Interval | None) -> dict[str, str]:
+def _obstacles(softmax: Group, linear: Group, rule: Rule, apart: Interval | None) -> dict[str, str]:
     """Return {why the pair cannot be decided: what would help} for each condition that fails."""
     obstacles, both = dict[str, str](), (softmax, linear)
-    if lost := [group for group in both if len(group.accuracies) < group.runs]:
-        count = sum(group.runs - len(group.accuracies) for group in lost)
+    if lost := [group for group in both if len(group.scores) < group.runs]:
+        count = sum(group.runs - len(group.scores) for group in lost)
         runs, whose = "run" if count == 1 else "runs", listed([group.label for group in lost])
         obstacles[f"{count} {runs} of {whose} did not finish"] = (
             "running the same command again, which tries failed runs again"
         )
     if apart is None:
         return obstacles
-    least = min(2 * chance, (chance + 100) / 2)
-    if low := [group for group in both if (group.mean or 0.0) < least]:
-        reached = listed([f"{group.label} ({group.mean:.1f} %)" for group in low])
-        obstacles[f"{reached} did not learn: it takes {least:.1f} %, and chance is {chance:.1f} %"] = (
-            "longer training, more images to train on, or a recipe with larger images"
-        )
+    obstacles |= rule.measure.unlearned(both, rule.chance)
     gains = {group.label: gain(group.curves) for group in both}
     if unseen := [label for label, points in gains.items() if points is None]:
-        obstacles[f"one evaluation of {listed(unseen)} does not show whether accuracy still rises"] = (
+        obstacles[f"one evaluation of {listed(unseen)} does not show whether {_still(rule)}"] = (
             "training for several epochs (--epochs)"
         )
-    rising = {label: points for label, points in gains.items() if points is not None and points > margin}
-    if rising:
+    else:
         epochs = max(curve[-1][0] for group in both for curve in group.curves if curve)
-        factor = min(max(LONGER, max(rising.values()) / margin), LONGEST)
-        by = listed([f"{label} by {points:.1f} points" for label, points in rising.items()])
-        obstacles[f"accuracy still rises in the last tenth of training ({by})"] = (
-            f"about {ceil(factor * epochs)} epochs instead of {epochs:g} (--epochs {ceil(factor * epochs)})"
-        )
+        known = {label: points for label, points in gains.items() if points is not None}
+        obstacles |= rule.measure.rising(known, rule.margin, epochs)
     if apart.half is None:
-        obstacles["one seed does not show how much accuracy differs between seeds"] = _first_seeds(apart, margin)
-    elif not apart.images:
+        obstacles[f"one seed does not show how much {rule.measure.noun} differs between seeds"] = _first_seeds(
+            apart, rule.margin
+        )
+    elif not apart.examples:
         obstacles["an older version wrote these runs, and did not store the answer to each image"] = (
             "training them again, in another folder"
         )
     return obstacles
 
 
+def _still(rule: Rule) -> str:
+    return f"{rule.measure.noun} still {rule.measure.trend}"
+
+
 def _first_seeds(apart: Interval, margin: float) -> str:
     """Estimate the seeds needed after one seed: the spread over images stands in for the unknown spread over seeds."""
     room = abs(apart.difference + margin)
-    least = next((n for n in range(2, MOST_SEEDS) if Z * (apart.from_images / n) ** 0.5 < room), MOST_SEEDS)
+    least = next((n for n in range(2, MOST_SEEDS) if Z * (apart.from_examples / n) ** 0.5 < room), MOST_SEEDS)
     return f"more seeds: at least {max(least, 2)} per twin (--seeds {max(least, 2)})"
 
 
-def would_tell(apart: Interval, spread: Spread, seeds: int, room: float) -> str:
-    """Say how many seeds or images would put the interval on one side of -margin, if the difference stays as it is."""
+def would_tell(apart: Interval, spread: Spread, seeds: int, rule: Rule) -> str:
+    """Say how many seeds or examples would put the interval on one side of -margin, if the difference stays."""
     assert spread.deviation is not None
     variance, twins = spread.deviation**2, spread.freedom / max(seeds - 1, 1)
+    room, measure = abs(apart.difference + rule.margin), rule.measure
 
-    def half(count: int, over_images: float) -> float:
-        return half_width(2 * variance / count, twins * (count - 1), over_images, apart.images)
+    def half(count: int, over_examples: float) -> float:
+        return half_width(2 * variance / count, twins * (count - 1), over_examples, apart.examples, rule.family)
 
-    enough = next((n for n in range(seeds + 1, MOST_SEEDS + 1) if half(n, apart.from_images) < room), None)
+    enough = next((n for n in range(seeds + 1, MOST_SEEDS + 1) if half(n, apart.from_examples) < room), None)
     if enough is not None:
         return f"about {enough} seeds per twin instead of {seeds} (--seeds {enough}), if the difference stays"
     many = max(seeds, MANY_SEEDS)
     if half(many, 0.0) < room:
-        times = next((n for n in (2, 3, 5, 10, 20, 50, 100) if half(many, apart.from_images / n) < room), None)
+        times = next((n for n in (2, 3, 5, 10, 20, 50, 100) if half(many, apart.from_examples / n) < room), None)
         if times is not None:
             return (
-                f"about {times * apart.images:,} test images instead of {apart.images:,}, with {many} seeds per twin, "
-                "if the difference stays"
+                f"about {times * apart.examples:,} {measure.examples} instead of {apart.examples:,}, with {many} seeds "
+                "per twin, if the difference stays"
             )
     return (
-        f"hardly any number of seeds or test images: the difference is only {room:.1f} points away from the margin; "
-        "another --margin may"
+        f"hardly any number of seeds or {measure.examples}: the difference is only {measure.near(room)} away from the "
+        "margin; another --margin may"
     )
 
 

@@ -15,7 +15,7 @@ the length of the runs before it. A run that is still training at the end is sav
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,9 +28,9 @@ from softless.data import open_splits
 from softless.data.images import Summary, summary, what_changed
 from softless.errors import ArgumentError, FileError
 from softless.io.files import write_json
-from softless.study.twin_run import RunRecord, TwinRun, decode, execute
+from softless.study.twin_run import TwinRun, decode
 from softless.study.twins import Twin
-from softless.study.workers import Workers
+from softless.study.workers import GridRun, Workers, execute
 from softless.train.assemble import Runtime, meaning
 from softless.train.recipe import Recipe
 from softless.train.run import must_agree
@@ -51,7 +51,7 @@ class GridWatcher(Protocol):
     def tick(self, name: str, share: float) -> None:
         """Note the share of a run that is done, from 0 to 1."""
 
-    def ran(self, record: RunRecord) -> None:
+    def ran(self, record: Any) -> None:
         """Note that a run ended: done, diverged or failed."""
 
 
@@ -61,14 +61,14 @@ class Silent:
     def begin(self, runs: int, finished: int) -> None: ...
     def decoding(self, images: int) -> None: ...
     def tick(self, name: str, share: float) -> None: ...
-    def ran(self, record: RunRecord) -> None: ...
+    def ran(self, record: Any) -> None: ...
 
 
 @dataclass(frozen=True)
 class GridResult:
     """The records of the runs that ended, in order, and the number of runs that are left for another call."""
 
-    records: tuple[RunRecord, ...]
+    records: tuple[Any, ...]  # a `RunRecord` each, or the record of another kind of run
     left: int
 
 
@@ -110,13 +110,29 @@ def run_grid(
         for seed in seeds
         for twin in twins
     ]
-    waiting = [run for run in runs if not finished(run)]
-    watch.begin(len(runs), len(runs) - len(waiting))
-    if waiting:
+
+    def prepare() -> None:
         if recipe.cache:
             decode(out / "images", splits, recipe.image_size, runtime, watch.decoding)
         if not (out / NAME).exists():  # not before: images that cannot be decoded leave no folder
             write_json(out / NAME, about)
+
+    return train_all(runs, watch, prepare, ends=ends, pack=pack)
+
+
+def train_all(
+    runs: Sequence[GridRun],
+    watch: GridWatcher,
+    prepare: Callable[[], None] = lambda: None,
+    *,
+    ends: float | None = None,
+    pack: int = 1,
+) -> GridResult:
+    """Train the runs that are not finished, `pack` at once, after preparing them; return the records of all runs."""
+    waiting = [run for run in runs if not finished(run)]
+    watch.begin(len(runs), len(runs) - len(waiting))
+    if waiting:
+        prepare()
         together = min(pack, len(waiting))
         before = [read_record(run.record) for run in runs if run not in waiting]
         schedule = Schedule([replace(run, together=together) for run in waiting], before, ends)
@@ -131,18 +147,18 @@ def run_grid(
 class Schedule:
     """Chooses the next run that will end in time."""
 
-    def __init__(self, waiting: Sequence[TwinRun], before: Sequence[RunRecord], ends: float | None):
+    def __init__(self, waiting: Sequence[GridRun], before: Sequence[Any], ends: float | None):
         self.waiting, self.ends = list(waiting), ends
         self.seconds: dict[str, list[float]] = {}
         for record in before:
             self.note(record)
 
-    def note(self, record: RunRecord) -> None:
+    def note(self, record: Any) -> None:
         """Remember how long a run took."""
         if record["status"] == "done":
             self.seconds.setdefault(record["twin"]["id"], []).append(record["wall_seconds"])
 
-    def next(self) -> TwinRun | None:
+    def next(self) -> GridRun | None:
         """Take the next run that will end in time; without a finished run to judge by, take the next one."""
         for run in self.waiting:
             if self.ends is None or time.time() + MARGIN * self.expected(run) < self.ends:
@@ -150,20 +166,20 @@ class Schedule:
                 return run
         return None
 
-    def expected(self, run: TwinRun) -> float:
+    def expected(self, run: GridRun) -> float:
         """Return the seconds that its twin took at most from other seeds, or else that twins take on average."""
         same = self.seconds.get(run.twin.id)
         every = [value for values in self.seconds.values() for value in values]
         return max(same) if same else fmean(every) if every else 0.0
 
 
-def finished(run: TwinRun) -> bool:
+def finished(run: GridRun) -> bool:
     """Tell whether a run is done or diverged; a run that failed or whose record is damaged is tried again."""
     record = stored_record(run)
     return record is not None and record["status"] in ("done", "diverged")
 
 
-def stored_record(run: TwinRun) -> RunRecord | None:
+def stored_record(run: GridRun) -> Any | None:
     """Read the record of a run; None if there is none, or if it cannot be read."""
     try:
         return read_record(run.record)
@@ -171,10 +187,10 @@ def stored_record(run: TwinRun) -> RunRecord | None:
         return None
 
 
-def read_record(path: Path) -> RunRecord:
+def read_record(path: Path) -> Any:
     """Read the record of a run."""
     try:
-        record: RunRecord = json.loads(path.read_bytes())
+        record = json.loads(path.read_bytes())
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -187,11 +203,11 @@ def read_record(path: Path) -> RunRecord:
 def _train_alone(schedule: Schedule, watch: GridWatcher) -> None:
     """Train one run after the other, in this process."""
     before = torch.get_num_threads()
-    decoded = schedule.waiting[0].images()
+    material = schedule.waiting[0].material()
     try:
         torch.set_num_threads(1)
         while (run := schedule.next()) is not None:
-            record = execute(run, decoded, watch.tick)
+            record = execute(run, material, watch.tick)
             if record is None:
                 return
             schedule.note(record)

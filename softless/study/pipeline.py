@@ -5,7 +5,6 @@ Every part of the measurements is stored, so that the same command continues whe
     DIR/parts/NAME.json    {"asked": everything that the part depends on, "found": its numbers}
 """
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import torch
 from softless.bench.scaling import cases_named
 from softless.data import open_splits
 from softless.errors import ArgumentError, NonFiniteError
-from softless.io.files import to_json, write_text
+from softless.io.parts import stored
 from softless.machine import pick_device
 from softless.report.page import require
 from softless.study import examine
@@ -93,18 +92,7 @@ class Study:
         return document, write(self.options.out, document)
 
     def _part(self, name: str, depends_on: dict[str, Any], measure: Callable[[], Any]) -> Any:
-        """Return the stored part; measure and store it if it is missing, damaged or depends on something else now."""
-        path, depends_on = self.options.out / "parts" / f"{name}.json", json.loads(json.dumps(depends_on))
-        try:
-            before = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError):
-            before = None
-        if isinstance(before, dict) and before.get("asked") == depends_on and "found" in before:
-            return before["found"]
-        text = to_json({"asked": depends_on, "found": measure()}) + "\n"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
-        return json.loads(text)["found"]
+        return stored(self.options.out / "parts" / f"{name}.json", depends_on, measure)
 
     def _train(
         self, folder: str, recipe: Recipe, twins: tuple[Twin, ...], watch: GridWatcher, ends: float | None
@@ -207,9 +195,9 @@ def windows_of(
     return chosen, twins_of(["4"], side=side_of(chosen))
 
 
-def first_runs(ran: GridResult) -> dict[str, RunRecord]:
+def first_runs(ran: GridResult) -> dict[str, Any]:
     """Return by twin the record of its first seed that was trained to the end."""
-    first: dict[str, RunRecord] = {}
+    first: dict[str, Any] = {}
     for record in ran.records:
         if record["status"] == "done":
             first.setdefault(record["twin"]["id"], record)

@@ -133,8 +133,21 @@ StudyDocument = TypedDict("StudyDocument", {
 })  # fmt: skip
 
 
-def read(folder: Path) -> StudyDocument:
+def read(folder: Path, kind: Any = StudyDocument, schema: str = SCHEMA) -> StudyDocument:
     """Read report.json in a folder; a file that is missing, damaged or of another schema raises a FileError."""
+    path, (document, found) = folder / NAME, load(folder)
+    if found != schema:
+        raise FileError(f"{str(path)!r} has schema {found!r}, and a page is made of {schema!r}: run softless study")
+    try:
+        check(document, kind)
+        _check_twins(document)
+    except FileError as error:
+        raise FileError(f"{str(path)!r}: {error}") from None
+    return cast("StudyDocument", document)
+
+
+def load(folder: Path) -> tuple[Any, object]:
+    """Load report.json in a folder, and the name of its schema, without a check."""
     path = folder / NAME
     if not path.is_file():
         raise FileError(f"{str(folder)!r} is not a report: it has no {NAME}, which softless study writes")
@@ -142,15 +155,7 @@ def read(folder: Path) -> StudyDocument:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise FileError(f"{str(path)!r} is damaged: {error}") from None
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if schema != SCHEMA:
-        raise FileError(f"{str(path)!r} has schema {schema!r}, and a page is made of {SCHEMA!r}: run softless study")
-    try:
-        check(document, StudyDocument)
-        _check_twins(document)
-    except FileError as error:
-        raise FileError(f"{str(path)!r}: {error}") from None
-    return cast("StudyDocument", document)
+    return document, document.get("schema") if isinstance(document, dict) else None
 
 
 def check(value: Any, kind: Any, where: str = "") -> None:
@@ -185,7 +190,7 @@ def _unfit(value: Any, needed: str, where: str) -> FileError:
 def _check_twins(document: dict[str, Any]) -> None:
     """Every part names twins that `twins` lists."""
     known = {twin["id"] for twin in document["twins"]}
-    parts = {name: document.get(name) or [] for name in ("layers", "mask_out", "induced")}
+    parts = {name: document.get(name) or [] for name in ("layers", "mask_out", "induced", "recall", "decoding")}
     parts |= {f"range.{name}": (document.get("range") or {}).get(name) or [] for name in ("layers", "threshold")}
     parts["viewer.maps"] = (document.get("viewer") or {}).get("maps", [])
     for name, items in parts.items():

@@ -41,29 +41,29 @@ PARAMETERS = "parameters"  # one more column, where twins differ in size
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one twin; accuracies are in percent of the test images."""
+    """The runs of one twin. A score is the accuracy in percent, or minus the bits per byte: more is better."""
 
     id: str
     label: str
-    accuracies: tuple[float, ...]
+    scores: tuple[float, ...]
     runs: int  # including those that diverged or failed
     instead: str = "failed"  # shown where there is no accuracy
     parameters: int | None = None
     curves: tuple[Curve, ...] = ()
-    right: np.ndarray | None = field(default=None, compare=False)  # bool [seeds, images]; None if not recorded
+    answers: np.ndarray | None = field(default=None, compare=False)  # [seeds, examples]; None if not recorded
 
     @property
     def mean(self) -> float | None:
-        return fmean(self.accuracies) if self.accuracies else None
+        return fmean(self.scores) if self.scores else None
 
     @property
     def spread(self) -> float | None:
-        return stdev(self.accuracies) if len(self.accuracies) > 1 else None
+        return stdev(self.scores) if len(self.scores) > 1 else None
 
     @property
-    def images(self) -> int:
-        """Number of test images whose answers are known."""
-        return 0 if self.right is None else self.right.shape[1]
+    def examples(self) -> int:
+        """Number of test examples whose answers are known."""
+        return 0 if self.answers is None else self.answers.shape[1]
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class Interval:
-    """The difference of two means in points, and half its 95 % interval; None where a twin has one seed."""
+    """The difference of two mean scores, and half its 95 % interval; None where a twin has one seed."""
 
     difference: float
     half: float | None
-    from_images: float  # the part of its variance that comes from test images
-    images: int  # 0 where single answers are not known: the interval is over seeds alone
+    from_examples: float  # the part of its variance that comes from test examples
+    examples: int  # 0 where single answers are not known: the interval is over seeds alone
 
     @property
     def low(self) -> float | None:
@@ -135,64 +135,70 @@ def learned(twins: Collection[Group]) -> list[Group]:
 def shared_spread(twins: Mapping[str, Group]) -> Spread:
     """Estimate the spread over seeds from all twins that learned."""
     known = learned(twins.values())
-    freedom = sum(len(group.accuracies) - 1 for group in known)
+    freedom = sum(len(group.scores) - 1 for group in known)
     if freedom == 0:
         return Spread(None, 0)
-    squares = sum((a - fmean(g.accuracies)) ** 2 for g in known for a in g.accuracies)
+    squares = sum((a - fmean(g.scores)) ** 2 for g in known for a in g.scores)
     return Spread(sqrt(squares / freedom), freedom)
 
 
 def estimate(group: Group, spread: Spread) -> Estimated:
     """Return the mean accuracy from 0 to 1 with its 95 % interval over seeds, which one seed does not have."""
-    mean, margin = group.mean, spread.margin(len(group.accuracies))
+    mean, margin = group.mean, spread.margin(len(group.scores))
     low, high = (None, None) if mean is None or margin is None else (mean - margin, mean + margin)
 
     def share(percent: float | None) -> float | None:
         return None if percent is None else min(max(percent / 100, 0.0), 1.0)
 
-    return {"mean": share(mean), "low": share(low), "high": share(high), "n": len(group.accuracies)}
+    return {"mean": share(mean), "low": share(low), "high": share(high), "n": len(group.scores)}
 
 
-def interval(a: Group, b: Group, spread: Spread) -> Interval | None:
-    """Return a's mean accuracy minus b's with its interval; None where a or b has no run that is done."""
+def interval(a: Group, b: Group, spread: Spread, family: int = 1) -> Interval | None:
+    """Return a's mean score minus b's with its interval; None where a or b has no run that is done.
+
+    The intervals of a `family` of differences hold together with 95 % confidence (Bonferroni).
+    """
     if a.mean is None or b.mean is None:
         return None
-    n, m = len(a.accuracies), len(b.accuracies)
-    images = a.images if a.images == b.images else 0
-    over_images = image_variance(a, b) if images else 0.0
+    n, m = len(a.scores), len(b.scores)
+    examples = a.examples if a.examples == b.examples else 0
+    over_examples = example_variance(a, b) if examples else 0.0
     if spread.deviation is None or min(n, m) < 2:
-        return Interval(a.mean - b.mean, None, over_images, images)
-    half = half_width(spread.deviation**2 * (1 / n + 1 / m), spread.freedom, over_images, images)
-    return Interval(a.mean - b.mean, half, over_images, images)
+        return Interval(a.mean - b.mean, None, over_examples, examples)
+    half = half_width(spread.deviation**2 * (1 / n + 1 / m), spread.freedom, over_examples, examples, family)
+    return Interval(a.mean - b.mean, half, over_examples, examples)
 
 
-def half_width(over_seeds: float, freedom: float, over_images: float, images: int) -> float:
+def half_width(over_seeds: float, freedom: float, over_examples: float, examples: int, family: int = 1) -> float:
     """Return t sqrt(var) for a variance of two parts, the first with `freedom` degrees of freedom."""
-    both = over_seeds + over_images
+    both = over_seeds + over_examples
     if both == 0:
         return 0.0
-    weights = over_seeds**2 / freedom + (over_images**2 / (images - 1) if images > 1 else 0.0)
-    return student(max(1, int(both**2 / weights))) * sqrt(both)
+    weights = over_seeds**2 / freedom + (over_examples**2 / (examples - 1) if examples > 1 else 0.0)
+    return student(max(1, int(both**2 / weights)), family) * sqrt(both)
 
 
-def image_variance(a: Group, b: Group) -> float:
-    """Return (V - R_a/n - R_b/m) / I in points^2, never below 0; R is 0 for a twin with one seed."""
-    assert a.right is not None
-    assert b.right is not None
-    apart = a.right.mean(0) - b.right.mean(0)
-    varied = np.append(apart, [1.0, -1.0]).var(ddof=1)
-    rest = sum(_unexplained(right) / len(right) for right in (a.right, b.right))
-    return 1e4 * max(float(varied) - rest, 0.0) / (len(apart) + 2)
+def example_variance(a: Group, b: Group) -> float:
+    """Return (V - R_a/n - R_b/m) / I, never below 0; R is 0 for a twin with one seed.
+
+    Answers that are right or wrong count in percent, and get the two imaginary images. Other answers are scores.
+    """
+    assert a.answers is not None
+    assert b.answers is not None
+    whole, added = (100.0, [1.0, -1.0]) if a.answers.dtype == bool else (1.0, [])
+    apart = np.append(a.answers.mean(0) - b.answers.mean(0), added)
+    rest = sum(_unexplained(answers) / len(answers) for answers in (a.answers, b.answers))
+    return whole**2 * max(float(apart.var(ddof=1)) - rest, 0.0) / len(apart)
 
 
-def _unexplained(right: np.ndarray) -> float:
-    """Return the mean square of answers minus the means of their seed and their image; 0 for one seed."""
-    seeds, images = right.shape
-    if seeds < 2 or images < 2:
+def _unexplained(answers: np.ndarray) -> float:
+    """Return the mean square of answers minus the means of their seed and their example; 0 for one seed."""
+    seeds, examples = answers.shape
+    if seeds < 2 or examples < 2:
         return 0.0
-    answers = right.astype(np.float64)
+    answers = answers.astype(np.float64)
     rest = answers - answers.mean(1, keepdims=True) - answers.mean(0, keepdims=True) + answers.mean()
-    return float(np.square(rest).sum()) / ((seeds - 1) * (images - 1))
+    return float(np.square(rest).sum()) / ((seeds - 1) * (examples - 1))
 
 
 def named(group: Group, *, counted: bool) -> str:
@@ -216,7 +222,7 @@ def compare(a: Group, b: Group, spread: Spread) -> str:
     by = f"{abs(apart.difference):.1f} points"
     if apart.half is None:
         return f"{ahead} is {by} ahead of {behind}, from one seed each."
-    chance = f"the spread of seeds{' and test images' if apart.images else ''} ({apart.half:.1f})"
+    chance = f"the spread of seeds{' and test images' if apart.examples else ''} ({apart.half:.1f})"
     if abs(apart.difference) <= apart.half:
         return f"{ahead} and {behind} are {by} apart, within {chance}."
     return f"{ahead} is {by} ahead of {behind}, more than {chance}."
@@ -265,7 +271,7 @@ def _row(group: Group, softmax: Group | None, paper: float | None) -> list[objec
         against = round(group.mean - softmax.mean, 2)
     mean = group.instead if group.mean is None else round(group.mean, 2)
     spread = None if group.spread is None else round(group.spread, 2)
-    seeds = len(group.accuracies)
+    seeds = len(group.scores)
     return [group.label, mean, spread, seeds if seeds == group.runs else f"{seeds} of {group.runs}", against, paper]
 
 

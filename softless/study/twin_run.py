@@ -7,8 +7,6 @@ All runs of a grid share the images, which are decoded once and stored as a chec
 """
 
 import json
-import shutil
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,21 +18,20 @@ from softless.data import open_splits
 from softless.data.images import Images
 from softless.data.loading import cached
 from softless.data.reading import Batch, Damage
-from softless.errors import FileError, NonFiniteError
+from softless.errors import FileError
 from softless.io import checkpoint
-from softless.io.files import write_json
 from softless.machine import Machine, circumstances
 from softless.study.schema import CurvePoint
 from softless.study.twins import Twin
+from softless.study.workers import GridRun, RunWatcher
 from softless.train.assemble import Runtime, train
-from softless.train.loop import Interrupted, Job
+from softless.train.loop import Job
 from softless.train.recipe import Recipe, from_document
 from softless.train.run import Run
 from softless.train.tasks.classify import build
 
 SCHEMA = "softless.twin/2"
 
-Progress = Callable[[str, float], None]  # name of a run, share of its updates that are done
 Splits = tuple[Images, Images]
 
 
@@ -76,108 +73,61 @@ class Decoded(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwinRun:
-    """A twin, a seed, and everything it takes to train it in another process."""
+class TwinRun(GridRun):
+    """The training of a twin on images."""
 
-    out: Path
     twin: Twin
-    seed: int
     base: Recipe
     data: str | None
-    runtime: Runtime
-    together: int = 1
-    ends: float | None = None  # time.time() at which the run must stop
-
-    @property
-    def name(self) -> str:
-        return f"{self.twin.id}-{self.seed}"
 
     @property
     def recipe(self) -> Recipe:
         return self.twin.recipe(self.base)
 
     @property
-    def record(self) -> Path:
-        return self.out / "runs" / f"{self.name}.json"
-
-    @property
-    def training(self) -> Path:
-        """The folder of the training, which is removed when the run is done."""
-        return self.out / "trainings" / self.name
-
-    @property
     def model(self) -> Path:
         """The folder of the trained weights."""
         return self.out / "models" / self.name
 
-    def images(self) -> Decoded | None:
+    def material(self) -> Decoded | None:
         """Load the decoded images of the grid; None where the recipe does not keep images decoded."""
         splits = open_splits(self.data, self.base.hold_out)
         return fetch(self.out / "images", splits, self.base.image_size) if self.base.cache else None
 
+    def train(self, material: Decoded | None, watch: RunWatcher) -> dict[str, Any]:
+        outcome = train(
+            self.training, self.recipe, self.data, ImageWatcher(watch, material), runtime=self.runtime, seed=self.seed,
+            resume=Run(self.training).about.exists(), decoded=material and material[:2],
+        )  # fmt: skip
+        _save_weights(self)
+        scores = {"accuracy": outcome.last["top1"], "loss": outcome.last["test_loss"]}
+        return scores | {"seconds": outcome.seconds, "skipped": outcome.skipped, "answers": outcome.answers}
 
-class RunWatcher:
-    """A `Watcher` that reports the progress of a run, and stops the run when its time is over or on request.
+    def record_of(self, scores: Mapping[str, Any], parameters: int = 0, wall: float = 0.0) -> RunRecord:
+        training, where = Run(self.training), circumstances(self.runtime.device, "timm")
+        about = training.read() if training.about.exists() else {}
+        return {
+            "schema": SCHEMA, "twin": asdict(self.twin), "seed": self.seed, "status": scores["status"],
+            "reason": scores.get("reason"), "accuracy": scores.get("accuracy"), "loss": scores.get("loss"),
+            "seconds": scores.get("seconds"), "skipped": scores.get("skipped"), "answers": scores.get("answers"),
+            "curve": _curve(training), "parameters": parameters, "wall_seconds": round(wall, 3),
+            "together": self.together, "recipe": asdict(self.recipe), "data": self.data, "images": about.get("images"),
+            "fingerprint": about.get("fingerprint"), "versions": where["versions"], "machine": where["machine"],
+        }  # fmt: skip
 
-    The images come decoded, so the watcher also tells the run which images were skipped.
-    """
 
-    def __init__(self, run: TwinRun, decoded: Decoded | None, progress: Progress, stopped: Callable[[], bool]):
-        self.run, self.decoded, self.progress, self.stopped = run, decoded, progress, stopped
-        self.parameters, self.total, self.requested = 0, 1, False
+class ImageWatcher:
+    """The watcher of a run whose images come decoded: it tells the run which images were skipped."""
+
+    def __init__(self, watch: RunWatcher, decoded: Decoded | None):
+        self.watch, self.decoded = watch, decoded
+        self.tick, self.logged = watch.tick, watch.logged
 
     def begin(self, job: Job, parameters: int) -> None:
-        self.job, self.parameters = job, parameters
-        self.total = job.task.train.per_epoch * job.recipe.all_epochs
+        self.watch.begin(job, parameters)
         if self.decoded is not None:
             for batches, skipped in zip((job.task.train, job.task.test), self.decoded.skipped, strict=True):
                 batches.skipped.update(skipped)
-
-    def tick(self, step: int) -> None:
-        over = self.run.ends is not None and time.time() > self.run.ends
-        if step < self.total and (over or self.stopped()):
-            self.requested = self.job.stop.requested = True
-        self.progress(self.run.name, step / self.total)
-
-    def logged(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Ignore the numbers: the log of the training has them."""
-
-
-def execute(
-    run: TwinRun,
-    decoded: Decoded | None,
-    progress: Progress = lambda _name, _share: None,
-    stopped: Callable[[], bool] = lambda: False,
-) -> RunRecord | None:
-    """Train from the beginning or from the last checkpoint, and write the record; None if the run was stopped first.
-
-    Ctrl-C raises `Interrupted`. In both cases the run is saved, and the next call continues it.
-    """
-    began, before, watcher = time.monotonic(), 0.0, RunWatcher(run, decoded, progress, stopped)
-    scores: dict[str, Any] = {}
-    try:
-        saved = checkpoint.newest(Run(run.training).last)
-        before = 0.0 if saved is None else saved.state["seconds"]
-        outcome = train(
-            run.training, run.recipe, run.data, watcher, runtime=run.runtime, seed=run.seed,
-            resume=Run(run.training).about.exists(), decoded=decoded and decoded[:2],
-        )  # fmt: skip
-        scores = {"status": "done", "accuracy": outcome.last["top1"], "loss": outcome.last["test_loss"]}
-        scores |= {"seconds": outcome.seconds, "skipped": outcome.skipped, "answers": outcome.answers}
-        _save_weights(run)
-    except Interrupted:
-        if watcher.requested:
-            return None
-        raise
-    except NonFiniteError as error:
-        scores |= {"status": "diverged", "reason": str(error)}
-    except Exception as error:  # noqa: BLE001 one bad twin does not end a grid: its record says why
-        scores |= {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
-    record = record_of(run, scores, watcher.parameters, before + time.monotonic() - began)
-    write_json(run.record, record)
-    if record["status"] != "failed":
-        shutil.rmtree(run.training, ignore_errors=True)
-    return record
 
 
 def trained_twin(record: RunRecord, out: Path) -> nn.Module:
@@ -242,17 +192,3 @@ def _curve(training: Run) -> list[CurvePoint]:
         for line in lines
         if "top1" in line
     ]
-
-
-def record_of(run: TwinRun, scores: Mapping[str, Any], parameters: int = 0, wall: float = 0.0) -> RunRecord:
-    """Return the record of a run that ended with these scores."""
-    training, where = Run(run.training), circumstances(run.runtime.device, "timm")
-    about = training.read() if training.about.exists() else {}
-    return {
-        "schema": SCHEMA, "twin": asdict(run.twin), "seed": run.seed, "status": scores["status"],
-        "reason": scores.get("reason"), "accuracy": scores.get("accuracy"), "loss": scores.get("loss"),
-        "seconds": scores.get("seconds"), "skipped": scores.get("skipped"), "answers": scores.get("answers"),
-        "curve": _curve(training), "parameters": parameters, "wall_seconds": round(wall, 3), "together": run.together,
-        "recipe": asdict(run.recipe), "data": run.data, "images": about.get("images"),
-        "fingerprint": about.get("fingerprint"), "versions": where["versions"], "machine": where["machine"],
-    }  # fmt: skip

@@ -78,7 +78,7 @@ def _numbers(pair: schema.FairPair, twins: Mapping[str, Group], margin: float, t
     if pair["low"] is not None and pair["high"] is not None:
         says += f", 95 % interval {span(pair['low'], pair['high'], margin)}"
     if test_images is not None:
-        seeds = units.counted(min(len(softmax.accuracies), len(linear.accuracies)), "seed")
+        seeds = units.counted(min(len(softmax.scores), len(linear.scores)), "seed")
         says += f" ({seeds}, {test_images:,.0f} test images)"
         says += "" if pair["low"] is None else f"; anything above {points(-margin)} counts as no loss"
     return says
@@ -251,7 +251,7 @@ def _trust(part: schema.SpeedPart, threads: int, twins: Iterable[Group], spread:
         says = (
             f"accuracies of one twin differ by {spread.deviation:.1f} points from seed to seed (standard deviation). "
         )
-    lost = list(dict.fromkeys(group.label for group in twins if len(group.accuracies) < group.runs))
+    lost = list(dict.fromkeys(group.label for group in twins if len(group.scores) < group.runs))
     says += f"Not every run of {listed(lost)} finished. " if lost else ""
     if (part["threads"] or threads) < threads:
         says += f"Calls were timed on {part['threads']} thread, because {threads} threads waited for other programs. "

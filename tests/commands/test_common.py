@@ -286,6 +286,7 @@ SWEEP = {
     "bench": ["bench"],
     "bench --model": ["bench", "--model", "inline_deit_tiny"],
     "probe": ["probe", "inline_deit_tiny"],
+    "convert": ["convert"],
     "data check": ["data", "check", "digits", "--workers", "2"],
 }
 

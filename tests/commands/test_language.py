@@ -148,7 +148,10 @@ def test_text_needs_a_text_and_images_need_a_recipe_for_images(softless, book):
     assert "recipe 'tiny.toml' trains a language model, and needs a text: give it with --data" in result.stderr
     result = softless("study", "--recipe", "tiny.toml", "--out", "s")
     assert result.exit_code == 3, result.output
-    assert "recipe 'tiny.toml' trains a model of task 'language', and a recipe for images is needed" in result.stderr
+    assert (
+        "recipe 'tiny.toml' trains a model of task 'language', and a recipe for images with labels is needed"
+        in result.stderr
+    )
 
 
 def test_evaluate_refuses_options_of_images(softless, book):

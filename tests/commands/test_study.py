@@ -317,7 +317,8 @@ def test_a_twin_that_cannot_be_built_is_refused_before_any_training(softless, tm
 def test_a_margin_that_is_no_number_of_points_is_refused(softless, margin):
     result = softless("study", "--margin", margin)
     assert result.exit_code == 2
-    assert f"'{margin}' is not a number of points of accuracy between 0 and 100" in " ".join(result.stderr.split())
+    said = f"'{margin}' is not a number of points of accuracy, or bits per byte of text, between 0 and 100"
+    assert said in " ".join(result.stderr.split())
 
 
 def test_the_epochs_and_the_margin_follow_the_options(softless):

@@ -11,13 +11,13 @@ import pytest
 from scipy import stats
 
 from softless.study import decision as study_decision
-from softless.study.decision import decide, decide_pair, gain
+from softless.study.decision import Rule, decide, decide_pair, gain
 from softless.study.tables import (
     Group,
     Spread,
+    example_variance,
     groups,
     half_width,
-    image_variance,
     interval,
     shared_spread,
 )
@@ -41,11 +41,11 @@ def group(id_, *accuracies, images=3600, curves=None, seed=0, **more):
     kept = right if accuracies else None
     curves = (FLAT,) * len(accuracies) if curves is None else curves
     more = {"runs": len(accuracies), "parameters": 60_000, **more}
-    return Group(id_, id_.replace("-local", " + local"), accuracies, curves=curves, right=kept, **more)
+    return Group(id_, id_.replace("-local", " + local"), accuracies, curves=curves, answers=kept, **more)
 
 
 def decided(softmax, inline, spread=SPREAD, margin=1.0, **more):
-    return decide_pair(group("softmax", *softmax, **more), group("inline", *inline, **more), spread, 10.0, margin)
+    return decide_pair(group("softmax", *softmax, **more), group("inline", *inline, **more), spread, Rule(10.0, margin))
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def test_the_answer_is_where_the_whole_interval_lies(softmax, inline, margin, an
 
 def test_the_interval_is_the_one_of_the_formula():
     a, b = group("inline", 88, 90, seed=1), group("softmax", 91, 92, seed=2)
-    apart = (a.right.mean(0) - b.right.mean(0)).tolist()
+    apart = (a.answers.mean(0) - b.answers.mean(0)).tolist()
     rest = 0.0
-    for right in (a.right.astype(float), b.right.astype(float)):
+    for right in (a.answers.astype(float), b.answers.astype(float)):
         residual = right - right.mean(1, keepdims=True) - right.mean(0, keepdims=True) + right.mean()
         rest += (residual**2).sum() / (3600 - 1) / 2
     over_images = 1e4 * (np.var([*apart, 1, -1], ddof=1) - rest) / 3602
-    assert image_variance(a, b) == pytest.approx(over_images)
+    assert example_variance(a, b) == pytest.approx(over_images)
     over_seeds = 0.25 * (1 / 2 + 1 / 2)
     freedom = (over_seeds + over_images) ** 2 / (over_seeds**2 / 7 + over_images**2 / 3599)
     half = stats.t.ppf(0.975, int(freedom)) * sqrt(over_seeds + over_images)
@@ -132,7 +132,7 @@ def test_there_is_no_verdict_where_a_condition_fails(change, because, tells):
 def test_two_classes_can_be_learned_too(chance, least):
     for accuracy, learned in ((least - 0.5, False), (least + 0.5, True)):
         both = [group(id_, accuracy, accuracy) for id_ in ("softmax", "inline")]
-        assert ("did not learn" not in decide_pair(*both, SPREAD, chance, 1.0)["because"]) == learned
+        assert ("did not learn" not in decide_pair(*both, SPREAD, Rule(chance, 1.0))["because"]) == learned
 
 
 def test_a_pair_far_behind_another_twin_is_judged_without_a_spread():
@@ -214,19 +214,19 @@ def seeds_told(pair):
 
 def test_the_advised_number_of_seeds_makes_the_interval_short_enough():
     softmax, inline = group("softmax", 90, 90), group("inline", 89.5, 89.5)
-    pair = decide_pair(softmax, inline, SPREAD, 10.0, 1.0)
+    pair = decide_pair(softmax, inline, SPREAD, Rule(10.0, 1.0))
     enough = seeds_told(pair)
     for seeds, answer in ((enough - 1, "cannot tell"), (enough, "no")):
         more = [group(each.id, *[each.mean] * seeds) for each in (softmax, inline)]
         spread = Spread(0.5, round(7 * (seeds - 1)))
-        assert decide_pair(*more, spread, 10.0, 1.0)["answer"] == answer
+        assert decide_pair(*more, spread, Rule(10.0, 1.0))["answer"] == answer
 
 
 def test_more_images_are_advised_where_seeds_cannot_tell():
     a, b = group("softmax", 90, 90, images=360, seed=1), group("inline", 89.7, 89.7, images=360, seed=2)
-    pair = decide_pair(a, b, Spread(0.05, 7), 10.0, 1.0)
+    pair = decide_pair(a, b, Spread(0.05, 7), Rule(10.0, 1.0))
     assert "test images instead of 360, with 10 seeds per twin" in pair["would_tell"]
-    close = decide_pair(a, replace(b, accuracies=(89.0, 89.0)), Spread(0.05, 7), 10.0, 1.0)
+    close = decide_pair(a, replace(b, scores=(89.0, 89.0)), Spread(0.05, 7), Rule(10.0, 1.0))
     assert "hardly any number of seeds or test images" in close["would_tell"]
 
 

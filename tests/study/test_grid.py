@@ -19,9 +19,9 @@ from softless.data import reading
 from softless.errors import ArgumentError, FileError
 from softless.study import grid
 from softless.study.grid import Schedule, Silent, read_record, run_grid
-from softless.study.twin_run import TwinRun, execute, trained_twin
+from softless.study.twin_run import TwinRun, trained_twin
 from softless.study.twins import Twin, twins_named
-from softless.study.workers import Workers
+from softless.study.workers import Workers, execute
 from softless.train.assemble import Runtime
 from softless.train.loop import Interrupted
 from softless.train.metrics import Answers
@@ -110,7 +110,7 @@ def test_the_stored_model_has_the_recorded_accuracy(whole):
     out, found, _ = whole
     for record in found.records[:2]:
         model = trained_twin(record, out)
-        test = twin_run(out).images().test
+        test = twin_run(out).material().test
         from softless.data.device_augment import finish
 
         with torch.no_grad():
@@ -146,10 +146,10 @@ def test_a_run_stopped_in_the_middle_goes_on_to_the_same_numbers(whole, tmp_path
     ran(tmp_path, ids=["taylor"], seeds=(0,), minutes=0)
     halves = iter([False, False, False, True])
     slowly = {"stopped": lambda: time.sleep(0.3) or next(halves)}
-    assert execute(twin_run(tmp_path), twin_run(tmp_path).images(), **slowly) is None
+    assert execute(twin_run(tmp_path), twin_run(tmp_path).material(), **slowly) is None
     assert not (tmp_path / "runs/softmax-0.json").exists()
     assert (tmp_path / "trainings/softmax-0").is_dir()
-    record = execute(twin_run(tmp_path), twin_run(tmp_path).images())
+    record = execute(twin_run(tmp_path), twin_run(tmp_path).material())
     assert record["wall_seconds"] >= record["seconds"] > 4 * 0.3
     assert without_time(record) == without_time(expected)
     assert without_time(read_record(tmp_path / "runs/softmax-0.json")) == without_time(expected)
@@ -283,7 +283,7 @@ def test_images_that_are_skipped_are_counted_and_named(tmp_path, monkeypatch):
     skip = Runtime(device="cpu", on_bad_image="skip")
     ran(tmp_path, **one, runtime=skip, minutes=0)
     stopped = twin_run(tmp_path, base=one["recipe"], data=one["data"], runtime=skip)
-    assert execute(stopped, stopped.images(), stopped=lambda: True) is None
+    assert execute(stopped, stopped.material(), stopped=lambda: True) is None
     named = json.loads((stopped.training / "skipped.json").read_text())
     assert [*named["train"], *named["test"]] == [str(bad)]
     with pytest.raises(FileError, match=r"3.png: it is no intact JPEG"):

@@ -121,7 +121,7 @@ def test_answers_to_images_widen_what_chance_can_do():
         if run["status"] == "done"
     ]
     found = study_tables.groups(answered)
-    assert found["softmax"].right.shape == (2, 100)
+    assert found["softmax"].answers.shape == (2, 100)
     assert found["softmax"].curves == (((1, 50.0),), ((1, 50.0),))
     spread = study_tables.shared_spread(found)
     says = study_tables.compare(found["inline"], found["softmax"], spread)

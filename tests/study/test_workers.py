@@ -45,7 +45,7 @@ def worker(monkeypatch):
     """`work` in this process, which keeps its own Ctrl-C and threads."""
     monkeypatch.setattr(module.signal, "signal", lambda *_: None)
     monkeypatch.setattr(module.torch, "set_num_threads", lambda _: None)
-    monkeypatch.setattr(TwinRun, "images", lambda _: None)
+    monkeypatch.setattr(TwinRun, "material", lambda _: None)
     return work
 
 
@@ -62,7 +62,7 @@ def test_a_worker_takes_runs_until_there_are_none(worker, monkeypatch, tmp_path)
 
 def test_images_are_fetched_once_for_all_runs_of_a_grid(worker, monkeypatch, tmp_path):
     fetched = []
-    monkeypatch.setattr(TwinRun, "images", lambda run: fetched.append(run.out))
+    monkeypatch.setattr(TwinRun, "material", lambda run: fetched.append(run.out))
     monkeypatch.setattr(module, "execute", lambda *_: {"status": "done"})
     softmax, inline = twins_named(["softmax", "inline"])
     other = tmp_path / "other"

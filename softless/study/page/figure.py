@@ -13,13 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from softless.report.page import COLORS, FAINT, FONT, GRAYS, INK
+from softless.report.page import COLORS, FAINT, GRAYS, INK, Trace
 from softless.study.schema import Estimated, TwinResult
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure as Plot
 
-Trace = dict[str, Any]  # as plotly takes it
 POINTS = 10.0  # points of accuracy that an axis spans at least: less would magnify the differences between seeds
 OWN = {"softmax": INK, "SDPA": INK, "inline": COLORS[0], "linear": COLORS[1], "threshold": COLORS[2]}
 SPARE = COLORS[3:]
@@ -103,33 +102,6 @@ class Section:
     tables: tuple[Table, ...] = ()
     table_first: bool = False
     remark: str = ""  # a sentence below the figures
-
-
-def plot(traces: Sequence[Trace], *, x: dict[str, Any], y: dict[str, Any], **layout: Any) -> "Plot":
-    """Draw traces on quiet axes: no frame, a faint grid, the background of the page.
-
-    A trace with `meta.label` is named in the figure; static/labels.js finds a free place for the name.
-    """
-    from plotly.graph_objects import Figure
-
-    return Figure(
-        data=[{"type": "scatter", **trace} for trace in traces],
-        layout={
-            "template": "none", "font": {"family": FONT, "size": 13, "color": INK}, "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)", "margin": {"l": 56, "r": 16, "t": 16, "b": 48}, "hovermode": "closest",
-            "hoverlabel": {"align": "left", "font": {"family": FONT, "size": 13}}, "showlegend": False,
-            "xaxis": _axis({"showgrid": False, "zeroline": False} | x), "yaxis": _axis(y), **layout,
-        },
-    )  # fmt: skip
-
-
-def _axis(options: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "gridcolor": FAINT, "linecolor": GRAYS[1], "tickcolor": GRAYS[1], "zerolinecolor": GRAYS[2], "ticks": "outside",
-        "ticklen": 4, "tickfont": {"color": GRAYS[0], "size": 12}, "automargin": True, "exponentformat": "none",
-        "fixedrange": True, **options,
-        "title": {"text": options.get("title", ""), "font": {"color": GRAYS[0], "size": 13}, "standoff": 10},
-    }  # fmt: skip
 
 
 def means(estimates: Iterable[Estimated | None], factor: float = 1) -> list[float | None]:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from softless.report.page import Trace, plot
 from softless.report.units import listed
 from softless.study.page import figure as draw
-from softless.study.page.figure import Figure, Look, Panel, Pick, Section, Table, Trace
+from softless.study.page.figure import Figure, Look, Panel, Pick, Section, Table
 from softless.study.page.text import MISSING, short
 from softless.study.schema import StudyDocument, TwinResult
 
@@ -58,7 +59,7 @@ def cost(twins: Sequence[TwinResult], looks: Mapping[str, Look], test: float | N
     return Figure(
         "cost", "Accuracy against cost",
         f"Higher is more accurate; further left is cheaper. {_certainty(twins)} {AXIS}{draw.measured_on(test)}",
-        (Panel(draw.plot(traces, x=_axis(twins, known[0]), y=y), f"Accuracy of each twin: {about}"),), "twins",
+        (Panel(plot(traces, x=_axis(twins, known[0]), y=y), f"Accuracy of each twin: {about}"),), "twins",
         height=420, picks=picks if len(picks) > 1 else (),
     )  # fmt: skip
 
@@ -117,7 +118,7 @@ def learning(twins: Sequence[TwinResult], looks: Mapping[str, Look], test: float
         "learning", "How fast the twins learn",
         "Each line is a twin's accuracy after each epoch of training, averaged over its seeds. A line that still rises "
         f"at the right end was stopped early.{draw.measured_on(test)}",
-        (Panel(draw.plot(traces, x={"title": "epoch"}, y=y), "Accuracy of each twin by epoch"),), "curves", height=320,
+        (Panel(plot(traces, x={"title": "epoch"}, y=y), "Accuracy of each twin by epoch"),), "curves", height=320,
         within="twins",
     )  # fmt: skip
 

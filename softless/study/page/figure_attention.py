@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from softless.errors import FileError
-from softless.report.page import GRAYS
+from softless.report.page import GRAYS, Trace, plot
 from softless.study import schema
 from softless.study.page import figure as draw
-from softless.study.page.figure import Figure, Look, Panel, Section, Trace
+from softless.study.page.figure import Figure, Look, Panel, Section
 
 READING = (
     "Point at a patch of the image, click it to hold it, or move with the arrow keys. In each map, the area of a "
@@ -130,7 +130,7 @@ def local_mass(
         "Each mark is the share of a layer's attention that falls on the 3 x 3 patches around the query. The dotted "
         "line is that share if all keys had equal weights: a layer above it prefers its neighbors."
         + draw.measured_on(images, PER_TWIN),
-        (Panel(draw.plot(traces, x=x, y=y), "Weight on the 3 x 3 around a query, by layer"),),
+        (Panel(plot(traces, x=x, y=y), "Weight on the 3 x 3 around a query, by layer"),),
         "layers",
     )
 
@@ -189,7 +189,7 @@ def _masked(
         )
     names = [f"{keys**0.5:g} x {keys**0.5:g}" if keys and kind == "local" else f"{keys}" for keys in places]
     x = {"title": "keys masked for each query", "tickvals": places, "ticktext": names}
-    return Panel(draw.plot(traces, x=x, y=heights), f"Accuracy, {title}", title)
+    return Panel(plot(traces, x=x, y=heights), f"Accuracy, {title}", title)
 
 
 def induced(
@@ -241,4 +241,4 @@ def _across(look: Look, names: list[str], estimates: list[schema.Estimated | Non
 def _rows(traces: list[Trace]) -> Any:
     """Plot rows, the first on top, from 0 to 100 because some of them fall to chance."""
     y = {"type": "category", "autorange": "reversed", "showgrid": True}
-    return draw.plot(traces, x={"title": "accuracy, %", "range": [0, 101], "showgrid": True}, y=y)
+    return plot(traces, x={"title": "accuracy, %", "range": [0, 101], "showgrid": True}, y=y)

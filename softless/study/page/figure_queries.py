@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 
 from softless.errors import FileError
-from softless.report.page import GRAYS, INK
+from softless.report.page import GRAYS, INK, Trace, plot
 from softless.report.units import listed
 from softless.study.page import figure as draw
-from softless.study.page.figure import Figure, Look, Panel, Pick, Section, Trace
+from softless.study.page.figure import Figure, Look, Panel, Pick, Section
 from softless.study.schema import CollinearPart, CollinearRow, LayerResult, StudyDocument
 
 MOST_TICKS = 9  # in a small histogram
@@ -63,9 +63,7 @@ def _plane(part: CollinearPart) -> Panel:
         }
         for name, width in (("q", 1.5), ("p", 3))
     ]  # fmt: skip
-    plane = draw.plot(
-        [dots, *arrows], x={"title": "along p", "zeroline": True}, y={"title": "first principal direction"}
-    )
+    plane = plot([dots, *arrows], x={"title": "along p", "zeroline": True}, y={"title": "first principal direction"})
     return Panel(plane, "Keys as dots; p and q as arrows on one line", "the keys, p and q")
 
 
@@ -84,7 +82,7 @@ def _rows(row: CollinearRow, looks: Mapping[str, Look]) -> Panel:
     }  # fmt: skip
     distance = sum((a - b) ** 2 for a, b in zip(row["p"], row["q"], strict=False)) ** 0.5
     says = f"confused, less than {SAME:g} apart" if distance < SAME else f"told apart, {distance:.2f} apart"
-    drawn = draw.plot(
+    drawn = plot(
         [p, q],
         x={"title": "keys, sorted by p's weight", "tickformat": "d"},
         y={"title": "weight", "nticks": 5},
@@ -159,7 +157,7 @@ def _histogram(look: Look, layers: list[LayerResult], numbers: Mapping[str, str]
         )  # fmt: skip
     ticks = range(0, len(edges), ceil(len(edges) / MOST_TICKS))
     places = {"tickvals": list(ticks), "ticktext": [f"{edges[place]:g}" for place in ticks], "tickangle": 0}
-    drawn = draw.plot(
+    drawn = plot(
         traces,
         x={"title": "confused pairs", "range": [0, len(edges)], **places, "tickfont": {"size": 11, "color": GRAYS[0]}},
         y={"range": [0, 104], "ticksuffix": "%", "nticks": 4},

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from math import ceil, floor, log10
 from typing import Literal
 
-from softless.report.page import GRAYS
+from softless.report.page import GRAYS, Trace, plot
 from softless.study.page import figure as draw
-from softless.study.page.figure import Figure, Look, Panel, Section, Trace
+from softless.study.page.figure import Figure, Look, Panel, Section
 from softless.study.schema import Distribution, LayerRange, RangeCurve, RangePart, StudyDocument, ThresholdCurve
 
 DRAWN = ("inline", "threshold", "uniform", "taylor")
@@ -55,7 +55,7 @@ def error(ranges: RangePart, looks: Mapping[str, Look], images: float | None = N
         "would make there; further left, softmax does less. Lines are mechanisms on random scores. A linear kernel "
         "never exceeds the dotted bound. The dashed vertical line is the tau of the next figure."
         + draw.measured_on(images, "test images per twin"),
-        (Panel(draw.plot(traces, x=x, y=y), "Error against score range"),), "range", height=420,
+        (Panel(plot(traces, x=x, y=y), "Error against score range"),), "range", height=420,
     )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def threshold(
         "twin as tau grows from left to right, and the slider sets tau. Best is bottom left: few keys kept, and little "
         "of softmax's weight lost. For a twin without a softmax, it is the weight that a softmax would give to its "
         f"scores.{draw.measured_on(images, 'test images per twin')}",
-        (Panel(draw.plot(traces, x=x, y=y), "Keys kept and weight lost, by tau"),),
+        (Panel(plot(traces, x=x, y=y), "Keys kept and weight lost, by tau"),),
         "range.threshold",
     )
 
@@ -169,7 +169,7 @@ def distributions(rows: Sequence[Distribution]) -> Figure | None:
         "The lines are three ways to turn one row of scores into weights: softmax, its first-order approximation, and "
         "equal weights. The row is one of median range from the first softmax twin, for one test image. If first order "
         "is closer to softmax than the dotted uniform line is, a linear kernel can replace softmax for this row.",
-        (Panel(draw.plot(traces, x=x, y={"title": "weight"}), "Weights of one row under each distribution"),),
+        (Panel(plot(traces, x=x, y={"title": "weight"}), "Weights of one row under each distribution"),),
         "range.distributions",
         height=300,
     )

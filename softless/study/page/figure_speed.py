@@ -5,10 +5,10 @@ from itertools import pairwise
 from math import log, log10
 from typing import Literal
 
-from softless.report.page import GRAYS
+from softless.report.page import GRAYS, Trace, plot
 from softless.report.units import listed
 from softless.study.page import figure as draw
-from softless.study.page.figure import Figure, Look, Panel, Pick, Section, Table, Trace
+from softless.study.page.figure import Figure, Look, Panel, Pick, Section, Table
 from softless.study.page.text import MISSING, short
 from softless.study.schema import LapResult, OwnSpeed, SpeedPart, StudyDocument, TrendResult
 
@@ -89,7 +89,7 @@ def curves(speed: SpeedPart, looks: Mapping[str, Look]) -> Figure | None:
     y = {"title": MEASURES[known[0]][1], "type": "log", "dtick": 1, "tickformat": ",~g"}
     picks = tuple(Pick(key, MEASURES[key][0], {"yaxis.title": MEASURES[key][1]}) for key in known)
     room = {"l": 56, "r": 110, "t": 16, "b": 48}
-    drawn = draw.plot([*traces, *_crossings(speed, laps, ours, looks)], x=x, y=y, margin=room)
+    drawn = plot([*traces, *_crossings(speed, laps, ours, looks)], x=x, y=y, margin=room)
     marked = " The dotted vertical line is this study's own N." if own_tokens else ""
     always = [trend["label"] for trend in _faster(speed, ours) if trend.get("faster_everywhere")]
     if always:
