@@ -180,7 +180,7 @@ def results(twins: Mapping[str, Group]) -> list[str]:
         apart = None if rival is None or group is rival else interval(group, rival, spread)
         versus = "" if apart is None else f"{apart.difference:+.2f}" + (f" ± {apart.half:.2f}" if apart.half else "")
         mean = group.instead if group.mean is None else f"{group.mean:.2f}"
-        lines.append(f"| {group.label} | {mean} | {len(group.accuracies)} | {versus} |")
+        lines.append(f"| {group.label} | {mean} | {len(group.scores)} | {versus} |")
     ours = twins.get("regress-local")
     for other in ("softmax-local", "inline-local"):
         if ours is not None and other in twins and (apart := interval(ours, twins[other], spread)):

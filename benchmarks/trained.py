@@ -133,7 +133,7 @@ def row(found: Group, runs: list[dict[str, Any]]) -> str:
     cells = [
         found.label,
         f"{runs[0]['parameters'] / 1e6:.2f} M",
-        ", ".join(f"{accuracy:.2f}" for accuracy in found.accuracies),
+        ", ".join(f"{accuracy:.2f}" for accuracy in found.scores),
         f"{found.mean:.2f}" + ("" if found.spread is None else f" ± {found.spread:.2f}"),
         f"{fmean(run['last']['ece'] for run in runs):.3f}",
         f"{fmean(run['seconds'] for run in runs):.0f}",

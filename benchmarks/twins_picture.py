@@ -16,7 +16,7 @@ def picture(groups: Iterable[Group]) -> str:
     """SVG: best first; a twin that did not learn is a number at the edge."""
     known = sorted((g for g in groups if g.mean is not None), key=lambda g: -(g.mean or 0))
     placed = learned(known)
-    every = [a for g in placed for a in g.accuracies]
+    every = [a for g in placed for a in g.scores]
     low, high = floor(min(every, default=0)), ceil(max(every, default=100))
     step = next(s for s in (1, 2, 5, 10, 20) if (high - low) / s <= 10)
     low -= low % step
@@ -41,7 +41,7 @@ def picture(groups: Iterable[Group]) -> str:
         if g not in placed:
             marks.append(f'<text class="quiet" x="{LEFT}" y="{middle + 4:.1f}">{g.mean:.1f} %: did not learn</text>')
             continue
-        marks += [f'<circle class="seed" cx="{x(a):.1f}" cy="{middle:.1f}" r="4"/>' for a in g.accuracies]
+        marks += [f'<circle class="seed" cx="{x(a):.1f}" cy="{middle:.1f}" r="4"/>' for a in g.scores]
         at = x(g.mean or 0)
         marks.append(f'<line class="mean" x1="{at:.1f}" x2="{at:.1f}" y1="{middle - 7:.1f}" y2="{middle + 7:.1f}"/>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">'
