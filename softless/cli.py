@@ -10,7 +10,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from softless.commands import bench, bench_model, ctrl_c, data_check, evaluate, explain, probe, report, study, train
+from softless.commands import (
+    bench,
+    bench_model,
+    convert,
+    ctrl_c,
+    data_check,
+    evaluate,
+    explain,
+    predict,
+    probe,
+    report,
+    study,
+    train,
+)
 from softless.commands import list as list_
 from softless.errors import did_you_mean
 from softless.machine import installed_version
@@ -45,7 +58,7 @@ app = typer.Typer(
     help="Attention without the softmax: what each mechanism is, what it costs, and when it is safe.",
     **PLAIN,
 )
-VERBS = (list_, explain, bench, bench_model, train, evaluate, probe, study, report)
+VERBS = (list_, explain, bench, bench_model, train, evaluate, predict, probe, convert, study, report)
 for verb in VERBS:
     name = verb.__name__.rpartition(".")[2].replace("_", "-")
     app.command(name, cls=Command, help=verb.HELP, short_help=verb.SUMMARY)(verb.run)
