@@ -1,14 +1,14 @@
 """The parallel form without a State: two products forward, four backward.
 
     subtract, contrast   o_i = v_mean + g q_i^T C       C = sum_j k'_j v'_j^T, g = s/n or s
-    divide               o_i = v_mean + x_i / m_i       [x_i, m_i] = q_i^T A, A = sum_j k_j [v'_j, 1]^T
+    divide               o_i = v_mean + x_i / m_i       x_i = q_i^T C, C = sum_j k_j v'_j^T, m_i = q_i.s, s = sum_j k_j
 
 q and k are features, k' = k - k_mean and v' = v - v_mean. The result is that of `read(q, observe(k, v))`, for tokens
 without a mask and one key head per query head. At few tokens a call costs as much as it has operations, so each reader
-is one node of autograd. With t the gradient of o, or of [x, m], and G that of C, or of A:
+is one node of autograd. With t the gradient of o, or of x, u that of m, and G that of C:
 
-    subtract, contrast   dq = g t C^T       G = g q^T t     dk = v' G^T         dv = k' G + mean t
-    divide               dq = t A^T         G = q^T t       dk = [v', 1] G^T    dv = k G, without its last column
+    subtract, contrast   dq = g t C^T           G = g q^T t     dk = v' G^T                   dv = k' G + mean t
+    divide               dq = t C^T + u s^T     G = q^T t       dk = v' G^T + sum_i u_i q_i   dv = k G
 
 The means need no gradient: v' and k' add up to 0, and v_mean cancels from a division.
 
@@ -17,19 +17,18 @@ error a rounding of v'. Where m_i or x_i is so small or so large that a product 
 `read` answers, because it scales each query first.
 """
 
-from collections.abc import Callable
-from math import isfinite
+from collections.abc import Callable, Sequence
+from math import isfinite, prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from softless.algebra.modes import eager, readable, recording
 from softless.algebra.state import Log
 
-BLOCK = 448  # tokens
+BLOCK = 640  # tokens
 LEAST = {dtype: torch.finfo(dtype).tiny ** 0.5 for dtype in (torch.float32, torch.float64)}  # of a mass
 READS = ("subtract", "contrast", "divide")
 FeatureMap = Callable[[Tensor], Tensor]
@@ -57,8 +56,8 @@ def parallel(
         return _Subtract.apply(q, k, v, gain) if recorded else _subtract(q, _centered(k, v), gain)
     if reader == "divide" and not signed and readable(v):
         sums = _sums(q.detach(), k.detach(), v.detach()) if recorded else _sums(q, k, v)
-        if in_range(sums[-1][..., -1]) and finite(sums[-1]):
-            return _Divide.apply(q, k, v, *sums) if recorded else _divide(sums)
+        if in_range(*sums[-2:]):
+            return _Divide.apply(q, k, v, *sums) if recorded else _divide(q, sums)
     return None
 
 
@@ -74,7 +73,7 @@ def steps(reader: str, scale: float, tokens: int, phi_q: FeatureMap, phi_k: Feat
 
     def divide(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
         sums = _sums(phi_q(q).contiguous(), phi_k(k).contiguous(), v.contiguous())
-        return _divide(sums) if in_range(sums[-1][..., -1]) and finite(sums[-1]) else None
+        return _divide(q, sums) if in_range(*sums[-2:]) else None
 
     return divide if reader == "divide" else subtract
 
@@ -102,7 +101,7 @@ def in_blocks(
         del phi  # or it would be there while the next features are made
         if mass is None:
             torch.add(v_mean, rows, alpha=gain, out=rows)
-        elif in_range(mass) and finite(rows):
+        elif in_range(rows, mass):
             torch.addcdiv(v_mean, rows, mass, out=rows)
         else:
             return None
@@ -132,15 +131,22 @@ def _gather(v: Tensor, v_mean: Tensor, phi_k: BlockMap, size: int, *, centered: 
     return total, moment - total * (rest / v.shape[-2]) if centered else moment
 
 
+def heads(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "h n d"]:
+    """Return contiguous x with one dimension for all heads: products of more dimensions take twice as long to begin."""
+    return x.view(prod(x.shape[:-2]), *x.shape[-2:])
+
+
 def _centered(k: Tensor, v: Tensor) -> list[Tensor]:
-    """Return v_mean, k', v' and C."""
+    """Return v_mean, k', v' and C, by head."""
+    k, v = heads(k), heads(v)
     v_mean = v.mean(-2, keepdim=True)
     k, v = torch.sub(k, k.sum(-2, keepdim=True), alpha=1 / k.shape[-2]), v - v_mean
-    return [v_mean, k, v, k.mT @ v]
+    return [v_mean, k, v, torch.bmm(k.mT, v)]
 
 
 def _subtract(q: Tensor, centered: list[Tensor], gain: float) -> Tensor:
-    return torch.add(centered[0], q @ centered[-1], alpha=gain)
+    out = torch.baddbmm(centered[0], heads(q), centered[-1], alpha=gain)
+    return out.view(*q.shape[:-1], out.shape[-1])
 
 
 class _Subtract(torch.autograd.Function):
@@ -153,58 +159,61 @@ class _Subtract(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, t: Tensor) -> Gradients:
-        q, k, v, *centered = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        inputs, (_, k, v, comoment) = saved[:3], saved[3:]
         if torch.is_grad_enabled():  # this gradient will be differentiated, so its parts must depend on k and v
-            centered = _centered(k, v)
-        _, k, v, comoment = centered
-        t = t.contiguous()
-        of_comoment = ctx.gain * (q.mT @ t)
-        dv = torch.add(k @ of_comoment, t.sum(-2, keepdim=True), alpha=1 / v.shape[-2])
-        return t @ _turned(ctx.gain * comoment), v @ _turned(of_comoment), dv, None
+            _, k, v, comoment = _centered(*inputs[1:])
+        q, t = heads(inputs[0]), heads(t.contiguous())
+        of_comoment = ctx.gain * torch.bmm(q.mT, t)
+        dv = torch.baddbmm(t.sum(-2, keepdim=True), k, of_comoment, beta=1 / v.shape[-2])
+        dq, dk = torch.bmm(t, _turned(ctx.gain * comoment)), torch.bmm(v, _turned(of_comoment))
+        return *_as_inputs(inputs, dq, dk, dv), None
 
 
 def _sums(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-    """Return v_mean, [v', 1], A and [x, m]."""
-    v_mean = v.detach().mean(-2, keepdim=True)
-    v = F.pad(v - v_mean, (0, 1), value=1.0)
-    moment = k.mT @ v
-    return [v_mean, v, moment, q @ moment]
+    """Return v_mean, v', C, s, x and m, by head."""
+    q, k, v = heads(q), heads(k), heads(v)
+    v_mean, total = v.detach().mean(-2, keepdim=True), k.sum(-2, keepdim=True)
+    v = v - v_mean
+    moment = torch.bmm(k.mT, v)
+    return [v_mean, v, moment, total, torch.bmm(q, moment), torch.bmm(q, total.mT)]
 
 
-def in_range(mass: Tensor) -> bool:
-    """Return whether every mass is far from the ends of its dtype's range."""
+def in_range(sums: Tensor, mass: Tensor) -> bool:
+    """Return whether every mass is far from the ends of its dtype's range, and every sum is finite."""
     if mass.numel() == 0:
         return True
     least = LEAST[mass.dtype]
     low, high = mass.aminmax()
-    return low.item() > least and high.item() < 1 / least
+    return low.item() > least and high.item() < 1 / least and isfinite(sums.sum().item())
 
 
-def finite(sums: Tensor) -> bool:
-    return isfinite(sums.sum().item())
-
-
-def _divide(sums: list[Tensor]) -> Tensor:
-    return torch.addcdiv(sums[0], sums[-1][..., :-1], sums[-1][..., -1:])
+def _divide(q: Tensor, sums: list[Tensor]) -> Tensor:
+    out = torch.addcdiv(sums[0], sums[-2], sums[-1])
+    return out.view(*q.shape[:-1], out.shape[-1])
 
 
 class _Divide(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *sums: Tensor) -> Tensor:
         ctx.save_for_backward(q, k, v, *sums)
-        return _divide([*sums])
+        return _divide(q, [*sums])
 
     @staticmethod
     def backward(ctx: Any, t: Tensor) -> Gradients:
-        q, k, v, *sums = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            sums = _sums(q, k, v)
-        _, v, moment, total = sums
-        t = t / total[..., -1:]
-        of_mass = (t * total[..., :-1]).sum(-1, keepdim=True) / -total[..., -1:]
-        t = torch.cat([t, of_mass], -1)
-        of_moment = q.mT @ t
-        return t @ _turned(moment), v @ _turned(of_moment), (k @ of_moment)[..., :-1], None, None, None, None
+        saved = ctx.saved_tensors
+        inputs, sums = saved[:3], saved[3:]
+        _, v, moment, total, x, mass = _sums(*inputs) if torch.is_grad_enabled() else sums
+        q, k, t = heads(inputs[0]), heads(inputs[1]), heads(t.contiguous()) / mass
+        of_mass = (t * x).sum(-1, keepdim=True) / -mass
+        of_moment = torch.bmm(q.mT, t)
+        dq = torch.addcmul(torch.bmm(t, _turned(moment)), of_mass, total)
+        dk = torch.baddbmm(torch.bmm(of_mass.mT, q), v, _turned(of_moment))
+        return *_as_inputs(inputs, dq, dk, torch.bmm(k, of_moment)), *[None] * len(sums)
+
+
+def _as_inputs(inputs: Sequence[Tensor], *gradients: Tensor) -> list[Tensor]:
+    return [gradient.view(x.shape) for x, gradient in zip(inputs, gradients, strict=True)]
 
 
 def _turned(matrix: Float[Tensor, "*b d e"]) -> Float[Tensor, "*b e d"]:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from softless.algebra.modes import eager, recording
 from softless.algebra.state import Log
 from softless.errors import ArgumentError
 
@@ -29,7 +30,8 @@ def elu(x: Tensor) -> Tensor:
     min(x, 0) is x - max(x, 0), whose slope at 0 is 1 in every torch; that of `clamp` is not.
     """
     positive = x.relu()
-    return (x - positive).exp_() + positive
+    below = (x - positive).exp_()
+    return below + positive if recording(x) or not eager() else below.add_(positive)
 
 
 def affine_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -45,8 +45,9 @@ class Focused(Kernelized):
             x = x / F.softplus(call.inputs["scale"].to(x.dtype))[:, None, :]
         largest = x.detach().amax((1, 3), keepdim=True)
         x = x / largest
-        power = x**self.p
-        return largest * power * (_norm(x) / _norm(power))
+        length, power = _norm(x), x**self.p
+        del x  # or it would be there beside the features
+        return power * (largest * (length / _norm(power)))
 
     def features_k(self, k: Tensor, call: Call) -> Tensor:
         return self.features_q(repeat_heads(k, call.inputs["scale"].shape[0]) if self.learned_scale else k, call)
