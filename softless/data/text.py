@@ -108,6 +108,8 @@ def _test_part(source: str | Path) -> Text | None:
 def _cut(text: Text, share: float) -> tuple[Text, Text]:
     """Cut a text in two, between two characters."""
     data, place = text.data, round(len(text.data) * (1 - share))
+    if not data:
+        raise FileError(f"{text.name}: it is empty")
     while place < len(data) and data[place] & 0xC0 == 0x80:  # the inside of a character
         place += 1
     if not 0 < place < len(data):

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from softless.errors import ArgumentError, UnsupportedError, needs_extra
+from softless.errors import ArgumentError, SoftlessError, UnsupportedError, needs_extra
 from softless.mechanisms import PLAIN, Mechanism, resolve
 from softless.mechanisms import mechanism as make
 from softless.nn.inputs import Inputs
@@ -25,7 +25,7 @@ from softless.nn.inputs import Inputs
 with needs_extra("softless.transformers works inside transformers", "hf"):
     from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from softless.transformers.attention import IMPLEMENTATION, attend, give_inputs, give_pack, mask
+from softless.transformers.attention import IMPLEMENTATION, attend, give_inputs, give_pack, mask, no_weights
 from softless.transformers.cache import StateLayer
 
 __all__ = ["ARCHITECTURES", "StateLayer", "attentions", "check", "inputs_for", "mechanisms_of", "set_mechanism"]
@@ -64,7 +64,7 @@ def set_mechanism(
     made = resolve(mechanism) if isinstance(mechanism, Mechanism) else make(mechanism, **options)
     check(model, made)
     count = len(attentions(model))
-    wanted = range(count) if layers is None else sorted({_layer(index, count) for index in layers})
+    wanted = range(count) if layers is None else sorted({_layer(index, count) for index in _several(layers)})
     entry = None if made.name == "softmax" and made == make("softmax") else _entry(made)
     _warn_of_dropout(model, made)
     chosen = dict(getattr(model.config, "softless", None) or {})
@@ -84,18 +84,36 @@ def mechanisms_of(model: PreTrainedModel) -> list[Mechanism]:
 
 def equip(model: PreTrainedModel) -> None:
     """Give every layer the mechanism that `config.softless` names, unless it has it."""
-    chosen = getattr(model.config, "softless", None)
-    if chosen is None or model.config.model_type not in ARCHITECTURES:
+    if getattr(model.config, "softless", None) is None:
         return
-    for index, attention in enumerate(attentions(model).values()):
-        wanted = None if (entry := chosen.get(str(index))) is None else make(entry["name"], **entry["options"])
-        held = attention._modules.get("softless")
+    parts = attentions(model)
+    chosen = _chosen(model, len(parts))
+    for index, attention in enumerate(parts.values()):
+        wanted, held = chosen.get(index), attention._modules.get("softless")
         if wanted != getattr(held, "mechanism", None):
             _hold(attention, wanted, model)
     base = model.base_model
-    if give_pack not in base._forward_pre_hooks.values():
-        base.register_forward_pre_hook(give_pack, with_kwargs=True)
+    for hook in (no_weights, give_pack):
+        if hook not in base._forward_pre_hooks.values():
+            base.register_forward_pre_hook(hook, with_kwargs=True)
     model.set_attn_implementation(IMPLEMENTATION)
+
+
+def _chosen(model: PreTrainedModel, count: int) -> dict[int, Mechanism]:
+    """Return the mechanisms that `config.softless` names, by layer."""
+    chosen = model.config.softless
+    try:
+        made = {int(index): make(entry["name"], **entry["options"]) for index, entry in chosen.items()}
+    except SoftlessError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ArgumentError(
+            f'config.softless is {chosen!r} and must be {{"LAYER": {{"name": NAME, "options": {{...}}}}}}'
+        ) from error
+    for index, mechanism in made.items():
+        check(model, mechanism)
+        _layer(index, count)
+    return made
 
 
 def _hold(attention: nn.Module, wanted: Mechanism | None, model: PreTrainedModel) -> None:
@@ -146,10 +164,16 @@ def check(model: PreTrainedModel, made: Mechanism) -> None:
         raise UnsupportedError(f"{type(model).__name__} is not causal, and mechanism '{made.name}' {lack}")
 
 
-def _layer(index: int, count: int) -> int:
-    if not isinstance(index, int) or not 0 <= index < count:
+def _several(layers: Any) -> Iterable[Any]:
+    if isinstance(layers, Iterable) and not isinstance(layers, str):
+        return layers
+    raise ArgumentError(f"layers is {layers!r} and must be a list of numbers, such as [0, 1]")
+
+
+def _layer(index: Any, count: int) -> int:
+    if isinstance(index, bool) or not hasattr(index, "__index__") or not 0 <= int(index) < count:
         raise ArgumentError(f"layer {index!r} does not exist: the model has layers 0 to {count - 1}")
-    return index
+    return int(index)
 
 
 def _entry(made: Mechanism) -> dict[str, Any]:

@@ -4,12 +4,14 @@
                   [B, 1, N, M] for a static cache, whose memory is longer than its tokens
     give_inputs   before an attention module: its mechanism, the inputs and the state of this layer
     give_pack     before the model: where sequences begin, if several are packed in a row
+    no_weights    before the model: refuses a call that wants attention weights
     attend        the attention itself
 
 What `give_inputs` and `give_pack` add reaches `attend` as keyword arguments: transformers hands them down unread.
 """
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -43,13 +45,22 @@ def mask(
     **how: Any,
 ) -> Tensor | None:
     """Return the mask of one call of the model."""
+    if attention_mask is not None and attention_mask.ndim != 2:
+        raise _wrong_rank(attention_mask)
     if isinstance(q_offset, Tensor) or kv_length != q_offset - kv_offset + q_length:
+        kv_offset = kv_offset if attention_mask is None else int(kv_offset)
         return sdpa_mask(
             batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
             attention_mask=attention_mask, **how | {"allow_is_causal_skip": False},
         )  # fmt: skip
     if attention_mask is None:
         return None
+    tokens = kv_offset + kv_length
+    if tuple(attention_mask.shape) != (batch_size, tokens):
+        raise ArgumentError(
+            f"attention_mask has shape {list(attention_mask.shape)} and must be [batch, tokens] = "
+            f"{[batch_size, tokens]}, the tokens in the cache included"
+        )
     attention_mask = attention_mask[:, -kv_length:].bool()
     return None if not torch.compiler.is_compiling() and attention_mask.all() else attention_mask
 
@@ -73,7 +84,9 @@ def give_pack(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     offsets, places, past = kwargs.get("cu_seq_lens_q"), kwargs.get("position_ids"), kwargs.get("past_key_values")
     if module.config._attn_implementation != IMPLEMENTATION or kwargs.get("attention_mask") is not None:  # type: ignore[union-attr]
         return None
-    if offsets is None:
+    if offsets is not None:
+        _check_offsets(offsets, kwargs.get("input_ids", kwargs.get("inputs_embeds", args[0] if args else None)))
+    else:
         if places is None or places.ndim != 2 or places.shape[1] < 2:
             return None
         begins = torch.ones_like(places, dtype=torch.bool)
@@ -87,6 +100,24 @@ def give_pack(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             "position_ids begin again inside a row, and a cache with tokens goes on with one sequence"
         )
     return args, kwargs | {"softless_pack": offsets.long()}
+
+
+def _check_offsets(offsets: Tensor, tokens: Tensor | None) -> None:
+    """Raise unless sequences begin at 0, follow one another, and end with the last token."""
+    if tokens is None or torch.compiler.is_compiling():
+        return
+    count, ends = tokens.shape[0] * tokens.shape[1], offsets.tolist()
+    if ends[:1] != [0] or ends[-1:] != [count] or any(end < begin for begin, end in pairwise(ends)):
+        raise ArgumentError(f"cu_seq_lens_q is {ends} and must rise from 0 to the number of tokens, {count}")
+
+
+def no_weights(module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise where attention weights are asked for: they would be missing without a word."""
+    if kwargs.get("output_attentions") and module.config._attn_implementation == IMPLEMENTATION:  # type: ignore[union-attr]
+        raise UnsupportedError(
+            "output_attentions is True, and softless returns no attention weights in a model of transformers: "
+            "softless.attention_weights computes those of a mechanism from q and k"
+        )
 
 
 def attend(
@@ -132,11 +163,16 @@ def of_new_tokens(attention_mask: Tensor | None, count: int, state: StateLayer |
     if attention_mask.ndim == 2:
         return attention_mask[:, -count:].bool()
     if state is None or not state.is_compileable:
-        raise ArgumentError(
-            f"attention_mask has shape {list(attention_mask.shape)}, and linear layers need one of [batch, tokens]"
-        )
-    places = state.seen - count + torch.arange(count, device=attention_mask.device)
+        raise _wrong_rank(attention_mask)
+    new = torch.arange(count, device=attention_mask.device)
+    places = torch.minimum(state.seen - count + new, attention_mask.shape[-1] - count + new)  # a window ends with them
     return attention_mask[:, 0, -1].index_select(1, places)
+
+
+def _wrong_rank(attention_mask: Tensor) -> ArgumentError:
+    return ArgumentError(
+        f"attention_mask has shape {list(attention_mask.shape)}, and linear layers need one of [batch, tokens]"
+    )
 
 
 def visible(

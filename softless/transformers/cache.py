@@ -66,10 +66,13 @@ class StateLayer(CacheLayerMixin):
 
     is_sliding, is_croppable, supports_early_init = False, True, False
 
-    def __init__(self, mechanism: Mechanism, *, room: int | None = None):
-        """`room` is how many tokens fit in the other layers of a static cache; masks are as long as that."""
+    def __init__(self, mechanism: Mechanism, *, room: int | None = None, slides: bool = False):
+        """`room` is how many tokens fit in the other layers of a static cache, and whether they `slide` on.
+
+        Masks are as long as that.
+        """
         super().__init__()
-        self.mechanism, self.room, self.is_initialized = mechanism, room, False
+        self.mechanism, self.room, self.slides, self.is_initialized = mechanism, room, slides, False
         self.is_compileable = room is not None
         self.state: AnyState | None = None
         self.seen: int | Tensor = 0
@@ -149,7 +152,12 @@ class StateLayer(CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return how many tokens a mask covers, and where it begins."""
-        return (self.seen + query_length if self.room is None else self.room), 0  # type: ignore[return-value]
+        if self.room is None:
+            return self.seen + query_length, 0  # type: ignore[return-value]
+        if not self.slides:
+            return self.room, 0
+        past = self.seen - self.room + 1
+        return self.room + query_length - 1, past.clamp(min=0) if isinstance(past, Tensor) else max(past, 0)  # type: ignore[return-value]
 
     def get_max_length(self) -> int:
         """Return -1: there is no most."""
@@ -159,7 +167,9 @@ class StateLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the last tokens; their number is negative, as in all caches of transformers."""
-        left = abs(int(tokens_to_remove))  # some versions of transformers pass a tensor
+        left = -int(tokens_to_remove)  # some versions of transformers pass a tensor
+        if left < 0:
+            raise ArgumentError(f"crop({-left}) is positive: crop(-{-left}) takes back the last {-left} tokens")
         if self.is_compileable and left:
             raise UnsupportedError("a static cache remembers no tokens to take back: use a dynamic one")
         kept = sum(segment.count for segment in self.segments)
@@ -261,5 +271,5 @@ def state_layer(cache: Cache, index: int, mechanism: Mechanism) -> StateLayer:
             "belongs to one model"
         )
     room = layer.get_max_length() if layer.is_compileable else None
-    cache.layers[index] = made = StateLayer(mechanism, room=room)
+    cache.layers[index] = made = StateLayer(mechanism, room=room, slides=layer.is_sliding)
     return made

@@ -173,6 +173,8 @@ def test_more_tokens_than_remembered_are_refused():
     _, cache = fed(causal(), tokens(1, 200), (0, 200))
     with pytest.raises(ArgumentError, match=r"crop\(-65\) takes back 65 tokens, and the layer remembers the last 64"):
         cache.crop(-65)
+    with pytest.raises(ArgumentError, match=r"crop\(3\) is positive: crop\(-3\) takes back the last 3 tokens"):
+        cache.crop(3)
 
 
 @every_attention
@@ -220,6 +222,16 @@ def test_a_static_cache_gives_the_same_tokens(attention):
     assert torch.equal(plain, static)
 
 
+def test_a_static_cache_of_a_sliding_window_may_be_shorter_than_the_prompt():
+    """Masks are as long as the window, and the padding is outside of it later."""
+    model, ids = causal("mistral"), tokens(2, 12)
+    ids[0, :8] = 0
+    how = {"attention_mask": (ids > 0).long(), "max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    assert torch.equal(
+        model.generate(ids, use_cache=False, **how), model.generate(ids, cache_implementation="static", **how)
+    )
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize("attention", ["linear", "mixed"])
 def test_a_compiled_step_gives_the_same_logits_and_compiles_once(attention):
@@ -255,10 +267,19 @@ def test_a_cache_belongs_to_one_model_and_one_batch():
         other(ids[:, :1], past_key_values=keys)
 
 
-def test_a_mask_of_the_wrong_rank_is_refused():
-    model, ids = causal(), tokens(2, 6)
-    with pytest.raises(ArgumentError, match=r"attention_mask has shape \[2, 1, 6, 6\], and linear layers need one of"):
-        model(ids, attention_mask=torch.ones(2, 1, 6, 6, dtype=torch.bool))
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ((2, 1, 6, 6), r"has shape \[2, 1, 6, 6\], and linear layers need one of \[batch, tokens\]"),
+        ((2, 6, 6), r"has shape \[2, 6, 6\], and linear layers need one of \[batch, tokens\]"),
+        ((6,), r"has shape \[6\], and linear layers need one of \[batch, tokens\]"),
+        ((2, 5), r"has shape \[2, 5\] and must be \[batch, tokens\] = \[2, 6\], the tokens in the cache included"),
+        ((3, 6), r"has shape \[3, 6\] and must be \[batch, tokens\] = \[2, 6\]"),
+    ],
+)
+def test_a_mask_of_another_shape_is_refused(shape, said):
+    with pytest.raises(ArgumentError, match=f"attention_mask {said}"):
+        causal()(tokens(2, 6), attention_mask=torch.ones(shape, dtype=torch.bool))
 
 
 def test_a_static_cache_takes_nothing_back():

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from copy import deepcopy
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, DataCollatorWithFlattening, T5Config, T5Model
 
 import softless
-from softless.errors import ArgumentError, UnsupportedError
+from softless.errors import ArgumentError, SoftlessError, UnsupportedError
 from softless.transformers import ARCHITECTURES, mechanisms_of, set_mechanism
 from tests.language.models import ATTENTIONS, CAUSAL, ENCODERS, causal, encoder, tokens
 
@@ -146,6 +147,13 @@ def test_a_cache_that_was_filled_with_a_pack_cannot_go_on():
         model(ids, position_ids=places, past_key_values=model(ids, use_cache=True).past_key_values)
 
 
+@pytest.mark.parametrize("ends", [[0, 4, 11], [1, 4, 12], [0, 9, 4, 12]])
+def test_offsets_that_do_not_cover_the_tokens_are_refused(ends):
+    said = f"cu_seq_lens_q is {re.escape(str(ends))} and must rise from 0 to the number of tokens, 12"
+    with pytest.raises(ArgumentError, match=said):
+        causal()(tokens(1, 12), cu_seq_lens_q=torch.tensor(ends))
+
+
 @pytest.mark.parametrize("mechanism", ["inline", "linear", "efficient", "regress", "threshold", "nearfar"])
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 def test_padding_changes_nothing_in_an_encoder_of_words(name, mechanism):
@@ -221,6 +229,9 @@ def test_bad_layers_and_options_are_refused_and_change_nothing():
     model = causal(attention="mixed")
     with pytest.raises(ArgumentError, match="layer 3 does not exist: the model has layers 0 to 2"):
         set_mechanism(model, "inline", [1, 3])
+    for layers in (1, "all"):
+        with pytest.raises(ArgumentError, match=f"layers is {layers!r} and must be a list of numbers"):
+            set_mechanism(model, "inline", layers)
     with pytest.raises(ArgumentError, match="options phi were passed beside a mechanism"):
         set_mechanism(model, softless.mechanism("linear"), phi="relu")
     with pytest.raises(UnsupportedError, match="phi of mechanism 'linear' is a function, which no config"):
@@ -234,3 +245,33 @@ def test_dropout_of_weights_is_said_to_be_left_out():
     model = AutoModelForCausalLM.from_config(config)
     with pytest.warns(UserWarning, match="attention_dropout is 0.1, and layers with 'linear' do not drop weights"):
         set_mechanism(model, "linear")
+
+
+@pytest.mark.parametrize("attention", ["linear", "mixed"])
+def test_weights_that_nobody_forms_are_refused_and_not_left_out(attention):
+    with pytest.raises(UnsupportedError, match="output_attentions is True, and softless returns no attention weights"):
+        causal(attention=attention)(tokens(1, 4), output_attentions=True)
+    with pytest.raises(UnsupportedError, match="output_attentions is True"):
+        encoder("bert")(tokens(1, 4), output_attentions=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("linear", "config.softless is 'linear' and must be"),
+        ({"0": {"nam": "linear"}}, "config.softless is .* and must be"),
+        ({"0": {"name": "nope", "options": {}}}, "mechanism 'nope' is not one of"),
+        ({"0": {"name": "nystrom", "options": {}}}, "LlamaModel is causal, and mechanism 'nystrom' mixes all tokens"),
+        ({"9": {"name": "linear", "options": {}}}, "layer 9 does not exist: the model has layers 0 to 2"),
+    ],
+)
+def test_damaged_settings_in_a_config_are_refused(settings, said):
+    with pytest.raises(SoftlessError, match=said):
+        AutoModelForCausalLM.from_config(CAUSAL["llama"](softless=settings))
+
+
+def test_settings_in_the_config_of_an_unknown_architecture_are_refused():
+    config = T5Config(d_model=16, d_ff=16, d_kv=4, num_layers=1, num_heads=2, vocab_size=20)
+    config.softless = {"0": {"name": "linear", "options": {}}}
+    with pytest.raises(UnsupportedError, match="softless does not know architecture 't5'"):
+        T5Model(config)
