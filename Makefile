@@ -39,7 +39,7 @@ test: $(DEV) ## every test that needs no GPU: about 15 minutes on 2 cores
 	$(INTERPRETED) $(PARALLEL) --timeout 300 -m "kernels and not slow and not gpu" tests/kernels
 	SOFTLESS_TYPECHECK=0 $(PARALLEL) --timeout 300 -m "compile and not slow and not gpu"
 
-slow: $(DEV) ## the same with many more random cases, mutants and reruns: hours
+slow: $(DEV) ## every case of every test, many more random ones, mutants and reruns: hours
 	$(PARALLEL) --hypothesis-profile slow -m "not gpu and not compile and not kernels"
 	$(INTERPRETED) $(PARALLEL) --hypothesis-profile slow -m "kernels and not gpu" tests/kernels
 	SOFTLESS_TYPECHECK=0 $(PYTEST) --hypothesis-profile slow -m "compile and not gpu"

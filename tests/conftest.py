@@ -35,6 +35,7 @@ settings.register_profile("slow", max_examples=200, print_blob=True, **COMMON)
 settings.register_profile("mutants", parent=settings.get_profile("test"), max_examples=5)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
+MOST_CASES = 24
 HAS_CUDA = torch.cuda.is_available()
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -63,6 +64,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         many_examples = getattr(item.obj, "is_hypothesis_test", False)
         if (waits == ALWAYS and not item.get_closest_marker("compile")) or (waits == WITH_EXAMPLES and many_examples):
             item.add_marker(pytest.mark.slow)
+    if settings.get_current_profile_name() == "test":
+        keep_some(items)
     mark_options(items)
     if "SOFTLESS_SHUFFLE" in os.environ:
         shuffle(items, random.Random(os.environ["SOFTLESS_SHUFFLE"]))
@@ -85,6 +88,21 @@ def pytest_sessionfinish() -> None:
 
 def parameters(item: pytest.Item) -> dict[str, object]:
     return item.callspec.params if hasattr(item, "callspec") else {}
+
+
+def keep_some(items: list[pytest.Item]) -> None:
+    """Let a test of more than MOST_CASES cases try that many of them, and the rest wait for `make slow`.
+
+    Which ones is drawn by their names, so each test draws others, and a case is tried by some test of many. A new case
+    changes nothing for the cases before it, or takes the place of one. A module with `EVERY_CASE = True` tries all.
+    """
+    tests: dict[tuple[Path, str], list[pytest.Item]] = {}
+    for item in items:
+        if not (item.get_closest_marker("slow") or getattr(item.module, "EVERY_CASE", False)):
+            tests.setdefault((item.path, item.nodeid.partition("[")[0]), []).append(item)
+    for cases in tests.values():
+        for item in sorted(cases, key=lambda each: zlib.crc32(each.nodeid.encode()))[MOST_CASES:]:
+            item.add_marker(pytest.mark.slow)
 
 
 def mark_options(items: list[pytest.Item]) -> None:

@@ -35,6 +35,7 @@ from tests.laws.cases import (
     true_rows,
 )
 
+EVERY_CASE = True
 BACKENDS = {torch.float64: ("reference", "torch"), torch.float32: ("torch",)}
 DTYPES = list(BACKENDS)
 CHUNKS = (1, 4, 16, 128)  # 64 is the default
