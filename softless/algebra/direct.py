@@ -18,7 +18,7 @@ error a rounding of v'. Where m_i or x_i is so small or so large that a product 
 """
 
 from collections.abc import Callable, Sequence
-from math import isfinite, prod
+from math import isfinite
 from typing import Any
 
 import torch
@@ -133,19 +133,20 @@ def _gather(v: Tensor, v_mean: Tensor, phi_k: BlockMap, size: int, *, centered: 
 
 def heads(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "h n d"]:
     """Return contiguous x with one dimension for all heads: products of more dimensions take twice as long to begin."""
-    return x.view(prod(x.shape[:-2]), *x.shape[-2:])
+    return x.flatten(0, -3) if x.ndim > 2 else x[None]
 
 
 def _centered(k: Tensor, v: Tensor) -> list[Tensor]:
-    """Return v_mean, k', v' and C, by head."""
+    """Return sum v, k', v' and C, by head."""
     k, v = heads(k), heads(v)
-    v_mean = v.mean(-2, keepdim=True)
-    k, v = torch.sub(k, k.sum(-2, keepdim=True), alpha=1 / k.shape[-2]), v - v_mean
-    return [v_mean, k, v, torch.bmm(k.mT, v)]
+    part, v_sum = 1 / k.shape[-2], v.sum(-2, keepdim=True)
+    k, v = torch.sub(k, k.sum(-2, keepdim=True), alpha=part), torch.sub(v, v_sum, alpha=part)
+    return [v_sum, k, v, torch.bmm(k.mT, v)]
 
 
 def _subtract(q: Tensor, centered: list[Tensor], gain: float) -> Tensor:
-    out = torch.baddbmm(centered[0], heads(q), centered[-1], alpha=gain)
+    v_sum, k, _, comoment = centered
+    out = torch.baddbmm(v_sum, heads(q), comoment, beta=1 / k.shape[-2], alpha=gain)
     return out.view(*q.shape[:-1], out.shape[-1])
 
 
