@@ -2,7 +2,7 @@
 
 The exit status is 1 if an image is damaged. A problem of the set as a whole, such as a class without images or a label
 without a class, is an error of its own with exit status 3, and so is a text that is not UTF-8. `--json` prints a
-`DataCheck`, a `MaskCheck` or a `TextCheck`.
+`DataCheck`, a `DenseCheck` or a `TextCheck`.
 """
 
 from functools import partial
@@ -15,8 +15,8 @@ from softless.commands.common import CHECK_FAILED, console, emit_json, plain, pl
 from softless.report import units
 
 if TYPE_CHECKING:
+    from softless.data.annotated_sources import Values
     from softless.data.check import CheckedPart
-    from softless.data.masks import MaskValues
 
 SCHEMA, TEXT_SCHEMA = "softless.data-check/1", "softless.data-check-text/1"
 SUMMARY = "Decode every image of a set, and list the damaged ones."
@@ -24,14 +24,15 @@ HELP = """Decode every image of a set, and list each damaged one with the reason
 
 PATH is a folder of class folders, a folder with train/ and val/ or test/, a parquet file with columns image and label,
 a folder of such files, or digits, the embedded set. It may also be images with masks: a parquet file with columns image
-and mask, or folders images/ and masks/; --recipe says what their numbers mean. Or text: a file or folder of .txt, or a
-parquet file with a column text.
+and mask, or folders images/ and masks/. Or images with boxes: columns image, boxes and labels, or a folder with COCO's
+JSON. --recipe says what the numbers mean. Or text: a file or folder of .txt, or a parquet file with a column text.
 
 \b
 $ softless data check flowers
 $ softless data check flowers-train.parquet --json
 $ softless data check parquet-files/
 $ softless data check camvid-train.parquet --recipe segment-camvid
+$ softless data check coco/
 $ softless data check book.txt
 """
 
@@ -69,24 +70,24 @@ class TextCheck(TypedDict):
 @reports_errors
 def run(
     source: Annotated[str, typer.Argument(metavar="PATH", help="The set.", show_default=False)],
-    recipe: Annotated[str | None, typer.Option(metavar="NAME", help="A segmentation recipe: what masks mean.")] = None,
+    recipe: Annotated[str | None, typer.Option(metavar="NAME", help="What masks or boxes mean, in a recipe.")] = None,
     workers: Annotated[
         int | None, typer.Option(min=0, max=MOST_PROCESSES, help="Processes that decode; default: one per core.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Open the set, decode it, and show the result."""
-    from softless.commands.data_check_masks import check_set_with_masks
+    from softless.commands.data_check_dense import check_annotated_set
     from softless.commands.progress import progress
+    from softless.data.annotated_sources import values_of
     from softless.data.check import check_part, open_parts
-    from softless.data.masked_sources import has_masks
     from softless.data.reading import LIMIT
     from softless.data.text import is_text
     from softless.io.pictures import BadImage
 
-    masks = _masks(recipe)
-    if recipe is not None or has_masks(source, masks.column):
-        check_set_with_masks(source, masks, workers, json)
+    values = values_of(source) if recipe is None else _values(recipe)
+    if values is not None:
+        check_annotated_set(source, values, workers, json)
         return
     if is_text(source):
         _check_text(source, json)
@@ -116,13 +117,12 @@ def run(
         raise typer.Exit(CHECK_FAILED)
 
 
-def _masks(recipe: str | None) -> "MaskValues":
-    """Return what the numbers of masks mean in a recipe, or without one."""
-    from softless.data.masks import MaskValues
+def _values(recipe: str) -> "Values":
+    """Return what masks or boxes mean in a recipe."""
     from softless.train.recipe import document_of
-    from softless.train.tasks.segment import segment_recipe
+    from softless.train.tasks.dense import dense_recipe
 
-    return MaskValues() if recipe is None else segment_recipe(document_of(recipe), f"recipe {recipe!r}").masks
+    return dense_recipe(document_of(recipe), f"recipe {recipe!r}").values
 
 
 def _check_text(source: str, json: bool) -> None:

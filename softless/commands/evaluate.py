@@ -2,7 +2,8 @@
 
 TARGET is a run of `softless train`, or the name of a model with `--weights`. A run brings its best weights, its images
 and how to prepare them. For a named model, images are prepared as its authors do. `--json` prints an `Evaluated`, an
-`EvaluatedText` for the run of a language model, or an `EvaluatedMasks` for that of a segmentation.
+`EvaluatedText` for the run of a language model, an `EvaluatedMasks` for that of a segmentation, or an `EvaluatedBoxes`
+for that of a detection.
 
 Exit status: 0 evaluated, 1 the loss is not finite, 2 usage, 3 bad input.
 """
@@ -35,10 +36,11 @@ if TYPE_CHECKING:
     from softless.train.recipe import Recipe
 
 SCHEMA, TEXT_SCHEMA = "softless.evaluate/1", "softless.evaluate-text/1"
-SUMMARY = "Measure a trained model: accuracy, calibration, mIoU, speed."
+SUMMARY = "Measure a trained model: accuracy, calibration, mIoU, AP, speed."
 HELP = """Evaluate a trained model: top-1, top-5, accuracy per class, calibration, images per second.
 
 A segmentation: mean intersection over union, and that of each class.
+A detection: average precision as COCO defines it, and that of each class.
 A language model: loss per token and per byte, perplexity, tokens per second.
 
 \b
@@ -99,17 +101,17 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Load the model, run it on every image once, and show its scores."""
-    from softless.commands.evaluate_masks import evaluate_masks
+    from softless.commands.evaluate_dense import evaluate_dense
     from softless.train.devices import Devices, runnable
     from softless.train.metrics import ClassCounts
-    from softless.train.recipe import LANGUAGE, SEGMENT
+    from softless.train.recipe import DENSE, LANGUAGE
     from softless.train.tasks import all_skipped, evaluate
     from softless.train.tasks.classify import image_loader
 
     task = task_of_run(target)
-    if task == SEGMENT:
+    if task in DENSE:
         refuse({"--weights": weights}, f"{target} is a run, which has its own")
-        evaluate_masks(target, data, batch, device, workers, on_bad_image, json)
+        evaluate_dense(target, data, batch, device, workers, on_bad_image, json)
         return
     if task == LANGUAGE:
         refuse(

@@ -219,14 +219,14 @@ def _show_models(rows: list[ListedModel]) -> None:
 
 
 def _recipes() -> list[ListedRecipe]:
+    from softless.train.dense_recipe import DenseRecipe
     from softless.train.language_recipe import LanguageRecipe
     from softless.train.recipe import AnyRecipe, changed, document_of, shipped
-    from softless.train.segment_recipe import SegmentRecipe
 
     def size(recipe: AnyRecipe) -> int | list[int] | None:
         if isinstance(recipe, LanguageRecipe):
             return None
-        return [*recipe.size] if isinstance(recipe, SegmentRecipe) else recipe.image_size
+        return [*recipe.size] if isinstance(recipe, DenseRecipe) else recipe.image_size
 
     recipes = {name: changed(document_of(name), ()) for name in shipped()}
     return [

@@ -2,14 +2,17 @@
 
 A classifier writes FOLDER/NAME.txt with its five best classes. A segmentation writes FOLDER/NAME.png, the picture with
 the colors of its classes over it, and FOLDER/NAME-mask.png, the numbers of the classes as the training masks have them.
+A detection writes FOLDER/NAME.png, the picture with the boxes whose score is at least 0.5, and FOLDER/NAME-boxes.json,
+all boxes: [{"class", "score", "box": [left, top, right, bottom]}].
 
 JSON (schema softless.predict/1): {"schema", "run", "task", "images": [{"name", "files", "classes": {name: share}}]}. A
-share is a probability, or the share of the pixels that the class has.
+share is a probability, the share of the pixels that the class has, or the highest score of its boxes.
 
 Exit status: 0 predicted, 2 usage, 3 bad input.
 """
 
 from collections.abc import Callable
+from json import dumps as json_text
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
@@ -35,17 +38,19 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SCHEMA = "softless.predict/1"
-SUMMARY = "Let a trained model answer for pictures, and draw its masks."
+SUMMARY = "Let a trained model answer for pictures, and draw its masks or boxes."
 HELP = """Let the best model of a run answer for pictures, and write its answers to a folder.
 
 IMAGES is a picture, a folder of pictures, or a parquet file with a column image. A classifier writes its five best
-classes as text; a segmentation draws the classes onto the picture, and writes the mask.
+classes as text; a segmentation draws the classes onto the picture, and writes the mask; a detection draws boxes onto
+the picture, and writes them as JSON.
 
 \b
 $ softless predict runs/flowers photos/ --out answers
 $ softless predict runs/camvid street.jpg --out answers
 """
 BEST = 5
+DRAWN = 0.5  # the lowest score of a box that is drawn
 
 Answer = tuple[dict[str, float], dict[str, Any]]  # class -> share; suffix of a file -> text or picture
 
@@ -71,7 +76,7 @@ def run(
 
     from softless.data.listed import ListedPictures
     from softless.machine import pick_device
-    from softless.train.recipe import LANGUAGE, SEGMENT
+    from softless.train.recipe import DETECT, IMAGES, LANGUAGE, SEGMENT
 
     task = task_of_run(folder)
     if task is None or task == LANGUAGE:
@@ -80,8 +85,8 @@ def run(
     pictures = ListedPictures(images)
     prepare_folder(out)
     with warnings_in_one_line():
-        load = segmentation if task == SEGMENT else classifier
-        answer = load(Path(folder), torch.device(pick_device(device)))
+        loads = {IMAGES: classifier, SEGMENT: segmentation, DETECT: detection}
+        answer = loads[task](Path(folder), torch.device(pick_device(device)))
     predicted: list[Predicted] = []
     with progress(len(pictures), not json) as advance, torch.inference_mode():
         for index, (name, stem) in enumerate(zip(pictures.names, pictures.stems, strict=True)):
@@ -128,7 +133,8 @@ def segmentation(folder: Path, device: "torch.device") -> "Callable[[Image], Ans
     from PIL import Image as Pillow
 
     from softless.data.drawing import painted
-    from softless.train.tasks.segment import answered, trained
+    from softless.train.tasks.dense import trained
+    from softless.train.tasks.segment import answered
 
     model, recipe, about = trained(folder)
     model, names = model.to(device).eval(), tuple(about["classes"])
@@ -139,6 +145,29 @@ def segmentation(folder: Path, device: "torch.device") -> "Callable[[Image], Ans
         shares = np.bincount(mask.ravel(), minlength=len(names)) / mask.size
         classes = {name: float(share) for name, share in zip(names, shares, strict=True)}
         return classes, {".png": painted(image, mask, names), "-mask.png": Pillow.fromarray(numbers[mask])}
+
+    return answer
+
+
+def detection(folder: Path, device: "torch.device") -> "Callable[[Image], Answer]":
+    """Return what a detection answers: the picture with its boxes drawn, and the boxes."""
+    from softless.data.drawing import framed
+    from softless.train.tasks.dense import trained
+    from softless.train.tasks.detect import answered
+
+    model, recipe, about = trained(folder)
+    model, names = model.to(device).eval(), tuple(about["classes"])
+
+    def answer(image: "Image") -> Answer:
+        corners, labels, scores = answered(model, recipe, image, device)
+        found = [
+            {"class": names[label], "score": round(float(score), 4), "box": [round(float(side), 2) for side in box]}
+            for box, label, score in zip(corners, labels, scores, strict=True)
+        ]
+        classes = {each["class"]: each["score"] for each in reversed(found)}  # the highest score comes last
+        sure = scores >= DRAWN
+        drawn = framed(image, corners[sure], labels[sure], scores[sure], names)
+        return classes, {".png": drawn, "-boxes.json": f"{json_text(found)}\n"}
 
     return answer
 

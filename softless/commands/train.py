@@ -1,4 +1,4 @@
-"""softless train: train a classifier, a segmentation or a language model, to be killed at any moment and resumed.
+"""softless train: train a model on images, masks, boxes or text, to be killed at any moment and resumed.
 
 A recipe (recipes/*.toml) says how to train, and `--set` changes any of its keys. softless/train/run.py lists the files
 of the folder RUN.
@@ -8,9 +8,9 @@ JSON (schema softless.train/1):
     {"schema", "out", "recipe": its name, "model", "parameters", "steps", "best_step", "best_top1",
      "last": {"top1", "top5", "ece", "test_loss"}, "seconds", "skipped": images that could not be decoded}
 
-A segmentation has "best_miou", and "last" has "miou", "pixel_accuracy" and "test_loss". A language model has
-"best_loss_per_byte" instead of "best_top1", and "last" has "loss_per_byte", "bits_per_byte",
-"perplexity" and "test_loss".
+A segmentation has "best_miou", and "last" has "miou", "pixel_accuracy" and "test_loss". A detection has "best_ap", and
+"last" has "ap", "ap50", "ap75" and "test_loss". A language model has "best_loss_per_byte" instead of "best_top1", and
+"last" has "loss_per_byte", "bits_per_byte", "perplexity" and "test_loss".
 
 Exit status: 0 trained, 1 a loss or gradient was not finite, 2 usage, 3 bad input, 130 interrupted and saved.
 """
@@ -37,18 +37,18 @@ from softless.commands.common import (
     warnings_in_one_line,
 )
 from softless.commands.ctrl_c import WATCH
-from softless.commands.train_display import ImageStart, MaskStart, Start, TextStart, TrainingDisplay
+from softless.commands.train_display import DenseStart, ImageStart, Start, TextStart, TrainingDisplay
 from softless.errors import ArgumentError
 
 if TYPE_CHECKING:
     from softless.train.assemble import Runtime
+    from softless.train.dense_recipe import AnyDense
     from softless.train.language_recipe import LanguageRecipe
-    from softless.train.segment_recipe import SegmentRecipe
 
 SCHEMA = "softless.train/1"
 LARGEST_SEED = 10**15 - 1
 MUCH = 4  # softless warns if a recipe makes the sides of images this many times smaller
-SUMMARY = "Train on images, images with masks, or text; resumable."
+SUMMARY = "Train on images, with masks or boxes, or text; resumable."
 HELP = """Train a model: from a recipe, with a log, checkpoints and TensorBoard.
 
 \b
@@ -58,6 +58,7 @@ $ softless train --recipe cifar10 --data cifar10-train.parquet --out runs/a
 $ softless train inline_swin_tiny --recipe imagenette --data imagenette/
 $ softless train --set model.mechanism=softmax --set model.local=false
 $ softless train --recipe segment-camvid --data camvid/ --init runs/f  # masks
+$ softless train --recipe detect-bccd --data cells.parquet --init runs/f  # boxes
 $ softless train --recipe text-small --data book.txt   # a language model
 $ softless train --out runs/a --resume             # after Ctrl-C or a crash
 $ torchrun --nproc-per-node 8 -m softless train --recipe inline_deit_tiny ...
@@ -89,7 +90,7 @@ def run(
     """Choose the recipe, train, and show the result."""
     from softless.errors import NonFiniteError
     from softless.train.assemble import Runtime, train, train_language
-    from softless.train.assemble_segment import train_segment
+    from softless.train.assemble_dense import train_dense
     from softless.train.devices import leave
     from softless.train.loop import Interrupted
 
@@ -106,8 +107,8 @@ def run(
         try:
             if isinstance(start, TextStart):
                 outcome = train_language(out, start.recipe, texts=start.texts, **settings)
-            elif isinstance(start, MaskStart):
-                outcome = train_segment(out, start.recipe, splits=start.splits, tick=display.decoding, **settings)
+            elif isinstance(start, DenseStart):
+                outcome = train_dense(out, start.recipe, splits=start.splits, tick=display.decoding, **settings)
             else:
                 if display.main:
                     warn_of_shrinking(start, recipe)
@@ -153,13 +154,14 @@ def choose_start(
     import torch
 
     from softless.data import open_splits
-    from softless.data.masked_sources import has_masks
+    from softless.data.annotated_sources import values_of
+    from softless.data.boxes import BoxValues
     from softless.data.text import is_text
     from softless.train.choose import fitting, fitting_text, typical_size
+    from softless.train.dense_recipe import DenseRecipe
     from softless.train.language_recipe import LanguageRecipe
     from softless.train.recipe import changed, document_of, for_images
     from softless.train.run import Run
-    from softless.train.segment_recipe import SegmentRecipe
 
     before = Run(out).read() if resume else {}
     options = {key: before.get(key) if value is None else value for key, value in options.items()}
@@ -179,12 +181,11 @@ def choose_start(
         recipe = changed(document, changes)
         if isinstance(recipe, LanguageRecipe):
             return text_start(str(name), because, recipe, options)
-        if isinstance(recipe, SegmentRecipe):
-            return mask_start(str(name), because, recipe, options)
-    elif has_masks(options["data"], "mask"):
-        raise ArgumentError(
-            f"{options['data']} holds masks: give a recipe for them, such as segment-camvid, with --recipe"
-        )
+        if isinstance(recipe, DenseRecipe):
+            return dense_start(str(name), because, recipe, options)
+    elif (values := values_of(options["data"])) is not None:
+        held, such = ("boxes", "detect-bccd") if isinstance(values, BoxValues) else ("masks", "segment-camvid")
+        raise ArgumentError(f"{options['data']} holds {held}: give a recipe for them, such as {such}, with --recipe")
     splits = open_splits(options["data"])
     size = typical_size(splits[0])
     if document is None:
@@ -207,15 +208,17 @@ def text_start(name: str, because: str, recipe: "LanguageRecipe", options: dict[
     return TextStart(name, because, options, recipe, open_texts(options["data"], recipe.hold_out))
 
 
-def mask_start(name: str, because: str, recipe: "SegmentRecipe", options: dict[str, Any]) -> MaskStart:
-    """Open the images with masks of a segmentation."""
-    from softless.data.masked_sources import open_masked_splits
+def dense_start(name: str, because: str, recipe: "AnyDense", options: dict[str, Any]) -> DenseStart:
+    """Open the images of a segmentation or a detection, with their masks or boxes."""
+    from softless.data.annotated_sources import open_annotated_splits
+    from softless.train.recipe import SEGMENT
 
-    refuse({"--teacher": options.pop("teacher")}, "a segmentation learns from masks alone")
+    what, needed = ("segmentation", "masks") if recipe.task == SEGMENT else ("detection", "boxes")
+    refuse({"--teacher": options.pop("teacher")}, f"a {what} learns from {needed} alone")
     if options["data"] is None:
-        raise ArgumentError(f"recipe {name!r} trains a segmentation, and needs images with masks: give it with --data")
-    splits = open_masked_splits(options["data"], recipe.masks, recipe.hold_out)
-    return MaskStart(name, because, options, recipe, splits)
+        raise ArgumentError(f"recipe {name!r} trains a {what}, and needs images with {needed}: give it with --data")
+    splits = open_annotated_splits(options["data"], recipe.values, recipe.hold_out)
+    return DenseStart(name, because, options, recipe, splits)
 
 
 def warn_of_shrinking(start: ImageStart, recipe: str | None) -> None:

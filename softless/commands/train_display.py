@@ -1,4 +1,4 @@
-"""What `softless train` begins with, and what it shows while it trains, for images, masks and text."""
+"""What `softless train` begins with, and what it shows while it trains, for images, masks, boxes and text."""
 
 import math
 import os
@@ -16,15 +16,15 @@ from softless.commands.progress import Bar, progress
 from softless.report import units
 
 if TYPE_CHECKING:
+    from softless.data.annotated import AnnotatedImages
     from softless.data.images import Images
-    from softless.data.masks import MaskedImages
     from softless.data.text import Text
     from softless.train.choose import TypicalSize
+    from softless.train.dense_recipe import AnyDense
     from softless.train.language_recipe import LanguageRecipe
     from softless.train.loop import Job
     from softless.train.recipe import Recipe
     from softless.train.run import Outcome
-    from softless.train.segment_recipe import SegmentRecipe
 
 
 @dataclass(frozen=True)
@@ -95,20 +95,27 @@ class TextStart:
 
 
 @dataclass(frozen=True)
-class MaskStart:
-    """Everything that a segmentation begins with.
+class DenseStart:
+    """Everything that a segmentation or a detection begins with.
 
     name, because   the recipe's name, and why it was chosen
     options         data, seed and init
-    splits          the images with masks, to train and to test on
+    splits          the images with masks or boxes, to train and to test on
     """
 
     name: str
     because: str
     options: dict[str, Any]
-    recipe: "SegmentRecipe"
-    splits: "tuple[MaskedImages, MaskedImages]"
-    reading = "checking masks"
+    recipe: "AnyDense"
+    splits: "tuple[AnnotatedImages, AnnotatedImages]"
+
+    @property
+    def annotations(self) -> str:
+        return "masks" if self.recipe.task == "segment" else "boxes"
+
+    @property
+    def reading(self) -> str:
+        return f"checking {self.annotations}"
 
     @property
     def model(self) -> str:
@@ -117,16 +124,21 @@ class MaskStart:
     def data_line(self) -> str:
         train, test = self.splits
         classes, seen = units.counted(len(train.classes), "class", "classes"), units.picture(self.recipe.size)
-        return f"images   {len(train):,} with masks to train on, {len(test):,} to test on, {classes}, seen in {seen}"
+        return (
+            f"images   {len(train):,} with {self.annotations} to train on, {len(test):,} to test on, {classes}, seen "
+            f"in {seen}"
+        )
 
     def scores(self, numbers: Mapping[str, float]) -> str:
+        if "ap" in numbers:
+            return "   ".join(f"{name.upper()} {numbers[name]:7.2%}" for name in ("ap", "ap50", "ap75"))
         return f"mIoU {numbers['miou']:7.2%}   pixel accuracy {numbers['pixel_accuracy']:7.2%}"
 
     def best(self, number: float) -> str:
-        return f"mIoU {number:.2%}"
+        return f"{'mIoU' if self.recipe.task == 'segment' else 'AP'} {number:.2%}"
 
 
-Start = ImageStart | MaskStart | TextStart
+Start = ImageStart | DenseStart | TextStart
 
 
 class TrainingDisplay:

@@ -1,4 +1,4 @@
-"""Draw answers onto pictures: a color for every class, and a legend beside the picture."""
+"""Draw masks and boxes onto pictures: a color for every class, and a legend beside the picture."""
 
 import colorsys
 
@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 COVER = 0.5  # of a picture, by the colors
-LINE, MARGIN = 16, 6  # pixels
+LINE, MARGIN, FRAME = 16, 6, 2  # pixels
 GOLDEN = 0.618034  # of the color circle, from one class to the next: neighbors differ
 
 
@@ -26,14 +26,45 @@ def painted(image: Image.Image, mask: np.ndarray, classes: tuple[str, ...]) -> I
     """
     table = colors(len(classes))
     over = Image.blend(image, Image.fromarray(table[mask]), COVER)
-    shown = [label for label in range(len(classes)) if (mask == label).any()]
+    return with_legend(over, [label for label in range(len(classes)) if (mask == label).any()], classes)
+
+
+def framed(
+    image: Image.Image, corners: np.ndarray, labels: np.ndarray, scores: np.ndarray, classes: tuple[str, ...]
+) -> Image.Image:
+    """Return a picture with boxes in the colors of their classes, their scores, and a legend of the classes that occur.
+
+    image     RGB
+    corners   float [N, 4]: left, top, right, bottom, in pixels
+    labels    int [N]: the class of each box
+    scores    float [N]: from 0 to 1
+    classes   their names
+    """
+    table, over = colors(len(classes)), image.copy()
     draw = ImageDraw.Draw(over)
-    width = LINE + 3 * MARGIN + int(max(draw.textlength(classes[label]) for label in shown))
-    page = Image.new("RGB", (over.width + width, max(over.height, LINE * len(shown) + 2 * MARGIN)), "white")
-    page.paste(over, (0, 0))
+    for box, label, score in sorted(zip(corners.tolist(), labels.tolist(), scores.tolist(), strict=True), key=_score):
+        color = tuple(map(int, table[label]))
+        draw.rectangle(box, outline=color, width=FRAME)
+        text = f"{score:.0%}"
+        place = box[0] + FRAME, box[1] + FRAME
+        draw.rectangle(draw.textbbox(place, text), fill=color)
+        draw.text(place, text, fill="black")
+    return with_legend(over, sorted({*labels.tolist()}), classes)
+
+
+def _score(found: tuple[list[float], int, float]) -> float:
+    return found[2]
+
+
+def with_legend(picture: Image.Image, shown: list[int], classes: tuple[str, ...]) -> Image.Image:
+    """Return a page with a picture, and beside it the colors and names of these classes."""
+    table, draw = colors(len(classes)), ImageDraw.Draw(picture)
+    width = LINE + 3 * MARGIN + int(max((draw.textlength(classes[label]) for label in shown), default=0))
+    page = Image.new("RGB", (picture.width + width, max(picture.height, LINE * len(shown) + 2 * MARGIN)), "white")
+    page.paste(picture, (0, 0))
     draw = ImageDraw.Draw(page)
     for line, label in enumerate(shown):
-        left, top = over.width + MARGIN, MARGIN + LINE * line
+        left, top = picture.width + MARGIN, MARGIN + LINE * line
         draw.rectangle((left, top + 2, left + LINE - 4, top + LINE - 2), fill=tuple(map(int, table[label])))
         draw.text((left + LINE + MARGIN, top), classes[label], fill="black")
     return page

@@ -3,7 +3,8 @@
     to train   change colors, scale by a random factor, crop, flip; what the crop adds is black, and `VOID` in the mask
     to test    resize the image to the size of the recipe; its mask keeps its own size
 
-The transforms are torchvision's. As for classification, (seed, epoch, index) seed the augmentation of an image.
+The transforms are torchvision's, and `moved_together` moves boxes too (`joint_boxes`). As for classification, (seed,
+epoch, index) seed the augmentation of an image.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ Change = Callable[["Image", np.ndarray], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class JointAugment:
-    """How to augment and normalize images with masks.
+    """How to augment and normalize images with masks or boxes.
 
     scale        the smallest and the largest random factor of an image's size, relative to the size of the recipe
     flip         probability of a flip from left to right
@@ -81,31 +82,48 @@ class MaskBatch(NamedTuple):
     ids: Tensor
 
 
-def joint_transform(augment: JointAugment, size: tuple[int, int], *, train: bool) -> Change:
-    """Return a function from a picture and its mask to uint8 [3, H, W] and uint8 [h, w]."""
-    with needs_extra("images with masks are augmented by torchvision", "models,train"):
+def moved_together(augment: JointAugment, size: tuple[int, int]) -> Callable[["Image", Any], tuple[Tensor, Any]]:
+    """Return a random change of a picture and its annotation, a `Mask` or `BoundingBoxes` of torchvision."""
+    with needs_extra("images with masks or boxes are augmented by torchvision", "models,train"):
         from torchvision.transforms import v2
-        from torchvision.tv_tensors import Mask
     to_image = v2.ToImage()
-    if not train:
-        resize = v2.Resize(list(size), antialias=True)
-        return lambda image, mask: (resize(to_image(image)).as_subclass(Tensor), torch.from_numpy(mask))
     color = v2.ColorJitter(augment.brightness, augment.contrast, augment.saturation, augment.hue)
     crop = v2.Compose([v2.RandomCrop(list(size)), v2.RandomHorizontalFlip(augment.flip)])
 
-    def change(image: "Image", mask: np.ndarray) -> tuple[Tensor, Tensor]:
-        pixels, classes = color(to_image(image)), Mask(torch.from_numpy(mask))
+    def change(image: "Image", annotation: Any) -> tuple[Tensor, Any]:
+        pixels = color(to_image(image))
         # not v2.ScaleJitter, which confuses height and width where the size is no square
-        factor = torch.empty(1).uniform_(*augment.scale).item()
-        ratio = factor * min(wanted / side for wanted, side in zip(size, mask.shape, strict=True))
-        scaled = [max(1, round(side * ratio)) for side in mask.shape]
+        scaled = fitted(image.size[::-1], size, torch.empty(1).uniform_(*augment.scale).item())
         missing = [max(wanted - side, 0) for wanted, side in zip(size, scaled, strict=True)]
         filled = [
             v2.functional.pad(v2.functional.resize(x, scaled, antialias=True), [0, 0, *missing[::-1]], fill)
-            for x, fill in ((pixels, 0), (classes, VOID))
+            for x, fill in ((pixels, 0), (annotation, VOID))
         ]
-        pixels, classes = crop(*filled)
-        return pixels.as_subclass(Tensor), classes.as_subclass(Tensor)
+        pixels, annotation = crop(*filled)
+        return pixels.as_subclass(Tensor), annotation
+
+    return change
+
+
+def fitted(shape: tuple[int, int], size: tuple[int, int], factor: float = 1.0) -> list[int]:
+    """Return the height and width of an image of this shape, scaled by a factor where 1 just fits into the size."""
+    ratio = factor * min(wanted / side for wanted, side in zip(size, shape, strict=True))
+    return [max(1, round(side * ratio)) for side in shape]
+
+
+def joint_transform(augment: JointAugment, size: tuple[int, int], *, train: bool) -> Change:
+    """Return a function from a picture and its mask to uint8 [3, H, W] and uint8 [h, w]."""
+    move = moved_together(augment, size)
+    from torchvision.transforms import v2
+    from torchvision.tv_tensors import Mask
+
+    if not train:
+        to_image, resize = v2.ToImage(), v2.Resize(list(size), antialias=True)
+        return lambda image, mask: (resize(to_image(image)).as_subclass(Tensor), torch.from_numpy(mask))
+
+    def change(image: "Image", mask: np.ndarray) -> tuple[Tensor, Tensor]:
+        pixels, classes = move(image, Mask(torch.from_numpy(mask)))
+        return pixels, classes.as_subclass(Tensor)
 
     return change
 

@@ -56,6 +56,10 @@ class WorkerLoader(Loader):
             if len(batch.ids):
                 yield self._finished(batch, update)
 
+    def blank(self) -> Any:
+        """Return a batch of one empty example."""
+        raise NotImplementedError
+
     def _finished(self, batch: Any, update: int) -> Any:
         """Return a batch as a model sees it, on the device."""
         raise NotImplementedError

@@ -16,7 +16,16 @@ import numpy as np
 from softless.data.folder import TESTS
 from softless.data.images import MissingPartError, Split
 from softless.data.masks import MaskedImages, MaskValues
-from softless.data.parquet import bytes_of, find_file, names_of, open_table, read_names, read_pictures, rows_of
+from softless.data.parquet import (
+    ParquetPictures,
+    bytes_of,
+    columns_of,
+    find_file,
+    names_of,
+    read_names,
+    read_pictures,
+    rows_of,
+)
 from softless.errors import FileError
 from softless.io.pictures import SUFFIXES, read
 
@@ -25,19 +34,13 @@ TRAINS = ("train", "training")
 CLASSES = "classes.json"
 
 
-class ParquetPairs:
+class ParquetPairs(ParquetPictures):
     """The rows of a parquet file."""
 
     def __init__(self, path: Path, column: str) -> None:
-        self.path, file = path, open_table(path)
-        self.images, self.masks = (read_pictures(path, file, name) for name in ("image", column))
-        self.sizes = np.stack([bytes_of(self.images), bytes_of(self.masks)], 1)
-
-    def name(self, row: int) -> str:
-        return f"{self.path}[row {row}]"
-
-    def image(self, row: int) -> bytes:
-        return self.images[int(row)].as_py() or b""
+        super().__init__(path)
+        self.masks = read_pictures(path, self.file, column)
+        self.sizes = np.stack([self.sizes, bytes_of(self.masks)], 1)
 
     def mask(self, row: int) -> bytes:
         return self.masks[int(row)].as_py() or b""
@@ -83,8 +86,9 @@ def open_masked(source: str | Path, split: Split, values: MaskValues) -> MaskedI
         file = find_file(path, split)
         if file is None:
             raise MissingPartError(f"{path}: there is no -val.parquet or -test.parquet beside it to {split} on")
-        pairs, table = ParquetPairs(file, values.column), open_table(file)
-        rows, known, where = rows_of(file, table, split, len(pairs.sizes)), names_of(file, table), str(file)
+        pairs = ParquetPairs(file, values.column)
+        rows = rows_of(file, pairs.file, split, len(pairs.sizes))
+        known, where = names_of(file, pairs.file), str(file)
         beside = path.with_name("NAME-classes.json")
     else:
         raise FileError(f"{path}: there is no such parquet file or folder of images and masks")
@@ -96,42 +100,6 @@ def open_masked(source: str | Path, split: Split, values: MaskValues) -> MaskedI
     return MaskedImages(pairs, rows, values, classes)
 
 
-def open_masked_splits(
-    source: str | Path, values: MaskValues, hold_out: float = 0.0
-) -> tuple[MaskedImages, MaskedImages]:
-    """Open the training images and the test images of a set, which must differ.
-
-    With `hold_out`, this share of the training images takes the place of the test images, always the same ones.
-    """
-    train = open_masked(source, "train", values)
-    if hold_out:
-        order = np.random.default_rng(0).permutation(len(train))
-        count = round(hold_out * len(train))
-        if not 0 < count < len(train):
-            raise FileError(f"{source}: hold_out {hold_out} of {len(train)} images leaves one of two parts empty")
-        return train.part(np.sort(order[count:])), train.part(np.sort(order[:count]))
-    test = open_masked(source, "test", values)
-    if the_same_masked(train, test):
-        raise FileError(
-            f"{source}: it has one part, and images to test on are needed besides those to train on; a recipe with "
-            "hold_out = 0.1 takes a tenth of those to train on"
-        )
-    return train, test
-
-
-def open_masked_test(source: str | Path, values: MaskValues, hold_out: float) -> MaskedImages:
-    """Open the test images of a set; of a set with one part, those that `hold_out` kept from training."""
-    test = open_masked(source, "test", values)
-    if hold_out and the_same_masked(open_masked(source, "train", values), test):
-        return open_masked_splits(source, values, hold_out)[1]
-    return test
-
-
-def the_same_masked(train: MaskedImages, test: MaskedImages) -> bool:
-    """Return whether two parts are the same images."""
-    return train.fingerprint == test.fingerprint and train.names(0) == test.names(0)
-
-
 def has_masks(source: str | Path | None, column: str) -> bool:
     """Return whether a source looks like images with masks: a column of this name and no label, or their folders."""
     if source is None or not Path(source).exists():
@@ -139,12 +107,7 @@ def has_masks(source: str | Path | None, column: str) -> bool:
     path = Path(source)
     if path.is_dir():
         return any(_folder_pair(path, part) for part in ("", *TRAINS, *TESTS))
-    if path.suffix != ".parquet":
-        return False
-    try:
-        columns = open_table(path).schema_arrow.names
-    except FileError:  # whatever opens the file next says what is wrong with it
-        return False
+    columns = columns_of(path)
     return column in columns and "label" not in columns
 
 

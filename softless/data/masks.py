@@ -6,13 +6,15 @@ an error that names the image. `MaskedImages` are read from parquet files and fo
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from softless.data.images import fingerprint
-from softless.errors import ArgumentError
-from softless.io.pictures import BadImage, decode, decode_mask, picture_size
+from softless.data.annotated import AnnotatedImages, Pictures
+from softless.errors import ArgumentError, FileError
+from softless.io.pictures import BadImage, decode, decode_mask
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -89,58 +91,54 @@ class MaskedSample(NamedTuple):
     name: str
 
 
-class Pairs(Protocol):
+class Pairs(Pictures, Protocol):
     """Encoded images and masks, by row.
 
     sizes   int64 [rows, 2]: bytes of each image and of its mask
     """
 
-    sizes: np.ndarray
-
-    def name(self, row: int) -> str:
-        """Return where an image lies."""
-
-    def image(self, row: int) -> bytes: ...
-
     def mask(self, row: int) -> bytes: ...
 
 
-class MaskedImages:
-    """Images with masks, decoded as they are read.
+class MaskedImages(AnnotatedImages):
+    """Images with masks.
 
-    pairs         Pairs: the encoded images and masks
-    rows          int64 [N]: the rows of this part
-    values        MaskValues
-    classes       names of the classes
-    fingerprint   sha256 over names, sizes and rows: equal for equal sets
+    pairs    Pairs: the encoded images and masks
+    values   MaskValues
     """
 
+    noun = "masks"
+
     def __init__(self, pairs: Pairs, rows: np.ndarray, values: MaskValues, classes: tuple[str, ...]) -> None:
-        self.pairs, self.rows, self.values, self.classes = pairs, rows, values, classes
-        self.sizes = pairs.sizes[rows, 0]
+        super().__init__(pairs, rows, classes)
+        self.pairs, self.values = pairs, values
         self.table = values.meaning(classes)
-        names = "\n".join(pairs.name(row).rpartition("/")[2] for row in rows).encode(errors="surrogateescape")
-        self.fingerprint = fingerprint(names, rows, pairs.sizes[rows])
 
     def part(self, places: np.ndarray) -> "MaskedImages":
-        """Return the images at these places of the set."""
         return MaskedImages(self.pairs, self.rows[places], self.values, self.classes)
 
-    def names(self, index: int) -> str:
-        return self.pairs.name(self.rows[index])
-
-    def size(self, index: int) -> tuple[int, int]:
-        """Return the width and height of an image without decoding it."""
-        return picture_size(self.pairs.image(self.rows[index]), self.names(index))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
     def __getitem__(self, index: int) -> MaskedSample:
-        """Decode an image and its mask; raise `BadImage` if that fails."""
         name = self.names(index)
         image = decode(self.pairs.image(self.rows[index]), name)
         return MaskedSample(image, self.mask(index, image.size), name)
+
+    def counts(self, index: int, *, whole: bool) -> tuple[tuple[int, int], Tensor]:
+        """Return (height, width) of an image, and the pixels of each class and of void, int64 [256]."""
+        mask = self[index].mask if whole else self.mask(index, self.size(index))
+        height, width = mask.shape
+        return (height, width), torch.bincount(torch.from_numpy(mask).flatten(), minlength=VOID + 1)
+
+    def tally(self, counts: Tensor) -> dict[str, Any]:
+        counts = counts.reshape(len(counts), VOID + 1)
+        classes = [
+            {"name": label, "images": int((column > 0).sum()), "pixels": int(column.sum())}
+            for label, column in zip(self.classes, counts.T, strict=False)
+        ]
+        return {"classes": classes, "void": int(counts[:, VOID].sum())}
+
+    def must_teach(self, counts: Tensor) -> None:
+        if not counts[:, : len(self.classes)].any():
+            raise FileError(f"{self.names(0)}: the masks of all {len(self)} images have only void, and no class")
 
     def mask(self, index: int, size: tuple[int, int]) -> np.ndarray:
         """Return the class of each pixel, of an image of this width and height; raise `BadImage` for a bad mask."""

@@ -115,6 +115,32 @@ def read_pictures(path: Path, file: pq.ParquetFile, name: str = "image") -> pa.C
     return column
 
 
+class ParquetPictures:
+    """The encoded images of a file, by row.
+
+    sizes   int64 [rows]: bytes of each image
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.file = path, open_table(path)
+        self.images = read_pictures(path, self.file)
+        self.sizes = bytes_of(self.images)
+
+    def name(self, row: int) -> str:
+        return f"{self.path}[row {row}]"
+
+    def image(self, row: int) -> bytes:
+        return self.images[int(row)].as_py() or b""
+
+
+def columns_of(path: Path) -> list[str]:
+    """Return the names of a parquet file's columns; any other or damaged file has none."""
+    try:
+        return open_table(path).schema_arrow.names if path.suffix == ".parquet" else []
+    except FileError:  # whatever opens the file next says what is wrong with it
+        return []
+
+
 def bytes_of(pictures: pa.ChunkedArray) -> np.ndarray:
     """Return the size of each encoded picture in bytes, 0 for a missing one."""
     return pc.binary_length(pictures).fill_null(0).to_numpy()

@@ -1,8 +1,8 @@
 """The recipe of an image classifier, and the TOML files that hold the recipes of all tasks.
 
 A recipe is every number that decides how a model is trained. The recipe file of a classifier has the keys of `Recipe`,
-and the tables `[model]` and `[augment]`. With `task = "language"` it has the keys of `LanguageRecipe`, and with `task =
-"segment"` those of `SegmentRecipe`; see recipes/.
+and the tables `[model]` and `[augment]`. With `task = "language"` it has the keys of `LanguageRecipe`, with `task =
+"segment"` those of `SegmentRecipe`, and with `task = "detect"` those of `DetectRecipe`; see recipes/.
 """
 
 import tomllib
@@ -13,12 +13,13 @@ from typing import Any, ClassVar, TypeVar
 
 import softless
 from softless.data.augment import Augment
+from softless.data.boxes import BoxValues
 from softless.data.joint import JointAugment
 from softless.data.masks import MaskValues
 from softless.errors import ArgumentError, FileError, did_you_mean
 from softless.train.architecture import Architecture
+from softless.train.dense_recipe import DetectModel, DetectRecipe, SegmentModel, SegmentRecipe
 from softless.train.language_recipe import LanguageModel, LanguageRecipe
-from softless.train.segment_recipe import SegmentModel, SegmentRecipe
 from softless.train.settings import Settings
 
 T = TypeVar("T")
@@ -81,16 +82,28 @@ class Recipe(Settings):
             )
 
 
-AnyRecipe = Recipe | LanguageRecipe | SegmentRecipe
-IMAGES, LANGUAGE, SEGMENT = "classify", "language", "segment"
-RECIPES: dict[str, type[AnyRecipe]] = {IMAGES: Recipe, LANGUAGE: LanguageRecipe, SEGMENT: SegmentRecipe}
-KINDS = {IMAGES: "a recipe", LANGUAGE: "a language recipe", SEGMENT: "a segmentation recipe"}
+AnyRecipe = Recipe | LanguageRecipe | SegmentRecipe | DetectRecipe
+IMAGES, LANGUAGE, SEGMENT, DETECT = "classify", "language", "segment", "detect"
+DENSE = (SEGMENT, DETECT)
+RECIPES: dict[str, type[AnyRecipe]] = {
+    IMAGES: Recipe,
+    LANGUAGE: LanguageRecipe,
+    SEGMENT: SegmentRecipe,
+    DETECT: DetectRecipe,
+}
+KINDS = {
+    IMAGES: "a recipe",
+    LANGUAGE: "a language recipe",
+    SEGMENT: "a segmentation recipe",
+    DETECT: "a detection recipe",
+}
 TABLES: dict[str, dict[str, type]] = {
     IMAGES: {"model": Architecture, "augment": Augment},
     LANGUAGE: {"model": LanguageModel},
     SEGMENT: {"model": SegmentModel, "augment": JointAugment, "masks": MaskValues},
+    DETECT: {"model": DetectModel, "augment": JointAugment, "boxes": BoxValues},
 }
-IN_TUPLES = (Augment, JointAugment, MaskValues)  # their lists are tuples
+IN_TUPLES = (Augment, JointAugment, MaskValues, BoxValues)  # their lists are tuples
 
 
 def shipped() -> dict[str, Path]:

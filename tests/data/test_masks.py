@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from softless.data.annotated_sources import open_annotated_splits, open_annotated_test
+from softless.data.annotation_check import check_annotations
 from softless.data.joint import JointAugment, MaskReader, joint_transform, mask_loader
-from softless.data.mask_check import check_masks
-from softless.data.masked_sources import has_masks, open_masked, open_masked_splits, open_masked_test
+from softless.data.masked_sources import has_masks, open_masked
 from softless.data.masks import VOID, MaskValues
 from softless.data.reading import Damage, Draw
 from softless.data.sampler import ResumableSampler
@@ -18,7 +19,7 @@ PLAIN = JointAugment(scale=(1.0, 1.0), flip=0.0, brightness=0, contrast=0, satur
 
 
 def test_a_pair_of_files_gives_every_image_its_mask(tmp_path):
-    train, test = open_masked_splits(pair_of_files(tmp_path), MaskValues())
+    train, test = open_annotated_splits(pair_of_files(tmp_path), MaskValues())
     assert (len(train), len(test), train.classes) == (8, 4, CLASSES)
     for index in range(8):
         pixels, mask = drawn(index)
@@ -41,7 +42,7 @@ def test_the_usual_folders_are_found(tmp_path, layout):
         image, mask = layout[:2] if seed < 3 else layout[2:]
         write(tmp_path / image.format(seed), tmp_path / mask.format(seed), encoded(seed))
     assert has_masks(tmp_path, "mask")
-    train, test = open_masked_splits(tmp_path, VALUES)
+    train, test = open_annotated_splits(tmp_path, VALUES)
     assert (len(train), len(test)) == (3, 2)
     assert np.array_equal(test[1].mask, drawn(4)[1])
     assert train.names(2) == str(tmp_path / layout[0].format(2))
@@ -49,15 +50,15 @@ def test_the_usual_folders_are_found(tmp_path, layout):
 
 def test_a_held_out_part_is_always_the_same_and_overlaps_with_nothing(tmp_path):
     source = pair_of_files(tmp_path, train=10)
-    (train, test), (again, _) = (open_masked_splits(source, VALUES, 0.3) for _ in range(2))
+    (train, test), (again, _) = (open_annotated_splits(source, VALUES, 0.3) for _ in range(2))
     assert (len(train), len(test)) == (7, 3)
     assert sorted([*train.rows, *test.rows]) == list(range(10))
     assert train.fingerprint == again.fingerprint != test.fingerprint
     one = parquet(tmp_path / "y.parquet", [encoded(seed) for seed in range(10)])
-    assert len(open_masked_test(one, VALUES, 0.3)) == 3
-    assert len(open_masked_test(source, VALUES, 0.3)) == 4  # these have a part of their own to test on
+    assert len(open_annotated_test(one, VALUES, 0.3)) == 3
+    assert len(open_annotated_test(source, VALUES, 0.3)) == 4  # these have a part of their own to test on
     with pytest.raises(FileError, match=r"hold_out 0\.01 of 10 images leaves one of two parts empty"):
-        open_masked_splits(source, VALUES, 0.01)
+        open_annotated_splits(source, VALUES, 0.01)
 
 
 def test_the_numbers_of_a_mask_become_classes(tmp_path):
@@ -104,7 +105,7 @@ def test_a_bad_mask_is_named_with_the_reason(tmp_path, why):
         images[1]
     assert str(error.value).startswith(f"{tmp_path}/x.parquet[row 1]: {why}")
     with pytest.raises(BadImage) as before:
-        check_masks(images, Damage("fail", 3))
+        check_annotations(images, Damage("fail", 3))
     assert str(before.value) == str(error.value)
 
 
@@ -113,19 +114,19 @@ def test_bad_masks_are_all_named_at_once_or_skipped(tmp_path):
     pairs[0] = pairs[2] = (pairs[0][0], b"")
     images = open_masked(parquet(tmp_path / "x.parquet", pairs), "train", VALUES)
     with pytest.raises(FileError, match=r"2 of 3 masks are bad: .*row 0\]: its mask: it is empty; .*row 2\]: its mask"):
-        check_masks(images, Damage("fail", 3))
+        check_annotations(images, Damage("fail", 3))
     damage = Damage("skip", 5000)
-    check_masks(images, damage)
+    check_annotations(images, damage)
     assert [*damage.skipped] == [images.names(0), images.names(2)]
     with pytest.raises(FileError, match=r"skip leaves out at most 0\.1% of them: 0"):
-        check_masks(images, Damage("skip", 3))
+        check_annotations(images, Damage("skip", 3))
 
 
 def test_a_set_without_any_class_is_refused(tmp_path):
     void = (png(np.zeros((4, 4, 3), np.uint8)), png(np.full((4, 4), VOID, np.uint8)))
     images = open_masked(parquet(tmp_path / "x.parquet", [void, void]), "train", VALUES)
     with pytest.raises(FileError, match="the masks of all 2 images have only void, and no class"):
-        check_masks(images, Damage("fail", 2))
+        check_annotations(images, Damage("fail", 2))
 
 
 WRONG = [
@@ -153,7 +154,7 @@ def test_what_is_missing_is_said_in_one_sentence(tmp_path):
     with pytest.raises(FileError, match="it has columns image, mask, and trimap is needed"):
         open_masked(path, "train", MaskValues(classes=CLASSES, column="trimap"))
     with pytest.raises(FileError, match="it has one part, and images to test on are needed"):
-        open_masked_splits(path, VALUES)
+        open_annotated_splits(path, VALUES)
     with pytest.raises(FileError, match="it has no folders images/ and masks/, at the top or in train/"):
         open_masked(tmp_path, "train", VALUES)
     write(tmp_path / "images/1.jpg", tmp_path / "masks/2.png", encoded(0))

@@ -30,16 +30,18 @@ from torch import nn
 
 from softless.errors import FileError
 from softless.models.blocks import Stage
-from softless.train import assemble, assemble_segment, snapshot
+from softless.train import assemble, snapshot
 from softless.train.assemble import Runtime, train
+from softless.train.assemble_dense import train_dense
+from softless.train.dense_recipe import SegmentModel, SegmentRecipe
 from softless.train.devices import Devices
 from softless.train.engine import Engine
 from softless.train.language_recipe import LanguageModel, LanguageRecipe
 from softless.train.loop import fit
 from softless.train.metrics import ClassCounts
 from softless.train.recipe import Recipe, read_recipe
-from softless.train.segment_recipe import SegmentModel, SegmentRecipe
 from softless.train.tasks import all_skipped, evaluate
+from softless.train.tasks import segment as segmenting
 from softless.train.tasks.classify import ClassificationLoss, image_loader
 from softless.train.tasks.language import build as build_language
 from softless.train.tasks.segment_heads import build_network
@@ -180,8 +182,8 @@ def segment(place, way="ddp"):
     model = SegmentModel(name="inline_pvt_tiny", dims=[16, 32], depths=[1, 1], heads=[1, 2], channels=16, auxiliary=0.4)
     recipe = SegmentRecipe(model=model, height=16, width=24, batch=4, epochs=2, warmup_epochs=0, lr=1e-3, ema=0.5)
     data, runtime = str(place.parent / "data/x-train.parquet"), Runtime(device="cpu", sharing=way)
-    with patch.object(assemble_segment, "build_network", in_double):
-        return assemble_segment.train_segment(place, recipe, data, Quiet(), runtime=runtime).last
+    with patch.object(segmenting, "build_network", in_double):
+        return train_dense(place, recipe, data, Quiet(), runtime=runtime).last
 
 
 def perform(folder, way, act, *words):

@@ -12,12 +12,12 @@ import torch
 from softless.errors import ArgumentError, FileError
 from softless.models.table import CONFIGS
 from softless.train.architecture import Architecture
+from softless.train.dense_recipe import DetectRecipe, SegmentRecipe
 from softless.train.language_recipe import LanguageModel, LanguageRecipe
 from softless.train.recipe import Recipe, changed, document_of, from_document, read_recipe, shipped
-from softless.train.segment_recipe import SegmentRecipe
 from softless.train.tasks import language
 from softless.train.tasks.classify import build
-from softless.train.tasks.segment_heads import build_network
+from softless.train.tasks.dense import task_for
 
 # images a GPU, peak lr, warm-up lr, min lr, weight decay, epochs, cooldown, warm-up, drop path, clip; 8 GPUs
 PAPER = {
@@ -62,8 +62,8 @@ def test_every_recipe_states_its_command_cost_and_result_and_makes_its_model(nam
     assert recipe.cost
     assert recipe.expected
     with torch.device("meta"):
-        if isinstance(recipe, SegmentRecipe):
-            model = build_network(recipe.model, recipe.size, len(recipe.masks.classes))
+        if isinstance(recipe, SegmentRecipe | DetectRecipe):
+            model = task_for(recipe).build(recipe, len(recipe.values.classes))
         else:
             text = isinstance(recipe, LanguageRecipe)
             model = language.build(recipe) if text else build(recipe.model, recipe.image_size, 10)
@@ -150,7 +150,7 @@ def test_a_file_that_is_not_a_recipe_raises_a_file_error(tmp_path, text, says):
 
 
 def test_an_unknown_recipe_name_lists_the_known_ones(tmp_path):
-    with pytest.raises(FileError, match="recipe 'nonsense' is neither a file nor one of cifar10, digits, imagenette"):
+    with pytest.raises(FileError, match="recipe 'nonsense' is neither a file nor one of cifar10, detect-bccd, digits"):
         read_recipe("nonsense")
     with pytest.raises(FileError, match="is neither a file nor one of"):
         read_recipe(str(tmp_path / "none.toml"))
@@ -168,7 +168,7 @@ def test_a_recipe_file_is_read_by_its_path(tmp_path):
     ("cls", "name"),
     [
         (cls, key.name)
-        for cls in (Recipe, LanguageRecipe, LanguageModel, SegmentRecipe)
+        for cls in (Recipe, LanguageRecipe, LanguageModel, SegmentRecipe, DetectRecipe)
         for key in fields(cls)
         if key.type in (int, float, int | None)
     ],
@@ -180,7 +180,7 @@ def test_no_number_of_a_recipe_may_be_negative(cls, name):
 
 
 def test_the_names_with_other_limits_are_numbers_of_a_recipe():
-    for cls in (Recipe, LanguageRecipe, LanguageModel, SegmentRecipe):
+    for cls in (Recipe, LanguageRecipe, LanguageModel, SegmentRecipe, DetectRecipe):
         assert {*cls.least, *cls.most} <= {key.name for key in fields(cls) if key.type in (int, float, int | None)}
 
 
@@ -219,7 +219,7 @@ def test_set_replaces_a_table_and_then_one_of_its_keys():
         ("text-small", ("model.tied", "1"), "model.tied is 1 and must be true or false"),
         ("text-small", ("model.mechanism", "3"), "model.mechanism is 3 and must be text"),
         ("text-small", ("model.mechanism", "{phi = 'relu'}"), "model.mechanism is {'phi': 'relu'} and must have"),
-        ("text-small", ("task", "poetry"), "task is 'poetry' and must be one of classify, language, segment"),
+        ("text-small", ("task", "poetry"), "task is 'poetry' and must be one of classify, language, segment, detect"),
         ("text-small", ("task", "classify"), r"'dim' is not a key of \[model\]: did you mean 'dims'"),
         ("digits", ("length", "8"), "'length' is not a key of a recipe: only recipes of task 'language'"),
         ("digits", ("model.tied", "true"), r"'tied' is not a key of \[model\]: only recipes of task 'language'"),
@@ -257,6 +257,15 @@ def test_a_segmentation_recipe_round_trips_and_takes_no_keys_of_other_tasks():
     ):
         with pytest.raises(ArgumentError, match=says):
             changed(document_of("segment-pets"), [change])
+
+
+def test_a_detection_recipe_round_trips_and_takes_no_keys_of_other_tasks():
+    recipe = changed(document_of("detect-bccd"), [("boxes.form", "xywh"), ("model.head", "retinanet")])
+    assert isinstance(recipe, DetectRecipe)
+    assert (recipe.boxes.values, recipe.boxes.empty, recipe.size) == ((1, 2, 3), "drop", (480, 640))
+    assert changed(json.loads(json.dumps(asdict(recipe))), ()) == recipe
+    with pytest.raises(ArgumentError, match=r"'auxiliary' is not a key of \[model\]: only recipes of task 'segment'"):
+        changed(document_of("detect-bccd"), [("model.auxiliary", "0.4")])
 
 
 def test_the_recipes_of_language_models_have_the_sizes_that_they_state():

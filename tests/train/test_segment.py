@@ -15,12 +15,13 @@ from softless.data.masks import VOID
 from softless.errors import ArgumentError, FileError
 from softless.io import checkpoint
 from softless.train.assemble import Runtime, train
-from softless.train.assemble_segment import train_segment
+from softless.train.assemble_dense import train_dense
+from softless.train.dense_recipe import SegmentModel, SegmentRecipe
 from softless.train.recipe import read_recipe
 from softless.train.run import Run
-from softless.train.segment_recipe import SegmentModel, SegmentRecipe
+from softless.train.tasks.dense import trained
 from softless.train.tasks.features import build_features, start_backbone
-from softless.train.tasks.segment import PixelCounts, PixelLoss, trained
+from softless.train.tasks.segment import PixelCounts, PixelLoss
 from softless.train.tasks.segment_heads import build_network
 from tests.data.masked import CLASSES, encoded, pair_of_files, parquet
 from tests.train.jobs import Killed, Quiet, digest
@@ -45,7 +46,7 @@ CPU = Runtime(device="cpu")
 
 
 def run(folder, data, recipe=RECIPE, watch=None, **options):
-    return train_segment(folder, recipe, str(data), Quiet() if watch is None else watch, runtime=CPU, **options)
+    return train_dense(folder, recipe, str(data), Quiet() if watch is None else watch, runtime=CPU, **options)
 
 
 @pytest.fixture
@@ -165,10 +166,10 @@ def test_bad_images_and_masks_are_skipped_and_the_run_resumes_to_the_same_bits(t
     pairs[2], pairs[5] = (pairs[2][0], b""), (pairs[5][0][:-20], pairs[5][1])
     parquet(squares, pairs)
     skip = Runtime(device="cpu", on_bad_image="skip")
-    whole = train_segment(tmp_path / "whole", RECIPE, str(squares), Quiet(), runtime=skip)
+    whole = train_dense(tmp_path / "whole", RECIPE, str(squares), Quiet(), runtime=skip)
     with pytest.raises(KeyboardInterrupt):
-        train_segment(tmp_path / "cut", RECIPE, str(squares), Killed(3), runtime=skip)
-    train_segment(tmp_path / "cut", RECIPE, str(squares), Quiet(), runtime=skip, resume=True)
+        train_dense(tmp_path / "cut", RECIPE, str(squares), Killed(3), runtime=skip)
+    train_dense(tmp_path / "cut", RECIPE, str(squares), Quiet(), runtime=skip, resume=True)
     assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
     skipped = json.loads((tmp_path / "whole/skipped.json").read_text())
     assert skipped["train"] == {
@@ -294,7 +295,7 @@ def test_the_loss_of_parts_is_the_loss_of_the_whole_and_void_gives_no_gradient()
 
 
 WRONG = [
-    ({"global_pool": "avg"}, r"model\.global_pool is 'avg', and a head that gives every pixel a class reads"),
+    ({"global_pool": "avg"}, r"model\.global_pool is 'avg', and a head that answers for every place reads"),
     ({"head": "unet"}, r"model\.head is 'unet' and must be one of upernet, fpn"),
     ({"channels": 20}, r"model\.channels is 20 and must be a multiple of 16"),
     ({"auxiliary": -1.0}, r"model\.auxiliary is -1\.0 and must be from 0 to 10"),

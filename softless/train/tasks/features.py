@@ -1,4 +1,4 @@
-"""The features of a backbone at four scales, or as many as it has stages: for heads that give every pixel an answer.
+"""The features of a backbone at four scales, or as many as it has stages: for heads that give every place an answer.
 
     [B, 3, H, W] -> [B, C1, H/4, W/4], [B, C2, H/8, W/8], [B, C3, H/16, W/16], [B, C4, H/32, W/32]
 
@@ -16,31 +16,35 @@ from softless.errors import ArgumentError, FileError
 from softless.io.weights import load_weights, mismatches
 from softless.models.table import CONFIGS
 from softless.timm import fit_tables
-from softless.train.architecture import Architecture
+from softless.train.dense_recipe import DenseModel
 from softless.train.run import best_of
 from softless.train.tasks.classify import model_options
 
 
 class Features(nn.Module):
-    """A backbone whose features come as [B, C, h, w], the finest first.
+    """A backbone whose features come as [B, C, h, w], the finest first; `coarse` leaves out the finest.
 
     channels   of each scale
+    strides    pixels of the image from one feature to the next, of each scale
     """
 
-    def __init__(self, backbone: Any):
+    def __init__(self, backbone: Any, *, coarse: bool = False):
         super().__init__()
-        self.backbone = backbone
+        self.backbone, self.first = backbone, int(coarse)
         self.channels: list[int] = backbone.feature_info.channels()
+        self.strides: list[float] = backbone.feature_info.reduction()
         self.turn = getattr(backbone, "output_fmt", Format.NCHW) == Format.NHWC
         self.neck: nn.Module | None = None
-        if len({*backbone.feature_info.reduction()}) == 1:
-            self.neck, self.channels = SimplePyramid(self.channels[-1]), 4 * self.channels[-1:]
+        if len({*self.strides}) == 1:
+            self.neck, self.channels = SimplePyramid(self.channels[-1], coarse=coarse), 4 * self.channels[-1:]
+            self.strides = [self.strides[-1] * factor for factor in (0.25, 0.5, 1, 2)]
+        self.channels, self.strides = self.channels[self.first :], self.strides[self.first :]
 
     def forward(self, images: Tensor) -> list[Tensor]:
         features = list(self.backbone(images))
         if self.turn:
             features = [x.permute(0, 3, 1, 2).contiguous() for x in features]
-        return features if self.neck is None else self.neck(features[-1])
+        return features[self.first :] if self.neck is None else self.neck(features[-1])
 
     def no_weight_decay(self) -> set[str]:
         """Return the parameters that the backbone does not decay."""
@@ -49,33 +53,35 @@ class Features(nn.Module):
 
 
 class SimplePyramid(nn.Module):
-    """Four scales of one: two transposed convolutions, one, none, and a maximum over 2 x 2."""
+    """Four scales of one: two transposed convolutions (not if `coarse`), one, none, and a maximum over 2 x 2."""
 
-    def __init__(self, channels: int):
+    def __init__(self, channels: int, *, coarse: bool):
         super().__init__()
-        self.finest = nn.Sequential(_doubled(channels), nn.GroupNorm(1, channels), nn.GELU(), _doubled(channels))
+        twice = _doubled(channels), nn.GroupNorm(1, channels), nn.GELU(), _doubled(channels)
+        self.finest = None if coarse else nn.Sequential(*twice)
         self.fine = _doubled(channels)
         self.coarse = nn.MaxPool2d(2, ceil_mode=True)
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        return [self.finest(x), self.fine(x), x, self.coarse(x)]
+        finest = [] if self.finest is None else [self.finest(x)]
+        return [*finest, self.fine(x), x, self.coarse(x)]
 
 
 def _doubled(channels: int) -> nn.Module:
     return nn.ConvTranspose2d(channels, channels, 2, 2)
 
 
-def build_features(model: Architecture, size: tuple[int, int]) -> Features:
+def build_features(model: DenseModel, size: tuple[int, int], *, coarse: bool = False) -> Features:
     """Build the backbone of a recipe for images of this size: a model of softless, or one of timm by its name."""
     import timm
 
     options = model_options(model)
-    for key in ("head", "channels", "auxiliary"):
+    for key in model.own:
         options.pop(key, None)
     if model.name in CONFIGS:
         if CONFIGS[model.name].family == "deit":
             options["out_indices"] = (-1,)
-        return Features(timm.create_model(model.name, features_only=True, img_size=size, **options))
+        return Features(timm.create_model(model.name, features_only=True, img_size=size, **options), coarse=coarse)
     if model.name not in timm.list_models():
         raise ArgumentError(
             f"recipe: model.name {model.name!r} is no model of softless and none of timm: softless list --models names "
@@ -84,7 +90,7 @@ def build_features(model: Architecture, size: tuple[int, int]) -> Features:
     if getattr(timm.get_pretrained_cfg(model.name), "fixed_input_size", False):
         options["img_size"] = size
     try:
-        return Features(timm.create_model(model.name, features_only=True, **options))
+        return Features(timm.create_model(model.name, features_only=True, **options), coarse=coarse)
     except (TypeError, RuntimeError, AttributeError) as error:
         raise ArgumentError(f"timm's model {model.name!r} gives no features with {options}: {error}") from error
 

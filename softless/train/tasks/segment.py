@@ -8,11 +8,8 @@
 All counts are over the pixels of the masks at their own size, and pixels of void count nowhere.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,48 +18,34 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from softless.data.device_augment import normalize
-from softless.data.joint import MaskBatch, MaskLoader, joint_transform, mask_loader
+from softless.data.joint import MaskBatch, joint_transform, mask_loader
 from softless.data.masks import VOID, MaskedImages
-from softless.data.reading import Damage
-from softless.data.sampler import ResumableSampler, share_of
-from softless.errors import ArgumentError
-from softless.train.devices import Devices
-from softless.train.recipe import recipe_of
-from softless.train.run import best_of, load_best
-from softless.train.segment_recipe import SegmentRecipe
-from softless.train.tasks import Batches, Evaluation, Loss, Tensors
-from softless.train.tasks.segment_heads import build_network, resized
+from softless.train.dense_recipe import SegmentRecipe
+from softless.train.tasks import Evaluation, Tensors
+from softless.train.tasks.dense import DenseTask
+from softless.train.tasks.segment_heads import SegmentNetwork, build_network, resized
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class Segmentation:
-    """A `Task`: learn the class of every pixel.
+class Segmentation(DenseTask):
+    """A `Task`: learn the class of every pixel. `model` is a SegmentNetwork, and `splits` are MaskedImages."""
 
-    model          SegmentNetwork
-    splits         (train, test): the images with their masks
-    train, test    their loaders (`segment_loader`)
-    recipe         SegmentRecipe
-    """
+    metric, graphs = "miou", True
+    loads = staticmethod(mask_loader)
 
-    unit, metric, higher_is_better = "images", "miou", True
-    speed_unit = "images", 1
+    @staticmethod
+    def build(recipe: SegmentRecipe, classes: int) -> SegmentNetwork:
+        return build_network(recipe.model, recipe.size, classes)
 
-    def __init__(
-        self, model: nn.Module, splits: tuple[MaskedImages, MaskedImages], train: MaskLoader, test: MaskLoader,
-        recipe: SegmentRecipe,
-    ):  # fmt: skip
-        self.model, self.images = model, splits[0]
-        if recipe.channels_last:
-            self.model.to(memory_format=torch.channels_last)
-        self.train: Batches = train
-        self.test: Batches = test
-        self.loss: Loss = PixelLoss(recipe)
-        self.metrics = partial(PixelCounts, len(self.images.classes), test.device)
+    @staticmethod
+    def loss_of(recipe: SegmentRecipe) -> "PixelLoss":
+        return PixelLoss(recipe)
 
-    def names(self, ids: list[int]) -> list[str]:
-        return [self.images.names(index) for index in ids]
+    @staticmethod
+    def counts(images: MaskedImages, device: torch.device) -> "PixelCounts":
+        return PixelCounts(len(images.classes), device)
 
 
 class PixelLoss:
@@ -155,41 +138,6 @@ class PixelCounts:
 
 def _shares(parts: Int[Tensor, " c"], wholes: Int[Tensor, " c"]) -> tuple[float | None, ...]:
     return tuple(part / whole if whole else None for part, whole in zip(parts.tolist(), wholes.tolist(), strict=True))
-
-
-def segment_loader(
-    images: MaskedImages,
-    recipe: SegmentRecipe,
-    seed: int,
-    devices: Devices,
-    damage: Damage,
-    *,
-    train: bool,
-    workers: int,
-) -> MaskLoader:
-    """Return a loader of one part of a set, as the recipe wants it."""
-    sampler = ResumableSampler(len(images), seed=seed, shuffle=train, rank=devices.rank, ranks=devices.ranks)
-    return mask_loader(
-        images, size=recipe.size, batch=share_of(recipe.batch, devices.ranks, "images"), sampler=sampler, train=train,
-        augment=recipe.augment, workers=workers, damage=damage, device=devices.device,
-    )  # fmt: skip
-
-
-def segment_recipe(document: Mapping[str, Any], what: str) -> SegmentRecipe:
-    """Return the recipe of a document that trains a segmentation."""
-    recipe = recipe_of(document)
-    if not isinstance(recipe, SegmentRecipe):
-        raise ArgumentError(f"{what} has no masks to learn, and a recipe with task = 'segment' is needed")
-    return recipe
-
-
-def trained(folder: Path) -> tuple[nn.Module, SegmentRecipe, dict[str, Any]]:
-    """Return the best model of a run, its recipe, and the run's document with the update of these weights."""
-    saved, about = best_of(folder)
-    recipe = segment_recipe(about["recipe"], f"the recipe of {folder}")
-    model = build_network(recipe.model, recipe.size, len(about["classes"]))
-    load_best(model, saved)
-    return model, recipe, about
 
 
 def answered(model: nn.Module, recipe: SegmentRecipe, image: "Image", device: torch.device) -> np.ndarray:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softless.errors import needs_extra
-from softless.train.segment_recipe import SegmentModel
+from softless.train.dense_recipe import SegmentModel
 from softless.train.tasks.features import Features, build_features
 
 PER_GROUP = 8

@@ -1,0 +1,130 @@
+"""Object detection: boxes with classes and scores, the losses of the head, and the average precision.
+
+    loss   the sum of the head's losses: whether there is an object, of which class, and how far its box is off
+    AP     as COCO defines it (`average_precision`)
+
+Boxes are counted in pixels of the images at their own size.
+"""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from softless.data.boxes import BoxedImages
+from softless.data.device_augment import normalize
+from softless.data.joint_boxes import NOTHING, BoxBatch, box_loader, scaled_into
+from softless.train.dense_recipe import DetectRecipe
+from softless.train.tasks import Evaluation, Tensors
+from softless.train.tasks.average_precision import BoxScores, box_scores
+from softless.train.tasks.dense import DenseTask
+from softless.train.tasks.detect_heads import MOST, DetectNetwork, Found, Targets, build_detector
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class Detection(DenseTask):
+    """A `Task`: learn to find objects. `model` is a DetectNetwork, and `splits` are BoxedImages."""
+
+    metric, graphs = "ap", False
+    loads = staticmethod(box_loader)
+
+    @staticmethod
+    def build(recipe: DetectRecipe, classes: int) -> DetectNetwork:
+        return build_detector(recipe.model, recipe.size, classes)
+
+    @staticmethod
+    def loss_of(recipe: DetectRecipe) -> "BoxLoss":
+        return BoxLoss(recipe)
+
+    @staticmethod
+    def counts(images: BoxedImages, device: torch.device) -> "BoxCounts":
+        return BoxCounts(images, device)
+
+
+class BoxLoss:
+    """The sum of the losses of the head, each a mean over the images of a part."""
+
+    def __init__(self, recipe: DetectRecipe):
+        self.channels_last = recipe.channels_last
+
+    def parts(self, batch: BoxBatch, count: int) -> list[Tensors]:
+        pixels = batch.pixels
+        if self.channels_last:
+            pixels = pixels.contiguous(memory_format=torch.channels_last)
+        columns = (pixels, batch.boxes, batch.labels, batch.shown)
+        return list(zip(*(column.chunk(count) for column in columns), strict=True))
+
+    def __call__(self, model: nn.Module, part: Tensors) -> Tensor:
+        pixels, boxes, labels, shown = part
+        losses, _ = model(pixels, shown, targets_of(boxes, labels))
+        return torch.stack([*losses.values()]).sum()
+
+
+def targets_of(boxes: Tensor, labels: Tensor) -> Targets:
+    """Return what to find in each image, as torchvision takes it."""
+    known = labels != NOTHING
+    return [{"boxes": own[here], "labels": name[here]} for own, name, here in zip(boxes, labels, known, strict=True)]
+
+
+class BoxCounts:
+    """The `Metrics` of detection: what was found in each image of the set, and the loss.
+
+    Each rank fills in the images that it has seen, and the others are 0, so the sum over ranks has all of them.
+    """
+
+    def __init__(self, images: BoxedImages, device: torch.device):
+        self.images = images
+        self.found = torch.zeros(len(images), MOST, 6, device=device)  # left, top, right, bottom, score, label
+        self.seen = torch.zeros(len(images), 3, dtype=torch.int64, device=device)  # boxes found + 1, height, width
+        self.loss = torch.zeros(1, dtype=torch.float64, device=device)
+
+    def add(self, model: nn.Module, batch: BoxBatch) -> None:
+        losses, found = model(batch.pixels, batch.shown, targets_of(batch.boxes, batch.labels))
+        self.loss += torch.stack([*losses.values()]).sum().double() * len(batch.ids)
+        for each, index, shown, shape in zip(found, batch.ids, batch.shown, batch.shapes, strict=True):
+            self.count(int(index), at_own_size(each, shown, shape), shape)
+
+    def count(self, index: int, found: Found, shape: Tensor) -> None:
+        """Add what was found in an image of this height and width."""
+        number = len(found.scores)
+        columns = found.corners, found.scores[:, None], found.labels[:, None]
+        self.found[index, :number] = torch.cat([column.float() for column in columns], 1)
+        self.seen[index] = torch.tensor([number + 1, *shape.tolist()])
+
+    def tensors(self) -> list[Tensor]:
+        return [self.found, self.seen, self.loss]
+
+    def scores(self) -> BoxScores:
+        seen = self.seen.tolist()
+        searched = [index for index, (number, _, _) in enumerate(seen) if number]
+        truth = [self.images.boxes(index, (seen[index][2], seen[index][1])) for index in searched]
+        table = self.found.cpu().numpy()
+        found = [table[index, : seen[index][0] - 1] for index in searched]
+        return box_scores(truth, found, len(self.images.classes), self.loss.item() / max(len(searched), 1))
+
+    def evaluation(self) -> Evaluation:
+        scores = self.scores()
+        numbers = {"ap": scores.ap, "ap50": scores.ap50, "ap75": scores.ap75, "test_loss": scores.loss}
+        return Evaluation(
+            scores.loss, {name: number or 0.0 for name, number in numbers.items()}, asdict(scores)
+        )  # fmt: skip
+
+
+def at_own_size(found: Found, shown: Tensor, shape: Tensor) -> Found:
+    """Return what was found in an image that was scaled from `shape` to `shown`, (height, width), at its own size."""
+    sides = shape.flip(0).repeat(2)  # width, height, width, height
+    corners = found.corners * (sides / shown.flip(0).repeat(2))
+    return found._replace(corners=corners.clamp(min=0).minimum(sides.to(corners.dtype)))
+
+
+def answered(model: nn.Module, recipe: DetectRecipe, image: "Image", device: torch.device) -> tuple[np.ndarray, ...]:
+    """Return what is found in a picture, in its own pixels: corners [N, 4], labels [N] and scores [N]."""
+    pixels, size = scaled_into(image, recipe.size)
+    shown = torch.tensor([size], device=device)
+    _, (found,) = model(normalize(pixels[None].to(device), recipe.augment.mean, recipe.augment.std), shown)
+    own = at_own_size(found, shown[0], torch.tensor([image.height, image.width], device=device))
+    return tuple(part.cpu().numpy() for part in own)

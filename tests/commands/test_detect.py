@@ -1,0 +1,142 @@
+"""`softless train`, `evaluate`, `predict` and `data check` on images with boxes."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from tests.data.boxed import coco, drawn, pair_of_files, parquet, row
+from tests.data.masked import png
+
+TINY = """
+task = "detect"
+height = 32
+width = 48
+batch = 4
+epochs = 1
+warmup_epochs = 0
+lr = 1e-3
+log_every = 1
+[model]
+name = "inline_pvt_tiny"
+dims = [16, 32]
+depths = [1, 1]
+heads = [1, 2]
+head = "retinanet"
+channels = 16
+"""
+NUMBERS = ["ap", "ap50", "ap75", "test_loss"]
+
+
+@pytest.fixture
+def rectangles(tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    return pair_of_files(tmp_path / "data")
+
+
+def words(*more):
+    return ["train", "--recipe", "tiny.toml", "--data", "data/x-train.parquet", "--device", "cpu", *more]
+
+
+def test_a_detection_trains_is_evaluated_and_draws_its_boxes(softless, rectangles, tmp_path):
+    result = softless(*words("--out", "a"))
+    assert (result.exit_code, result.stderr) == (0, "")
+    _, images, model, _, one, last = result.stdout.splitlines()
+    assert images == "images   8 with boxes to train on, 4 to test on, 2 classes, seen in 32 x 48"
+    assert model.startswith("model    inline_pvt_tiny with retinanet, ")
+    assert "AP " in one
+    assert "AP50 " in one
+    assert last.startswith("best AP ")
+    assert softless("train", "--out", "a", "--resume", "--device", "cpu").exit_code == 0
+    shown = softless("evaluate", "a", "--device", "cpu").stdout.splitlines()
+    assert shown[0] == "4 images of data/x-train.parquet, cpu"
+    assert [line.split()[0] for line in shown if line] == [
+        "4", "AP", "AP50", "AP75", "sizes", "speed", "class", "red", "blue",
+    ]  # fmt: skip
+    found = json.loads(softless("evaluate", "a", "--json", "--device", "cpu", "--batch", "3").stdout)
+    assert list(found) == [
+        "schema", "target", "step", "data", "device", "images", "boxes", "ap", "ap50", "ap75", "ap_small", "ap_medium",
+        "ap_large", "loss", "images_per_second", "by_class", "by_class50", "skipped",
+    ]  # fmt: skip
+    assert (found["schema"], found["images"], found["boxes"]) == ("softless.evaluate-boxes/1", 4, 8)
+    best = json.loads((tmp_path / "a/result.json").read_text())
+    assert found["ap"] == pytest.approx(best["best_ap"], abs=1e-6)
+    assert list(best["last"]) == NUMBERS
+
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/one.png").write_bytes(png(drawn(1, 64, 96)[0]))
+    result = softless("predict", "a", "photos", "--out", "answers", "--json", "--device", "cpu")
+    document = json.loads(result.stdout)
+    assert (document["schema"], document["task"]) == ("softless.predict/1", "detect")
+    (image,) = document["images"]
+    assert image["files"] == ["answers/one.png", "answers/one-boxes.json"]
+    boxes = json.loads((tmp_path / "answers/one-boxes.json").read_text())
+    assert all(list(box) == ["class", "score", "box"] for box in boxes)
+    assert image["classes"] == {
+        name: max(box["score"] for box in boxes if box["class"] == name) for name in image["classes"]
+    }
+    with Image.open(tmp_path / "answers/one.png") as picture:
+        assert picture.width > 96  # the legend is beside it
+
+
+def test_data_check_counts_the_boxes_and_names_bad_ones(softless, rectangles, tmp_path):
+    result = softless("data", "check", "data/x-train.parquet")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "train: 8 images of 32 x 48, 0 bad, 16 boxes (" in result.stdout
+    assert result.stdout.endswith("All 12 images fit their boxes.\n")
+    bad = {**row(2), "boxes": [[0, 0, 9, 9], [5, 5, 5, 9]]}
+    parquet(tmp_path / "data/x-test.parquet", [{**row(1), "boxes": [], "labels": []}, bad])
+    result = softless("data", "check", "data/x-train.parquet")
+    assert result.exit_code == 1
+    assert "1 bad, 0 boxes; 1 images have none" in result.stdout
+    assert "row 1]: its box 1 (5, 5, 5, 9) is empty: it has no width or no height\n" in result.stdout
+    assert result.stdout.endswith("1 bad among 10 images.\n")
+    document = json.loads(softless("data", "check", "data/x-train.parquet", "--json").stdout)
+    assert (document["schema"], document["ok"]) == ("softless.data-check-boxes/1", False)
+    assert list(document["parts"][0]) == [
+        "part", "images", "fingerprint", "smallest", "largest", "classes", "without", "small", "medium", "large",
+        "crowds", "dropped", "damaged",
+    ]  # fmt: skip
+    dropping = tmp_path / "drop.toml"
+    dropping.write_text(TINY + '[boxes]\nempty = "drop"\nclasses = ["red", "blue"]\n')
+    result = softless("data", "check", "data/x-train.parquet", "--recipe", "drop.toml")
+    assert "1 empty and dropped" in result.stdout
+    assert result.exit_code == 0
+
+
+def test_data_check_names_images_that_are_missing(softless, tmp_path):
+    coco(tmp_path / "d/train.json", tmp_path / "d/images", [0, 1])
+    coco(tmp_path / "d/val.json", tmp_path / "d/images", [2])
+    (tmp_path / "d/images/1.png").unlink()
+    result = softless("data", "check", "d")
+    assert result.exit_code == 1
+    assert "d/images/1.png: it cannot be read (No such file or directory)\n" in result.stdout
+
+
+WRONG = [
+    (["--teacher", "b"], "--teacher: a detection learns from boxes alone"),
+    (["--data", "none.parquet"], "there is no such parquet file, JSON file or folder of images and boxes"),
+    (["--set", "image_size=8"], "'image_size' is not a key of a detection recipe: only recipes of task 'classify'"),
+    (["--set", "model.head=mask_rcnn"], "learns from a mask of each object, and softless reads boxes alone"),
+    (["--set", "boxes.values=[1, 2]"], "its box 0 (2, 4, 22, 31) has class 0, and the classes are 1, 2"),
+    (["--set", "batch=16"], "a batch of 16 needs 16 images, and an epoch has 8"),
+]
+
+
+@pytest.mark.parametrize(("given", "says"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_bad_input_is_one_line_and_exit_3(softless, rectangles, tmp_path, given, says):
+    parquet(rectangles, [{**row(0), "boxes": [[2, 4, 22, 31]], "labels": [0]}] + [row(seed) for seed in range(7)])
+    if "boxes.values=[1, 2]" in given:
+        parquet(rectangles, [{**row(0), "boxes": [[2, 4, 22, 31]], "labels": [0]}])
+        given = [*given, "--set", "batch=1", "--on-bad-image", "skip"]
+    result = softless(*words(*given, "--out", "a"))
+    assert result.exit_code == 3, result.output
+    assert result.stderr.count("\n") == 1
+    assert says in result.stderr
+    assert not (tmp_path / "a").exists()
+
+
+def test_boxes_need_a_recipe(softless, rectangles):
+    result = softless("train", "--data", "data/x-train.parquet", "--out", "a")
+    assert "data/x-train.parquet holds boxes: give a recipe for them, such as detect-bccd" in result.stderr
+    assert result.exit_code == 3
