@@ -36,6 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from softless.algebra import near, near_around, near_causal
+from softless.algebra.modes import eager, recording
 from softless.algebra.near_around import Tiles
 from softless.algebra.near_causal import Reach
 from softless.algebra.state import NearState, check_continues
@@ -44,6 +45,7 @@ from softless.mechanisms.base import Call, Mechanism, repeat_heads
 from softless.mechanisms.scored import MOST_STAND_INS, check_count, check_square
 
 TILE = 8  # rows and columns of a picture that are read at once
+AT_ONCE = 512  # tokens
 START = -2.0  # the first gain: a far token starts as one whose score is 2 below the largest near score
 
 
@@ -179,8 +181,14 @@ class NearFar(Mechanism):
             k, v, real = k[..., past:, :], v[..., past:, :], None if real is None else real[:, past:]
         if queries == 0:
             return v.new_zeros(*q.shape[:-1], v.shape[-1]).flatten(1, -3), state
-        out, state = self._step(q, k, v, real, state, call, reach, continues=continues)
-        return out.flatten(1, -3), state
+        size = _at_once(q) if eager() and not recording(q, k, v, *call.inputs.values()) else queries
+        pieces: list[Tensor] = []
+        for start in range(0, queries, size):
+            at = slice(start, start + size)
+            piece = q[..., at, :], k[..., at, :], v[..., at, :], None if real is None else real[:, at]
+            out, state = self._step(*piece, state, call, reach, continues=continues or at.stop < queries)
+            pieces.append(out)
+        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces, -2)).flatten(1, -3), state
 
     def _step(
         self,
@@ -237,6 +245,11 @@ class NearFar(Mechanism):
 
     def _gain(self, q: Tensor, call: Call) -> Tensor:
         return _per_head(call.inputs["gain"].to(q.dtype), q)[..., None, None]
+
+
+def _at_once(x: Tensor) -> int:
+    """Return how many tokens to compute at once where no gradients are recorded: a part of a long call on a CPU."""
+    return AT_ONCE if x.is_cpu else 64 * AT_ONCE
 
 
 class _Compact:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from softless import NearState, State, attention, attention_weights, attention_with_state, mechanism
 from softless.errors import ArgumentError, UnsupportedError
+from softless.mechanisms import nearfar
 from softless.mechanisms.nearfar import START
 from softless.nn.inputs import Inputs
 
@@ -185,3 +186,16 @@ def test_a_neighborhood_has_no_order():
         attention_with_state(q, k, v, made, inputs=given(made), grid=(7, 10))
     with pytest.raises(ArgumentError, match=r"'nearfar' needs grid=\(height, width\)"):
         attention(q, k, v, made, inputs=given(made))
+
+
+@pytest.mark.parametrize("key_mask", [None, MASK], ids=["whole", "masked"])
+def test_a_long_call_is_computed_in_pieces_and_is_the_weights(monkeypatch, key_mask):
+    """With gradients it is computed at once."""
+    monkeypatch.setattr(nearfar, "AT_ONCE", 13)
+    (q, _, _), (_, k, v) = draw(heads=2), draw(heads=1)
+    made = mechanism("nearfar", window=20, first=3)
+    call = {"is_causal": True, "key_mask": key_mask, "inputs": given(made)}
+    found = attention(q, k, v, made, **call)
+    torch.testing.assert_close(found, attention_weights(q, k, made, **call) @ v, **CLOSE)
+    at_once = attention(q.clone().requires_grad_(), k, v, made, **call)
+    torch.testing.assert_close(found, at_once.detach(), **CLOSE)
