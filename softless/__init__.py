@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from softless import errors, nn, parallel
     from softless.algebra.state import NearState, State
     from softless.conversion.pipeline import Conversion, convert
+    from softless.conversion.rebuilding import load_converted
     from softless.functional import attention, attention_weights, attention_with_state
     from softless.io.weights import WeightsReport, load_weights
     from softless.mechanisms import Mechanism, list_mechanisms, mechanism
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "softless.algebra.state": ("NearState", "State"),
     "softless.conversion.pipeline": ("Conversion", "convert"),
+    "softless.conversion.rebuilding": ("load_converted",),
     "softless.functional": ("attention", "attention_weights", "attention_with_state"),
     "softless.io.weights": ("WeightsReport", "load_weights"),
     "softless.mechanisms": ("Mechanism", "list_mechanisms", "mechanism"),
@@ -49,6 +51,7 @@ __all__ = [
     "errors",
     "list_mechanisms",
     "list_models",
+    "load_converted",
     "load_weights",
     "mechanism",
     "nn",

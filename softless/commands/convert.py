@@ -32,18 +32,20 @@ if TYPE_CHECKING:
 SUMMARY = "Make layers of a trained model linear, as many as a budget allows, and prove it."
 HELP = """Make layers of a trained softmax model linear, as many as a budget allows, and prove it on unseen data.
 
-MODEL is hf: and either a folder with config.json and model.safetensors or a name on the Hugging Face hub, or the folder
-of a run of softless train on text. Without MODEL, a small model is trained first, in seconds, and converted.
+MODEL is hf: and either a folder with config.json and model.safetensors or a name on the Hugging Face hub, the folder of
+a run of softless train on images or text, timm:NAME (ViT, DeiT, Swin) with --pretrained or --weights, or a name from
+softless list --models with --weights. Without MODEL, a small model is trained first, in seconds, and converted.
 
 The data are cut into three parts at random: half to fit, a quarter to choose the layers, a quarter to prove the result.
-The command prints a verdict, writes a page with figures, and saves the model in DIR/model, which from_pretrained loads
-after import softless.transformers. If the result breaks the budget, the exit status is 1. A rerun continues.
+The command prints a verdict, writes a page with figures, and saves the model in DIR/model for softless.load_converted.
+If the result breaks the budget, the exit status is 1. A rerun continues.
 
 \b
 $ softless convert                                  # an example: minutes
 $ softless convert hf:SmolLM2 --data wiki.txt --tokens 512 --budget 1%
 $ softless convert hf:MiniLM --data book.txt --candidates inline,regress
-$ softless convert runs/text --out runs/text-linear
+$ softless convert runs/a --out runs/a-linear
+$ softless convert timm:deit_tiny_patch16_224 --weights deit.pth --data imagenette/
 """
 SAID_AFTER = 0.03  # share of the work after which the time left is said
 
@@ -68,6 +70,8 @@ def run(
         str | None, typer.Argument(metavar="[MODEL]", help="The model. Default: an example.", show_default=False)
     ] = None,
     data: Annotated[str | None, typer.Option(metavar="PATH", help="Text or images: a file or a folder.")] = None,
+    weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights of a model of ours or of timm.")] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load timm's own weights.")] = False,
     budget: Annotated[
         Any, typer.Option(parser=_share, metavar="SHARE", help="The most the model may lose: 1% or 0.01.")
     ] = "1%",
@@ -81,7 +85,9 @@ def run(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the model and the page.")] = Path("converted"),
     samples: Annotated[
         int | None,
-        typer.Option(min=1, max=1_000_000, metavar="NUMBER", help="Pieces of text, or images. Default: up to 100."),
+        typer.Option(
+            min=1, max=1_000_000, metavar="NUMBER", help="Pieces of text, or images. Default: up to 100, or 1000."
+        ),
     ] = None,
     tokens: Annotated[int, typer.Option(min=2, max=2**20, metavar="NUMBER", help="Tokens per piece of text.")] = 128,
     steps: Annotated[int, typer.Option(min=1, max=10**6, metavar="NUMBER", help="Steps of the fit.")] = 40,
@@ -109,7 +115,9 @@ def run(
     prepare_folder(out)
     check_target(out / "model")
     with continues(), progress(1.0, not json) as bar:
-        original = load_original(target, data, count=samples, tokens=tokens, seed=seed, advance=bar)
+        original = load_original(
+            target, data, weights=weights, pretrained=pretrained, count=samples, tokens=tokens, seed=seed, advance=bar
+        )
     original.model.to(place)
     chosen = plan(
         original.model, original.samples, budget=budget, candidates=candidates, metric=metric, steps=steps,
@@ -119,8 +127,9 @@ def run(
         conversion = chosen.run(Announced(bar, chosen.amount, quiet=json))
     command = command_line(
         "softless convert", [target] if target else [],
-        {"data": data, "budget": f"{100 * budget:g}%", "candidates": candidates, "samples": samples,
-         "tokens": tokens if target else None, "steps": steps, "seed": seed, "out": out},
+        {"data": data, "weights": weights, "pretrained": pretrained, "budget": f"{100 * budget:g}%",
+         "candidates": candidates, "samples": samples, "tokens": tokens if target else None, "steps": steps,
+         "seed": seed, "out": out},
     )  # fmt: skip
     document = conversion.document | {"command": command, "name": original.name, "data": original.source}
     conversion.document.update(document)

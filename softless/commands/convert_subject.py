@@ -1,25 +1,32 @@
-"""The model and the samples of `softless convert`: a model of Hugging Face, a run on text, or the embedded example."""
+"""The model and the samples of `softless convert`: a model of Hugging Face or timm, a run, or the embedded example."""
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from softless.commands.probe_subject import HUGGING_FACE, Subject, TextInput, hugging_face, load_samples
+from softless.commands.common import task_of_run
+from softless.commands.probe_subject import (
+    HUGGING_FACE,
+    TIMM,
+    ImageInput,
+    Subject,
+    TextInput,
+    hugging_face,
+    load_samples,
+    load_subject,
+)
 from softless.conversion.samples import SampleSet
 from softless.data import open_images
 from softless.data.sampler import ResumableSampler
 from softless.errors import ArgumentError, FileError, needs_extra
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 MASKED = 0.15  # share of the tokens that a model of masked tokens predicts
-IGNORED, MOST = -100, 100  # a target that no loss counts; sequences of a run by default
+IGNORED, MOST, MOST_IMAGES = -100, 100, 1000  # a target that no loss counts; sequences and images by default
 HEADS = {
     "ForCausalLM": "AutoModelForCausalLM",
     "LMHeadModel": "AutoModelForCausalLM",
@@ -33,31 +40,29 @@ class Original:
     """A model to convert, its samples, and what is saved beside it."""
 
     name: str
-    model: "PreTrainedModel"
+    model: nn.Module
     samples: SampleSet
     source: str
     also: tuple[Any, ...] = ()
 
 
 def load_original(
-    name: str | None, data: str | None, *, count: int | None, tokens: int, seed: int,
-    advance: Callable[[str, float], None],
+    name: str | None, data: str | None, *, weights: Path | None, pretrained: bool, count: int | None, tokens: int,
+    seed: int, advance: Callable[[str, float], None],
 ) -> Original:  # fmt: skip
     """Load the model that MODEL stands for, with its head, and its samples; None trains the example."""
-    with needs_extra("softless convert works on models of transformers", "hf"):
-        from transformers.utils import logging
-    logging.disable_progress_bar()  # ours is shown
+    if name is None or name.startswith(HUGGING_FACE):
+        with needs_extra("this model is one of transformers", "hf"):
+            from transformers.utils import logging
+        logging.disable_progress_bar()  # ours is shown
     if name is None:
         if data is not None:
             raise ArgumentError(f"--data {data} is for a model, and no MODEL is given: the example has its own text")
         return _example(count, seed, advance)
     if not name.startswith(HUGGING_FACE):
-        if (Path(name) / "run.json").is_file():
-            return _run(name, data, count, seed)
-        raise ArgumentError(
-            f"{name!r} is neither hf:FOLDER nor hf:NAME, a model of Hugging Face, nor the folder of a run on text: no "
-            "other model can be converted yet"
-        )
+        return _other(name, data, weights, count, seed, pretrained=pretrained)
+    if weights is not None or pretrained:
+        raise ArgumentError(f"{name} comes with its own weights: --weights and --pretrained are for other models")
     subject = hugging_face(name, _class_with_head)
     model: Any = subject.model
     if hasattr(model, "generation_config"):
@@ -77,7 +82,30 @@ def _example(count: int | None, seed: int, advance: Callable[[str, float], None]
     return Original(example.NAME, model, {"input_ids": tokens[:count]}, "the end of these texts")
 
 
-def _run(name: str, data: str | None, count: int | None, seed: int) -> Original:
+def _other(
+    name: str, data: str | None, weights: Path | None, count: int | None, seed: int, *, pretrained: bool
+) -> Original:
+    """Load a run, a model of ours with the weights of a file, or one of timm."""
+    if Path(name).is_dir() and task_of_run(name) == "language":
+        if weights is not None or pretrained:
+            raise ArgumentError(f"{name} is a run, which has its own weights")
+        return _text_run(name, data, count, seed)
+    subject = load_subject(name, weights, None, seed, pretrained=pretrained)
+    if subject.is_random:
+        needed = "--weights FILE or --pretrained" if name.startswith(TIMM) else "--weights FILE"
+        raise ArgumentError(f"{name} has random weights, and there is nothing to keep: give {needed}")
+    assert isinstance(subject.takes, ImageInput)
+    source = subject.takes.source if data is None else data
+    model: Any = subject.model
+    augment = subject.takes.augment
+    model.pretrained_cfg = {
+        **model.pretrained_cfg, "input_size": (3, subject.takes.side, subject.takes.side),
+        "mean": tuple(augment.mean), "std": tuple(augment.std),
+    }  # fmt: skip
+    return Original(name, model, _pictures(subject, source, model.num_classes, count, seed), source or "digits")
+
+
+def _text_run(name: str, data: str | None, count: int | None, seed: int) -> Original:
     """Load a run on text; its samples are its own test text unless `data` says otherwise."""
     from softless.data.sequences import TokenizedText
     from softless.data.text import open_test_text, open_text
@@ -104,19 +132,29 @@ def _class_with_head(folder: Path) -> str:
 
 def _samples(subject: Subject, data: str | None, count: int | None, tokens: int, seed: int) -> SampleSet:
     """Return all samples at once, with labels if the model is measured by them."""
-    options: dict[str, Any] = {"tokens": tokens, "device": "cpu", "seed": seed, "batch": 2**30}
-    samples = load_samples(subject, data, "test", count, **options)
-    batch, kind = next(samples.batches), type(subject.model).__name__
+    kind = type(subject.model).__name__
     if isinstance(subject.takes, TextInput):
-        return (
-            _masked(batch["input_ids"], subject.takes.tokenizer, seed) if kind.endswith("ForMaskedLM") else dict(batch)
-        )
+        options: dict[str, Any] = {"tokens": tokens, "device": "cpu", "seed": seed, "batch": 2**30}
+        batch = next(load_samples(subject, data, "test", count, **options).batches)
+        masked = kind.endswith("ForMaskedLM")
+        return _masked(batch["input_ids"], subject.takes.tokenizer, seed) if masked else dict(batch)
     if not kind.endswith("ForImageClassification"):
+        return _pictures(subject, data, 0, count, seed)
+    return _pictures(subject, data, getattr(subject.model, "num_labels", 0), count, seed)
+
+
+def _pictures(subject: Subject, source: str | None, classes: int, count: int | None, seed: int) -> SampleSet:
+    """Return test images, with labels if the model has classes."""
+    images = open_images(source, "test")
+    if classes not in (0, len(images.classes)):
+        raise ArgumentError(
+            f"{subject.name} knows {classes} classes, and {source or 'digits'} has {len(images.classes)}"
+        )
+    count = min(MOST_IMAGES, len(images)) if count is None else count
+    options: dict[str, Any] = {"tokens": 0, "device": "cpu", "seed": seed, "batch": 2**30}
+    batch = next(load_samples(subject, source, "test", count, **options).batches)
+    if not classes:
         return {"pixel_values": batch}
-    images, model = open_images(data, "test"), subject.model
-    classes = getattr(model, "num_labels", 0)
-    if classes != len(images.classes):
-        raise ArgumentError(f"{subject.name} knows {classes} classes, and {data or 'digits'} has {len(images.classes)}")
     order = ResumableSampler(len(images), seed=seed).order()[: len(batch)]
     return {"pixel_values": batch, "labels": torch.as_tensor(images.labels)[order].long()}
 

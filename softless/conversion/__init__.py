@@ -2,13 +2,16 @@
 
 samples      the data, cut into three parts: fit, choose, prove
 metrics      perplexity, masked tokens, cosine, accuracy: harm in pairs, with intervals
-layers       the attention layers of a model of transformers: replace one, restore all
+layers       the attention layers of a model: replace one, restore all (layers_transformers, layers_images)
+places       where attention sits in a model of images, and how a layer there is replaced
+stand_ins    what takes the place of a softmax: a mechanism, what it learns, a local residual
 candidates   the mechanisms that are tried
 fitting      what candidates learn from the outputs of the softmax, batch by batch
 choosing     the damage of each layer alone, and how many fit into the budget
 cost         seconds and bytes of both models as inputs grow
 document     every number, and the verdict
 page         the page with figures
-saving       a folder that loads with `from_pretrained`, or none
+saving       a complete folder, or none
+rebuilding   models of images on the disk, and `load_converted`
 pipeline     all of it, resumable: `convert`, `Conversion`
 """

@@ -21,9 +21,9 @@ from softless.conversion.fitting import Advance, Fitted
 from softless.conversion.layers import Layers
 from softless.conversion.metrics import Metric, Rows, damage
 from softless.conversion.samples import SampleSet, batches, count
+from softless.conversion.stand_ins import Replacement
 from softless.errors import NonFiniteError
 from softless.io.parts import stored
-from softless.nn.inputs import Inputs
 from softless.probes.running import Estimate
 
 MEASURED, RANDOM_ORDERS = "measured", 3
@@ -67,10 +67,10 @@ class Ruler:
 
     def _stored(self, key: tuple[int, ...], label: str) -> Rows | None:
         def measure() -> Rows | None:
-            if any(self.fitted[layer].inputs is None for layer in key):
+            if any(self.fitted[layer].stand_in is None for layer in key):
                 return None
             before = self.before  # of the original, so not inside the next line
-            with self.layers.having(inputs_of(self.fitted, key)):
+            with self.layers.having(stand_ins_of(self.fitted, key)):
                 rows = self.metric.compare(before, self._answers(label))
             return rows.tolist() if bool(torch.isfinite(rows).all()) else None
 
@@ -84,17 +84,17 @@ class Ruler:
 
     @torch.no_grad()
     def _answers(self, label: str) -> Tensor:
-        device, rows = next(self.layers.model.parameters()).device, []
+        device, rows = self.layers.device, []
         for batch in batches(self.samples, self.size, device):
-            rows.append(self.metric.answers(self.layers.model, batch).double().cpu())
+            rows.append(self.metric.answers(self.layers.run, batch).double().cpu())
             self.advance(label, len(rows[-1]) / count(self.samples))
         return torch.cat(rows)
 
 
-def inputs_of(fitted: Sequence[Fitted], chosen: Sequence[int]) -> dict[int, Inputs]:
-    """Return the inputs of the best candidates of these layers."""
-    pairs = ((layer, fitted[layer].inputs) for layer in chosen)
-    return {layer: inputs for layer, inputs in pairs if inputs is not None}
+def stand_ins_of(fitted: Sequence[Fitted], chosen: Sequence[int]) -> dict[int, Replacement]:
+    """Return the best candidates of these layers."""
+    pairs = ((layer, fitted[layer].stand_in) for layer in chosen)
+    return {layer: stand_in for layer, stand_in in pairs if stand_in is not None}
 
 
 def alone(ruler: Ruler) -> list[Rows | None]:

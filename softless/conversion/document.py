@@ -12,8 +12,8 @@ from softless.conversion.fitting import Fitted
 from softless.conversion.layers import Layers
 from softless.conversion.metrics import Metric, Rows
 from softless.conversion.samples import ThreeParts
+from softless.conversion.stand_ins import Candidate
 from softless.machine import circumstances, timestamp
-from softless.mechanisms import Mechanism
 from softless.probes.running import Estimate
 from softless.report.units import counted, short
 
@@ -27,7 +27,7 @@ class ConversionSettings:
     layers: Layers
     parts: ThreeParts
     metric: Metric
-    candidates: Mapping[str, Mechanism]
+    candidates: Mapping[str, Candidate]
     budget: float
     steps: int
     seed: int
@@ -69,7 +69,7 @@ def assemble(
     before: Tensor, compared_rows: Rows | None, cost: Sequence[CostRow], seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Put the document together."""
-    metric, model = plan.metric, plan.layers.model
+    metric = plan.metric
     layers = [
         LayerReport(
             name=name, converted=at in chosen, mechanism=fit.name or None, rank=list(order).index(at),
@@ -84,8 +84,8 @@ def assemble(
     kept = delivered is None if not chosen else delivered is not None and delivered.mean <= plan.budget
     document: dict[str, Any] = {
         "schema": SCHEMA, "date": timestamp(), "seconds": round(seconds, 3),
-        **circumstances(str(model.device.type), "transformers"),
-        "model": {"type": type(model).__name__, "architecture": model.config.model_type},
+        **circumstances(plan.layers.device.type, *{plan.layers.package} - {"softless"}),
+        "model": {"type": type(plan.layers.model).__name__, "architecture": plan.layers.kind},
         "metric": metric.name, "noun": metric.noun, "budget": plan.budget, "seed": plan.seed, "steps": plan.steps,
         "candidates": list(plan.candidates), "samples": plan.parts.sizes, "tokens": plan.tokens,
         "layers": [asdict(layer) for layer in layers],

@@ -1,35 +1,33 @@
 """Fit what candidates learn to the outputs of the softmax, layer by layer, while the model reads its data once.
 
-    batch -> model -> q, k, v of each layer -> o, what the softmax gave -> one step of Adam on |o' - o|^2 / |o|^2
+    batch -> model -> o, what the softmax gave in each layer -> one step of Adam on |o' - o|^2 / |o|^2
 
+o is the output of the heads in models of transformers, and the output of the whole layer in models of images.
 A batch is dropped before the next one comes, so memory depends on the size of a batch and not on the data. Candidates
 that learn nothing take no steps. The last batches are not learned from: they measure the error of every candidate, and
 how wide the scores are, which the probe would rank layers by.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
-from functools import partial
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from softless.conversion.layers import Layers
 from softless.conversion.samples import SampleSet, batches, count
+from softless.conversion.stand_ins import Candidate, Replacement
 from softless.errors import UnsupportedError
-from softless.functional import attention
 from softless.io import checkpoint
-from softless.mechanisms import Mechanism
-from softless.nn.inputs import Inputs
 from softless.probes.capture import capture
 from softless.probes.examination import real_queries
-from softless.probes.layer import Layer
 from softless.probes.score_range import spread
 
 RATE, STEPS = 1e-2, 40
+RESIDUAL = 0.1  # of the rate, for the local residual: it is a network of two layers
 SAVE_EVERY, PROBED = 10, 4  # steps; batches whose scores are probed
 Advance = Callable[[str, float], None]
 
@@ -38,7 +36,7 @@ class Fitted(NamedTuple):
     """The best candidate of one layer, and the relative error of the output of each."""
 
     name: str
-    inputs: Inputs | None  # None if no candidate has a finite error
+    stand_in: Replacement | None  # None if no candidate has a finite error
     errors: dict[str, float | None]
     first_order_error: float  # what the range probe says
 
@@ -46,27 +44,29 @@ class Fitted(NamedTuple):
 class Fitting:
     """The candidates of every layer, and their optimizers."""
 
-    def __init__(self, layers: Layers, candidates: Mapping[str, Mechanism], steps: int, seed: int):
+    def __init__(self, layers: Layers, candidates: Mapping[str, Candidate], steps: int, seed: int):
         self.layers, self.steps, self.done = layers, steps, 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.inputs = [{name: layers.inputs(made) for name, made in candidates.items()} for _ in layers.names]
+            self.stand_ins = [
+                {name: layers.new(at, candidate) for name, candidate in candidates.items()} for at in range(len(layers))
+            ]
         self.learned = [
-            {name: torch.optim.Adam(held.parameters(), RATE) for name, held in of.items() if [*held.parameters()]}
-            for of in self.inputs
+            {name: torch.optim.Adam(groups(held)) for name, held in of.items() if [*held.parameters()]}
+            for of in self.stand_ins
         ]
 
     def step(self, batch: SampleSet) -> None:
         """Take one step of Adam with every candidate that learns."""
-        for at, layer, x in captured(self.layers, batch):
-            right, real = softmax_output(layer), real_queries(layer)
-            for name, adam in self.learned[at].items():
+        left = 1 - self.done / self.steps
+        for call in self.layers.calls(batch):
+            for name, adam in self.learned[call.layer].items():
                 for group in adam.param_groups:
-                    group["lr"] = RATE * (1 - self.done / self.steps)
+                    group["lr"] = left * group["begins"]
                 adam.zero_grad()
                 with torch.enable_grad():
-                    error = relative(mixed(layer, self.inputs[at][name], x), right, real)
-                    error.backward()
+                    error = relative(call.replaced(self.stand_ins[call.layer][name]), call.output, call.real)
+                    error.backward(inputs=[*self.stand_ins[call.layer][name].parameters()])
                 if torch.isfinite(error):
                     adam.step()
         self.done += 1
@@ -74,21 +74,21 @@ class Fitting:
     @torch.no_grad()
     def errors(self, batch: SampleSet) -> list[dict[str, float]]:
         """Return the error of every candidate of every layer."""
-        found: list[dict[str, float]] = []
-        for at, layer, x in captured(self.layers, batch):
-            right, real = softmax_output(layer), real_queries(layer)
-            found.append(
-                {name: float(relative(mixed(layer, held, x), right, real)) for name, held in self.inputs[at].items()}
-            )
-        return found
+        return [
+            {
+                name: float(relative(call.replaced(held), call.output, call.real))
+                for name, held in self.stand_ins[call.layer].items()
+            }
+            for call in self.layers.calls(batch)
+        ]
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return everything a later process needs to go on: parameters, and the moments of Adam."""
-        parts: dict[str, dict[str, Tensor]] = {"inputs": {}, "adam": {}}
-        for at, of in enumerate(self.inputs):
+        parts: dict[str, dict[str, Tensor]] = {"stand_ins": {}, "adam": {}}
+        for at, of in enumerate(self.stand_ins):
             for number, (name, held) in enumerate(of.items()):
                 here = f"{at}.{number}"
-                parts["inputs"] |= {f"{here}.{key}": x.detach() for key, x in held.state_dict().items()}
+                parts["stand_ins"] |= {f"{here}.{key}": x.detach() for key, x in held.state_dict().items()}
                 if name in self.learned[at]:
                     state = self.learned[at][name].state_dict()["state"]
                     parts["adam"] |= {f"{here}.{i}.{key}": x for i, one in state.items() for key, x in one.items()}
@@ -97,10 +97,10 @@ class Fitting:
     def load(self, parts: Mapping[str, Mapping[str, Tensor]], done: int) -> None:
         """Go on after `done` steps."""
         self.done = done
-        for at, of in enumerate(self.inputs):
+        for at, of in enumerate(self.stand_ins):
             for number, (name, held) in enumerate(of.items()):
                 here = f"{at}.{number}."
-                held.load_state_dict(_below(here, parts["inputs"]))
+                held.load_state_dict(_below(here, parts["stand_ins"]))
                 if name in self.learned[at]:
                     state: dict[int, dict[str, Tensor]] = {}
                     for key, x in _below(here, parts["adam"]).items():
@@ -111,7 +111,7 @@ class Fitting:
 
 
 def fit(
-    layers: Layers, candidates: Mapping[str, Mechanism], samples: SampleSet, *, steps: int, size: int, seed: int,
+    layers: Layers, candidates: Mapping[str, Candidate], samples: SampleSet, *, steps: int, size: int, seed: int,
     asked: Mapping[str, Any], work: Path | None, advance: Advance,
 ) -> list[Fitted]:  # fmt: skip
     """Return the best candidate of every layer; a fit that was stopped goes on from the last steps that were stored."""
@@ -119,7 +119,7 @@ def fit(
     learned = {name: x[:-held_out] for name, x in samples.items()}
     tested = {name: x[-held_out:] for name, x in samples.items()}
     steps = steps if any(fitting.learned) else 0
-    shelf, device = None if work is None else work / "fit", next(layers.model.parameters()).device
+    shelf, device = None if work is None else work / "fit", layers.device
     if shelf is not None and (before := checkpoint.newest(shelf)) is not None and before.state["asked"] == asked:
         fitting.load(before.parts, before.step)
     advance("fitting", fitting.done)
@@ -131,7 +131,7 @@ def fit(
         if shelf is not None and (fitting.done % SAVE_EVERY == 0 or fitting.done == steps):
             checkpoint.save(shelf, fitting.done, fitting.tensors(), {"asked": asked}, keep=1)
         advance("fitting", 1)
-    few = list(batches(tested, size, device))[:PROBED]
+    few = [*islice(batches(tested, size, device), PROBED)]
     return _best(fitting, few, advance)
 
 
@@ -143,7 +143,7 @@ def _best(fitting: Fitting, tested: list[SampleSet], advance: Advance) -> list[F
         advance("comparing candidates", 1)
     ranges = _ranges(fitting.layers, tested[0])
     found = []
-    for at, of in enumerate(fitting.inputs):
+    for at, of in enumerate(fitting.stand_ins):
         means = {name: sum(batch[at][name] for batch in errors) / len(errors) for name in of}
         finite = {name: error for name, error in means.items() if isfinite(error)}
         best = min(finite, key=lambda name: finite[name]) if finite else ""
@@ -155,56 +155,34 @@ def _best(fitting: Fitting, tested: list[SampleSet], advance: Advance) -> list[F
 @torch.no_grad()
 def _ranges(layers: Layers, batch: SampleSet) -> list[float]:
     """Return the first-order error of each layer, as the probe measures it."""
-    found = []
-    for _, layer, _ in captured(layers, batch):
-        rows = spread(layer.scores())["first_order_error"].transpose(1, 2)  # [B, N, H]
-        found.append(float(rows[real_queries(layer)].mean()))
-    return found
-
-
-def captured(layers: Layers, batch: SampleSet) -> Iterator[tuple[int, Layer, Tensor]]:
-    """Yield (number, q and k and v, tokens) of each layer of the model on a batch; tokens are what its module reads."""
-    read: dict[str, Tensor] = {}
-
-    def keep(name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        read[name] = args[0] if args else kwargs["hidden_states"]
-
-    with ExitStack() as stack, torch.no_grad():
-        for name, module in layers.modules.items():
-            stack.callback(module.register_forward_pre_hook(partial(keep, name), with_kwargs=True).remove)
-        run = stack.enter_context(capture(layers.model))
-        layers.model(**{name: x for name, x in batch.items() if name != "labels"})
+    with capture(layers.model) as run:
+        layers.run(batch)
     found = {layer.name: layer for layer in run.layers}
-    for at, name in enumerate(layers.names):
-        layer = found.get(name)
-        if layer is None:
-            raise UnsupportedError(f"the attention of {name} cannot be captured, so nothing can be fitted to it")
-        if layer.bias is not None:
-            raise UnsupportedError(
-                f"{name} adds a bias to its scores or hides keys one by one: no candidate can do that"
-            )
-        yield at, layer, read[name]
+    if lost := [name for name in layers.names if name not in found]:
+        raise UnsupportedError(f"the attention of {lost[0]} cannot be captured, so nothing can be fitted to it")
+    errors = []
+    for layer in map(found.__getitem__, layers.names):
+        rows = spread(layer.scores())["first_order_error"].transpose(1, 2)  # [B, N, H]
+        errors.append(float(rows[real_queries(layer)].mean()))
+    return errors
 
 
-def softmax_output(layer: Layer) -> Tensor:
-    """Return what the softmax gives, without its matrix of weights."""
-    mask, causal = layer.key_mask, layer.is_causal
-    return attention(layer.q, layer.k, layer.v, "softmax", key_mask=mask, is_causal=causal, scale=layer.scale)
+def groups(stand_in: Replacement) -> list[dict[str, Any]]:
+    """Return what Adam learns, with the rates it begins with."""
+    found = [{"params": [*stand_in.inputs.parameters()], "lr": RATE, "begins": RATE}]
+    if stand_in.residual is not None:
+        rate = RESIDUAL * RATE
+        found.append({"params": [*stand_in.residual.parameters()], "lr": rate, "begins": rate})
+    return [group for group in found if group["params"]]
 
 
-def mixed(layer: Layer, inputs: Inputs, x: Tensor) -> Tensor:
-    """Return what a candidate gives."""
-    causal, mask = layer.is_causal, layer.key_mask
-    tensors = inputs(x)
-    return attention(layer.q, layer.k, layer.v, inputs.mechanism, key_mask=mask, is_causal=causal, inputs=tensors)
-
-
-def relative(out: Tensor, right: Tensor, real: Tensor) -> Tensor:
-    """Return |out - right|^2 / |right|^2 over the real tokens [B, N] of [B, H, N, d]."""
-    real = real[:, None, :, None]
-    wrong = torch.where(real, out - right, 0.0).float().square().sum()
-    size = torch.where(real, right, 0.0).float().square().sum()
-    return wrong / torch.where(size > 0, size, 1.0)
+def relative(out: Tensor, right: Tensor, real: Tensor | None) -> Tensor:
+    """Return |out - right|^2 / |right|^2 over the real tokens."""
+    wrong, size = out - right, right
+    if real is not None:
+        wrong, size = torch.where(real, wrong, 0.0), torch.where(real, size, 0.0)
+    total = size.float().square().sum()
+    return wrong.float().square().sum() / torch.where(total > 0, total, 1.0)
 
 
 def _again_and_again(samples: SampleSet, size: int, device: torch.device) -> Iterator[SampleSet]:

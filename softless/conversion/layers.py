@@ -1,81 +1,109 @@
-"""The attention layers of a model of transformers: give one of them a mechanism, take it back, save the model."""
+"""The attention layers of a model, whatever its family: run them, replace one, restore all, save the model.
 
-import warnings
-from collections.abc import Iterator
+layers_transformers    models of Hugging Face transformers that `softless.transformers` knows
+layers_images          ours, and ViT, DeiT and Swin of timm
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from softless.errors import ArgumentError, UnsupportedError, needs_extra
-from softless.mechanisms import Mechanism, mechanism
-from softless.nn.inputs import Inputs
+from softless.conversion.samples import SampleSet
+from softless.conversion.stand_ins import Candidate, Replacement
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-SOFTMAX = mechanism("softmax")
+LABELS = "labels"
 
 
-class Layers:
-    """The layers of softmax attention in a model, which `put` gives another mechanism and `restore` gives back.
+class LayerCall(NamedTuple):
+    """What one layer did on a batch.
 
-    names       paths of their modules, in order
-    is_causal   whether a token sees only those before it
+    layer       its number
+    output      what the softmax gave, [B, ..., d]
+    real        bool, broadcastable to it: False in the padding; None without padding
+    replaced    what a stand-in gives for the same input
     """
 
-    def __init__(self, model: "PreTrainedModel"):
-        with needs_extra("a conversion works on models of transformers", "hf"):
-            from transformers import PreTrainedModel
+    layer: int
+    output: Tensor
+    real: Tensor | None
+    replaced: Callable[[Replacement], Tensor]
 
-            from softless import transformers as ours
-        if not isinstance(model, PreTrainedModel):
-            raise ArgumentError(f"model is a {type(model).__name__} and must be a model of transformers")
-        ours.check(model, SOFTMAX)
-        self.model, self._ours = model, ours
-        modules, held = ours.attentions(model), ours.mechanisms_of(model)
-        self._numbers = [at for at, made in enumerate(held) if made.name == "softmax"]
-        if not self._numbers:
-            names = ", ".join(dict.fromkeys(made.name for made in held)) or "no attention at all"
-            raise UnsupportedError(
-                f"{type(model).__name__} has no layer of softmax attention to convert: it has {names}"
-            )
-        paths = list(modules)
-        self.names = tuple(paths[at] for at in self._numbers)
-        self.modules: dict[str, nn.Module] = {path: modules[path] for path in self.names}
-        self.is_causal = any(bool(module.is_causal) for module in modules.values())
-        self._before = model.config._attn_implementation, deepcopy(getattr(model.config, "softless", None))
+
+class Layers(ABC):
+    """The layers of softmax attention in a model, which `put` gives another mechanism and `restore` gives back.
+
+    names           paths of their modules, in order
+    is_causal       whether a token sees only those before it
+    pictures        whether the model reads pictures
+    has_residual    whether a layer can have a local residual
+    first           the name of the model's first argument
+    kind            the architecture, as the document tells it
+    package         the package whose version belongs to a measurement
+    """
+
+    model: nn.Module
+    names: tuple[str, ...]
+    is_causal: bool
+    pictures: bool
+    has_residual: bool
+    first: str
+    kind: str
+    package: str
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def check(self, made: Mechanism) -> None:
-        """Raise if the model cannot have this mechanism."""
-        self._ours.check(self.model, made)
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
-    def inputs(self, made: Mechanism) -> Inputs:
-        """Return new inputs of a mechanism, in the sizes of a layer."""
-        like = next(self.model.parameters())
-        return self._ours.inputs_for(self.model, made).to(like.device, like.dtype)
+    @abstractmethod
+    def check(self, candidate: Candidate) -> None:
+        """Raise if the model cannot have this candidate."""
 
-    def put(self, layer: int, inputs: Inputs | None) -> None:
-        """Give a layer a mechanism with the inputs it learned, or its softmax back."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*do not drop weights")
-            made = SOFTMAX if inputs is None else inputs.mechanism
-            self._ours.set_mechanism(self.model, made, [self._numbers[layer]])
-        if inputs is not None:
-            held: Any = self.modules[self.names[layer]].softless
-            held.load_state_dict(inputs.state_dict())
+    @abstractmethod
+    def new(self, layer: int, candidate: Candidate) -> Replacement:
+        """Return a candidate in the sizes of a layer, not fitted yet."""
+
+    @abstractmethod
+    def put(self, layer: int, stand_in: Replacement | None) -> None:
+        """Give a layer a stand-in, or its softmax back."""
+
+    @abstractmethod
+    def run(self, batch: SampleSet, **how: Any) -> Any:
+        """Run the model on a batch, labels left out; the result has `logits` or `last_hidden_state`."""
+
+    @abstractmethod
+    def calls(self, batch: SampleSet) -> Iterator[LayerCall]:
+        """Run the original on a batch, and yield what each layer did."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write the model into a folder, so that `load` finds it."""
+
+    @abstractmethod
+    def metric(self, samples: SampleSet) -> str:
+        """Return the name of the metric that fits the model."""
+
+    @abstractmethod
+    def tokens(self, samples: SampleSet) -> int:
+        """Return the number of tokens of a sample."""
+
+    @abstractmethod
+    def lengths(self, samples: SampleSet) -> Mapping[int, Callable[[], SampleSet]]:
+        """Return inputs of one sample to time, by their number of tokens, shortest first."""
 
     @contextmanager
-    def having(self, chosen: dict[int, Inputs]) -> Iterator[None]:
-        """Give some layers a mechanism inside this context."""
+    def having(self, chosen: Mapping[int, Replacement]) -> Iterator[None]:
+        """Give some layers a stand-in inside this context."""
         try:
-            for layer, inputs in chosen.items():
-                self.put(layer, inputs)
+            for layer, stand_in in chosen.items():
+                self.put(layer, stand_in)
             yield
         finally:
             for layer in chosen:
@@ -85,13 +113,14 @@ class Layers:
         """Give every layer its softmax back. The model is as it was, to the bit."""
         for layer in range(len(self)):
             self.put(layer, None)
-        implementation, chosen = self._before
-        if chosen is None:
-            vars(self.model.config).pop("softless", None)
-        else:
-            self.model.config.softless = deepcopy(chosen)
-        self.model.set_attn_implementation(implementation)
 
-    def save(self, folder: Path) -> None:
-        """Write config.json and the weights into a folder."""
-        self.model.save_pretrained(folder)
+
+def layers_of(model: Any) -> Layers:
+    """Return the layers of a model, or raise an error that lists the known architectures."""
+    from softless.conversion.layers_images import ImageLayers, knows
+
+    if isinstance(model, nn.Module) and knows(model):
+        return ImageLayers(model)
+    from softless.conversion.layers_transformers import TransformersLayers
+
+    return TransformersLayers(model)

@@ -9,7 +9,7 @@ An embedding is the mean over the real tokens. Intervals are 95 %: Student's t o
 for the difference of two shares, which has a width even if no answer changes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import expm1, sqrt
 from typing import Any
@@ -18,11 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from softless.conversion.layers import LABELS, Layers
 from softless.conversion.samples import SampleSet
 from softless.errors import ArgumentError, no_such
 from softless.probes.running import Estimate, Z, observe
 
 Rows = list[list[float]]  # one row per sample
+Run = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Metric:
 
     name       as users name it
     noun       what the verdict calls it
-    answers    (model, batch) -> [n, c], what is kept of each sample
+    answers    (run, batch) -> [n, c], what is kept of each sample; run(batch, **how) is a pass of the model
     compare    (before, after) -> [n, c], the damage of each sample in its first column
     harm       compared -> an estimate, which the budget limits
     value      (before, compared or None) -> the metric itself
@@ -39,7 +41,7 @@ class Metric:
 
     name: str
     noun: str
-    answers: Callable[[Any, SampleSet], Tensor]
+    answers: Callable[[Run, SampleSet], Tensor]
     compare: Callable[[Tensor, Tensor], Tensor]
     harm: Callable[[Rows], Estimate]
     value: Callable[[Tensor, Rows | None], float]
@@ -59,36 +61,29 @@ def damage(compared: Rows | None) -> float | None:
     return None if compared is None else sum(row[0] for row in compared) / len(compared)
 
 
-def metric_of(model: Any, samples: SampleSet, name: str | None) -> Metric:
+def metric_of(layers: Layers, samples: SampleSet, name: str | None) -> Metric:
     """Return the metric of this name, or the one that fits the model."""
-    if name is not None:
-        if name not in METRICS:
-            raise ArgumentError(no_such("metric", name, METRICS))
-        chosen = METRICS[name]
-    else:
-        kind = type(model).__name__
-        chosen = next((METRICS[found] for ends, found in HEADS if kind.endswith(ends)), METRICS["cosine"])
-    if chosen.name in ("masked", "accuracy") and "labels" not in samples:
+    if name is not None and name not in METRICS:
+        raise ArgumentError(no_such("metric", name, METRICS))
+    chosen, kind = METRICS[layers.metric(samples) if name is None else name], type(layers.model).__name__
+    if chosen.name in ("masked", "accuracy") and LABELS not in samples:
         raise ArgumentError(
-            f"{type(model).__name__} is measured by its labels (metric '{chosen.name}'), and data has only "
-            f"{', '.join(samples)}"
+            f"{kind} is measured by its labels (metric '{chosen.name}'), and data has only {', '.join(samples)}"
         )
+    if layers.pictures and chosen.name in ("perplexity", "masked"):
+        raise ArgumentError(f"metric '{chosen.name}' is of words, and {kind} reads pictures")
     return chosen
 
 
-def _output(model: Any, batch: SampleSet, **more: Any) -> Any:
-    return model(**{name: x for name, x in batch.items() if name != "labels"}, **more)
-
-
-def _next_token(model: Any, batch: SampleSet) -> Tensor:
+def _next_token(run: Run, batch: SampleSet) -> Tensor:
     tokens = batch["input_ids"]
-    logits = _output(model, batch, use_cache=False).logits[:, :-1]
+    logits = run(batch, use_cache=False).logits[:, :-1]
     real = batch["attention_mask"][:, 1:].bool() if "attention_mask" in batch else torch.ones_like(tokens[:, 1:]).bool()
     return _mean_loss(logits, tokens[:, 1:].masked_fill(~real, -100))
 
 
-def _masked_token(model: Any, batch: SampleSet) -> Tensor:
-    return _mean_loss(_output(model, batch).logits, batch["labels"])
+def _masked_token(run: Run, batch: SampleSet) -> Tensor:
+    return _mean_loss(run(batch).logits, batch[LABELS])
 
 
 def _mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -98,8 +93,8 @@ def _mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return loss.sum(1, keepdim=True) / (targets != -100).sum(1, keepdim=True).clamp(min=1)
 
 
-def _embedding(model: Any, batch: SampleSet) -> Tensor:
-    output = _output(model, batch)
+def _embedding(run: Run, batch: SampleSet) -> Tensor:
+    output = run(batch)
     x = output.last_hidden_state if hasattr(output, "last_hidden_state") else output.logits
     if x.ndim == 2:
         return x.double()
@@ -108,8 +103,8 @@ def _embedding(model: Any, batch: SampleSet) -> Tensor:
     return (x.double() * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
 
-def _answer(model: Any, batch: SampleSet) -> Tensor:
-    logits, labels = _output(model, batch).logits.double(), batch["labels"]
+def _answer(run: Run, batch: SampleSet) -> Tensor:
+    logits, labels = run(batch).logits.double(), batch[LABELS]
     loss = F.cross_entropy(logits, labels, reduction="none")
     return torch.stack([loss, (logits.argmax(-1) == labels).double()], 1)
 
@@ -164,8 +159,3 @@ METRICS = {
         Metric("accuracy", "accuracy", _answer, _difference, _lost, _share),
     )
 }
-HEADS: Sequence[tuple[tuple[str, ...], str]] = (
-    (("ForCausalLM", "LMHeadModel"), "perplexity"),
-    (("ForMaskedLM",), "masked"),
-    (("Classification", "ClassificationWithTeacher"), "accuracy"),
-)

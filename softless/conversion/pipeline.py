@@ -13,17 +13,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softless.conversion import choosing, fitting
 from softless.conversion.candidates import candidates_for
 from softless.conversion.choosing import Ruler
-from softless.conversion.cost import lengths_of, measure_cost
+from softless.conversion.cost import measure_cost
 from softless.conversion.document import ConversionSettings, LayerReport, assemble
-from softless.conversion.layers import Layers
+from softless.conversion.layers import Layers, layers_of
 from softless.conversion.metrics import metric_of
 from softless.conversion.samples import SampleSet, as_set, split
 from softless.conversion.saving import save
@@ -32,10 +32,8 @@ from softless.io.parts import stored
 from softless.mechanisms import Mechanism
 from softless.probes.interventions import evaluating
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-FIT_TOKENS, MEASURE_TOKENS = 512, 1024  # tokens per step of Adam, and per batch that is measured
+FIT_TOKENS, MEASURE_TOKENS = 512, 1024  # tokens of text per step of Adam, and per batch that is measured
+FIT_PATCHES, MEASURE_PATCHES = 4096, 8192  # the same for pictures
 FIT_WORK = 4.0  # a step of the fit, in passes over as many tokens
 
 
@@ -60,7 +58,7 @@ class Conversion:
     document   everything that was measured, as conversion.json holds it
     """
 
-    model: "PreTrainedModel"
+    model: nn.Module
     layers: tuple[LayerReport, ...]
     document: dict[str, Any]
     _places: Layers = field(repr=False)
@@ -77,8 +75,8 @@ class Conversion:
     def save(self, folder: str | Path, *also: Any) -> None:
         """Write the model and conversion.json into a new folder, all at once.
 
-        `from_pretrained(folder)` loads the model after `import softless.transformers`. A tokenizer that is passed, too,
-        is saved beside it.
+        `softless.load_converted(folder)` loads it. So does `from_pretrained(folder)` after
+        `import softless.transformers`, if it is a model of transformers. A tokenizer that is passed is saved beside it.
         """
         save(self._places, self.document, Path(folder), also)
 
@@ -97,7 +95,7 @@ class ConversionPlan(ConversionSettings):
         total += FIT_WORK * self.steps + 2 * fitting.PROBED + 2 * layers + 1 + 2
         if self.compare:
             total += (4 + choosing.RANDOM_ORDERS) * len(choosing.counts(layers, layers // 2))
-            total += len(lengths_of(self.layers.model))
+            total += len(self.layers.lengths(self.parts.prove))
         return total
 
     def run(self, watch: ConversionWatcher) -> Conversion:
@@ -110,7 +108,9 @@ class ConversionPlan(ConversionSettings):
             raise
 
     def _run(self, watch: ConversionWatcher) -> Conversion:
-        start, size = time.monotonic(), max(1, MEASURE_TOKENS // self.tokens)
+        start, pictures = time.monotonic(), self.layers.pictures
+        size = max(1, (MEASURE_PATCHES if pictures else MEASURE_TOKENS) // self.tokens)
+        step = max(1, (FIT_PATCHES if pictures else FIT_TOKENS) // self.tokens)
         asked = {
             "model": fingerprint(dict(self.layers.model.state_dict())), "data": fingerprint(self._data()),
             "candidates": {name: repr(made) for name, made in self.candidates.items()}, "steps": self.steps,
@@ -119,7 +119,7 @@ class ConversionPlan(ConversionSettings):
         weights = {"fitting": FIT_WORK}
         advance: ConversionWatcher = lambda label, amount: watch(label, weights.get(label, 1.0) * amount)  # noqa: E731
         fitted = fitting.fit(
-            self.layers, self.candidates, self.parts.fit, steps=self.steps, size=max(1, FIT_TOKENS // self.tokens),
+            self.layers, self.candidates, self.parts.fit, steps=self.steps, size=step,
             seed=self.seed, asked=asked, work=self.work, advance=advance,
         )  # fmt: skip
 
@@ -140,14 +140,14 @@ class ConversionPlan(ConversionSettings):
             named = {choosing.MEASURED: order, **choosing.orders(fitted, self.seed)}
             compared = choosing.compare(choose, named, counts)
         predicted, delivered = (each.harm(chosen, "proving") if chosen else None for each in (choose, prove))
-        inputs = choosing.inputs_of(fitted, chosen)
-        cost = self._cost(asked, chosen, inputs, advance)
+        stand_ins = choosing.stand_ins_of(fitted, chosen)
+        cost = self._cost(asked, chosen, stand_ins, advance)
         document = assemble(
             self, fitted=fitted, alone=alone, order=order, chosen=chosen, frontier=frontier, counts=counts,
             compared=compared, predicted=predicted, delivered=delivered, before=prove.before, cost=cost,
             compared_rows=prove.compared(chosen, "proving") if chosen else None, seconds=time.monotonic() - start,
         )  # fmt: skip
-        for layer, held in inputs.items():
+        for layer, held in stand_ins.items():
             self.layers.put(layer, held)
         reports = tuple(LayerReport.of(row) for row in document["layers"])
         return Conversion(self.layers.model, reports, document, self.layers)
@@ -155,18 +155,18 @@ class ConversionPlan(ConversionSettings):
     def _data(self) -> dict[str, Tensor]:
         return {f"{name}.{key}": x for name, part in self.parts._asdict().items() for key, x in part.items()}
 
-    def _cost(self, asked: Mapping[str, Any], chosen: Sequence[int], inputs: Any, advance: ConversionWatcher) -> Any:
+    def _cost(self, asked: Mapping[str, Any], chosen: Sequence[int], stand_ins: Any, advance: ConversionWatcher) -> Any:
         """Return the seconds and bytes of both models at growing lengths; none if nothing was converted."""
         if not chosen or not self.compare:
             return []
-        measure = lambda: measure_cost(self.layers, inputs, self.parts.prove, advance)  # noqa: E731
+        measure = lambda: measure_cost(self.layers, stand_ins, self.parts.prove, advance)  # noqa: E731
         if self.work is None:
             return measure()
         return stored(self.work / "cost.json", {**asked, "layers": list(chosen)}, measure)
 
 
 def plan(
-    model: "PreTrainedModel", data: Tensor | Mapping[str, Tensor], *, budget: float = 0.01,
+    model: nn.Module, data: Tensor | Mapping[str, Tensor], *, budget: float = 0.01,
     candidates: Sequence[str | Mechanism] | None = None, metric: str | None = None, steps: int = fitting.STEPS,
     compare: bool = False, seed: int = 0, work: str | Path | None = None,
 ) -> ConversionPlan:  # fmt: skip
@@ -174,11 +174,11 @@ def plan(
     budget = check_budget(budget)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ArgumentError(f"steps is {shown(steps)} and must be a whole number from 1 on")
-    layers = Layers(model)
-    samples = as_set(data, model.main_input_name)
-    tokens = _tokens(samples)
+    layers = layers_of(model)
+    samples = as_set(data, layers.first)
+    tokens = layers.tokens(samples)
     chosen = candidates_for(layers, candidates, tokens)
-    parts, measured = split(samples, seed), metric_of(model, samples, metric)
+    parts, measured = split(samples, seed), metric_of(layers, samples, metric)
     return ConversionPlan(
         layers=layers, parts=parts, metric=measured, candidates=chosen, budget=float(budget), steps=steps, seed=seed,
         tokens=tokens, compare=compare, work=None if work is None else Path(work),
@@ -193,7 +193,7 @@ def check_budget(budget: object) -> float:
 
 
 def convert(
-    model: "PreTrainedModel", data: Tensor | Mapping[str, Tensor], *, budget: float = 0.01,
+    model: nn.Module, data: Tensor | Mapping[str, Tensor], *, budget: float = 0.01,
     candidates: Sequence[str | Mechanism] | None = None, metric: str | None = None, steps: int = fitting.STEPS,
     compare: bool = False, seed: int = 0, work: str | Path | None = None, watch: ConversionWatcher | None = None,
 ) -> Conversion:  # fmt: skip
@@ -210,13 +210,15 @@ def convert(
     >>> conversion.undo()
 
     Args:
-        model: A model of transformers of an architecture that `softless.transformers` knows. It is changed in place.
+        model: A model of softless, a ViT, DeiT or Swin of timm, or a model of transformers of an architecture that
+            `softless.transformers` knows. It is changed in place.
         data: Samples: a tensor [samples, ...], or a dictionary of tensors for the model's forward with samples in the
-            first dimension. Models of masked tokens and classifiers need `labels`. A random half fits, a quarter
-            chooses and a quarter proves.
+            first dimension; `pixel_values` for models of softless and timm. Models of masked tokens and classifiers
+            need `labels`. A random half fits, a quarter chooses and a quarter proves.
         budget: The most the model may lose, from above 0 to 1. What is counted depends on the metric: the relative
             growth of the perplexity, 1 - cosine, or the loss of accuracy. Default: 0.01, one percent.
-        candidates: Mechanisms to try, by name or made by `mechanism(...)`. Default: None, those of the table.
+        candidates: Mechanisms to try, by name or made by `mechanism(...)`; "inline+local" adds the local residual.
+            Default: None, those of the table.
         metric: "perplexity", "masked", "cosine" or "accuracy". Default: None, the one that fits the model.
         steps: Steps of Adam for what candidates learn. Default: 40.
         compare: Also measure other orders of the layers (first, last, every second, probe, random), and seconds and
@@ -242,9 +244,3 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
         found.update(f"{name} {list(x.shape)} {x.dtype}".encode())
         found.update(x.flatten().view(torch.uint8).numpy().data if x.numel() else b"")
     return found.hexdigest()
-
-
-def _tokens(samples: SampleSet) -> int:
-    """Return the tokens of a sample: of a text its own, of an image about as many as a patch of 16 pixels gives."""
-    first = next(iter(samples.values()))
-    return int(first.shape[1]) if first.ndim == 2 else max(1, int(first[0, 0].numel()) // 256)

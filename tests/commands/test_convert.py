@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM, LlamaForCausalLM
 
-from softless.conversion import choosing, cost, example
+from softless.conversion import choosing, example, layers_transformers
 from softless.transformers import mechanisms_of
 from tests.language.models import SIZES
 
@@ -25,7 +25,7 @@ def small(monkeypatch):
     """An example that learns next to nothing, and lengths that take a moment."""
     monkeypatch.setattr(example, "UPDATES", 3)
     monkeypatch.setattr(example, "LENGTH", 32)
-    monkeypatch.setattr(cost, "LONGEST", 512)
+    monkeypatch.setattr(layers_transformers, "LONGEST", 512)
 
 
 @pytest.fixture
@@ -100,6 +100,26 @@ def test_an_encoder_is_measured_by_its_embeddings(softless, saved):
     assert json.loads(result.stdout)["metric"] == "cosine"
 
 
+def test_a_run_on_images_and_a_file_of_weights_are_converted(softless, tmp_path):
+    import softless as library
+
+    recipe = (Path(__file__).parent / "quick.toml").read_text()
+    recipe = recipe.replace("inline_deit_tiny", "deit_tiny").replace("patch_size = 4", "patch_size = 2")
+    (tmp_path / "quick.toml").write_text(recipe)
+    assert softless("train", "--recipe", "quick.toml", "--out", "run", "--seed", "0").exit_code == 0
+    options = "--samples", "40", "--budget", "100%", "--steps", "2", "--no-compare", "--json"
+    result = softless("convert", "run", *options)
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert (document["metric"], document["data"]) == ("accuracy", "digits")
+    assert document["candidates"] == [
+        "inline phi=affine_relu +local", "linear phi=affine_relu +local", "regress ridge=learned gain=learned +local"
+    ]  # fmt: skip
+    again = library.load_converted(tmp_path / "converted/model")
+    assert again(torch.zeros(1, 3, 8, 8)).shape == (1, 10)
+    assert sum(layer["converted"] for layer in document["layers"]) == 1
+
+
 def test_a_broken_promise_is_exit_status_1_and_says_so(softless, monkeypatch):
     real = choosing.Ruler.compared
 
@@ -117,7 +137,9 @@ BAD = {
     "budget of nothing": (("--budget", "0"), 3, "budget is 0.0 and must be above 0"),
     "budget above one": (("--budget", "101%"), 3, "budget is 1.01 and must be above 0 and at most 1"),
     "budget of words": (("--budget", "little"), 2, "is not a share such as 1% or 0.01"),
-    "unknown model": (("deit_tiny",), 3, "is neither hf:FOLDER nor hf:NAME"),
+    "unknown model": (("magic",), 3, "'magic' is neither a model of ours"),
+    "random weights": (("deit_tiny",), 3, "deit_tiny has random weights, and there is nothing to keep"),
+    "weights of a model that has some": (("hf:x", "--weights", "w.pth"), 3, "hf:x comes with its own weights"),
     "data without a model": (("--data", str(TEXT)), 3, "is for a model, and no MODEL is given"),
     "too few samples": (("--samples", "4"), 3, "data has 4 samples, and at least 16 are needed"),
     "too many samples": (("--samples", "4000"), 3, "the example has 96 sequences"),

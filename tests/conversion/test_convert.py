@@ -236,7 +236,7 @@ REFUSED = {
     "no candidate": (model_of, {"candidates": []}, ArgumentError, "candidates is empty"),
     "unknown metric": (model_of, {"metric": "beauty"}, ArgumentError, "beauty"),
     "no labels": (model_of, {"metric": "masked"}, ArgumentError, "measured by its labels"),
-    "another model": (lambda _: torch.nn.Linear(2, 2), {}, ArgumentError, "must be a model of transformers"),
+    "another model": (lambda _: torch.nn.Linear(2, 2), {}, ArgumentError, "must be a model of softless, timm"),
 }
 
 

@@ -39,6 +39,7 @@ SIGNATURES = {
     "list_models": "",
     "convert": "model, data, *, budget=0.01, candidates=None, metric=None, steps=40, compare=False, seed=0, work=None, "
     "watch=None",
+    "load_converted": "folder",
     "Conversion": "model, layers, document, _places",
     "nn.Attention": "dim, heads=None, mechanism='inline', local=False, *, num_heads=None, kv_heads=None, window=None, "
     "shifted=False, qk_norm=False, rotary=False, qkv_bias=True, qk_conv=False, attn_drop=0.0, proj_drop=0.0",
@@ -89,7 +90,15 @@ PUBLIC = [
     "nn.Attention.with_weights",
     "parallel.attention",
 ]
-WITHOUT_TENSORS = {"mechanism", "list_mechanisms", "list_models", "Mechanism", "WeightsReport", "Conversion"}
+WITHOUT_TENSORS = {
+    "mechanism",
+    "list_mechanisms",
+    "list_models",
+    "Mechanism",
+    "WeightsReport",
+    "Conversion",
+    "load_converted",
+}
 
 
 def find(name: str) -> object:
