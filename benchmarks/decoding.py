@@ -1,7 +1,9 @@
 """Decode and train a language model of 135 M parameters: linear attention, softmax, and no attention at all.
 
-    python benchmarks/decoding.py --json benchmarks/results/decoding.json
+    python benchmarks/decoding.py --json benchmarks/results/decoding.json --minutes 9
     python benchmarks/decoding.py --tiny --device cpu          # a small model, to see that it runs
+
+Every row is written at once, and a second call with the same file measures the rows that are missing.
 
     decode    tokens per second after CONTEXT tokens: in `generate()`, and with the step compiled and the cache static
     train     tokens per second of forward and backward on sequences of LENGTH tokens, eager and compiled
@@ -15,10 +17,12 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -30,6 +34,8 @@ from transformers import (
 )
 
 import softless.transformers
+from softless.errors import FileError
+from softless.io.files import write_json
 
 SMOL = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
         "num_attention_heads": 9, "num_key_value_heads": 3}  # fmt: skip
@@ -92,7 +98,8 @@ def generated(way: str, given: argparse.Namespace) -> float:
     ids = torch.randint(3, model.config.vocab_size, (given.batch, given.context + 1), device=given.device)
     seconds = []
     for count in (few, few, given.steps):  # the first call warms up
-        how: dict[str, Any] = {"past_key_values": filled(model, way, given, False)} if way != "none" else {}
+        how: dict[str, Any] = {}  # frees the last cache before the next one is filled: each takes 48 GB with softmax
+        how |= {"past_key_values": filled(model, way, given, False)} if way != "none" else {}
         tokens = ids if way != "none" else ids[:, -1:]
         want = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
         seconds.append(clock(given, lambda t=tokens, w=want, h=how: model.generate(t, **w, **h)))  # type: ignore[misc]
@@ -139,6 +146,17 @@ def trained(way: str, given: argparse.Namespace, compile_: bool) -> float:
     return given.length / times[2]
 
 
+def before(path: Path | None, about: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows that were measured before; a file of other settings raises an error."""
+    if path is None or not path.exists():
+        return []
+    document = json.loads(path.read_text())
+    other = [key for key, value in about.items() if document.get(key) != value]
+    if other:
+        raise FileError(f"{path} was measured with another {', '.join(other)}: give another file, or delete it")
+    return document["rows"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
@@ -149,6 +167,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=68)
     parser.add_argument("--length", type=int, default=16_384)
     parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no row later")
     given = parser.parse_args()
     given.dtype = torch.bfloat16 if given.device == "cuda" else torch.float32
     measures: dict[str, Callable[[str], float]] = {
@@ -158,24 +177,31 @@ def main() -> int:
     }
     if given.device == "cuda":
         measures["train, compiled"] = lambda way: trained(way, given, True)
-    rows = []
-    for name, measure in measures.items():
-        softmax = None
-        for way in given.ways.split(","):
-            try:
-                rate = measure(way)
-            except Exception as error:  # noqa: BLE001 - the other rows are still to be measured
-                print(f"{name:16} {way:8} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
-                continue
-            softmax = rate if way == "softmax" else softmax
-            ratio = None if softmax is None else rate / softmax
-            rows.append({"what": name, "way": way, "tokens_per_second": rate, "against_softmax": ratio})
-            print(f"{name:16} {way:8} {rate:12,.0f} tokens/s  {ratio or 0:6.2f}x", flush=True)
-    if given.json:
-        about = {"schema": "softless.decoding/1", "torch": torch.__version__, "context": given.context,
-                 "batch": given.batch, "length": given.length, "dtype": str(given.dtype)}  # fmt: skip
-        about["device"] = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
-        given.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    about: dict[str, Any] = {
+        "schema": "softless.decoding/1", "torch": torch.__version__, "transformers": transformers.__version__,
+        "parameters": sum(x.numel() for x in model_of("softmax", given).parameters()), "context": given.context,
+        "batch": given.batch, "length": given.length, "steps": given.steps, "dtype": str(given.dtype),
+        "device": torch.cuda.get_device_name() if given.device == "cuda" else "CPU",
+    }  # fmt: skip
+    rows, ends = before(given.json, about), time.time() + 60 * given.minutes
+    for (name, measure), way in product(measures.items(), given.ways.split(",")):
+        if any((row["what"], row["way"]) == (name, way) for row in rows):
+            continue
+        if time.time() > ends:
+            print("rows are left: call again")
+            break
+        began = time.time()
+        try:
+            rate = measure(way)
+        except Exception as error:  # noqa: BLE001 - the other rows are still to be measured
+            print(f"{name:16} {way:8} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
+            continue
+        rows.append({"what": name, "way": way, "tokens_per_second": rate})
+        softmax = next((row["tokens_per_second"] for row in rows if (row["what"], row["way"]) == (name, "softmax")), 0)
+        ratio = f"{rate / softmax:6.2f}x" if softmax else ""
+        print(f"{name:16} {way:8} {rate:12,.0f} tokens/s  {ratio}  ({time.time() - began:.0f} s)", flush=True)
+        if given.json:
+            write_json(given.json, {**about, "rows": rows})
     return 0
 
 

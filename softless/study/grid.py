@@ -55,6 +55,16 @@ class GridWatcher(Protocol):
         """Note that a run ended: done, diverged or failed."""
 
 
+class StudyWatcher(GridWatcher, Protocol):
+    """Receives the progress of a study."""
+
+    def advance(self, label: str, amount: float) -> None:
+        """Note that `amount` more of the work is done; `label` says what is being done."""
+
+    def say(self, sentence: str) -> None:
+        """Show a sentence that the user should know."""
+
+
 class Silent:
     """A `GridWatcher` that shows nothing."""
 
@@ -142,6 +152,15 @@ def train_all(
             _train_packed(schedule, together, watch)
     records = tuple(record for run in runs if (record := stored_record(run)) is not None)
     return GridResult(records, sum(not finished(run) for run in runs))
+
+
+def first_runs(ran: GridResult) -> dict[str, Any]:
+    """Return by twin the record of its first seed that was trained to the end."""
+    first: dict[str, Any] = {}
+    for record in ran.records:
+        if record["status"] == "done":
+            first.setdefault(record["twin"]["id"], record)
+    return first
 
 
 class Schedule:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -23,7 +23,7 @@ from softless.report.page import require
 from softless.study import examine
 from softless.study.document import assemble, write
 from softless.study.examine import Advance, SampleImages, TwinExamination
-from softless.study.grid import GridResult, GridWatcher, run_grid
+from softless.study.grid import GridResult, GridWatcher, StudyWatcher, first_runs, run_grid
 from softless.study.plan import Preset, StudyOptions
 from softless.study.schema import StudyDocument
 from softless.study.twin_run import RunRecord, decode, fetch, trained_twin
@@ -35,16 +35,6 @@ from softless.train.tasks.classify import build
 
 DECODING, EXAMINING, TIMING = 0.3, 0.3, 3.0  # share of the work, where a run is 1; examining is per twin
 TIMED_IMAGES = 32  # images per batch when the twins are timed
-
-
-class StudyWatcher(GridWatcher, Protocol):
-    """Receives the progress of a study."""
-
-    def advance(self, label: str, amount: float) -> None:
-        """Note that `amount` more of the work is done; `label` says what is being done."""
-
-    def say(self, sentence: str) -> None:
-        """Show a sentence that the user should know."""
 
 
 @dataclass(frozen=True)
@@ -193,12 +183,3 @@ def windows_of(
         return None
     chosen = recipe_named(beside, preset, epochs)
     return chosen, twins_of(["4"], side=side_of(chosen))
-
-
-def first_runs(ran: GridResult) -> dict[str, Any]:
-    """Return by twin the record of its first seed that was trained to the end."""
-    first: dict[str, Any] = {}
-    for record in ran.records:
-        if record["status"] == "done":
-            first.setdefault(record["twin"]["id"], record)
-    return first

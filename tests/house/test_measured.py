@@ -40,6 +40,13 @@ def test_the_page_on_language_models_shows_the_run_that_was_kept() -> None:
     assert f"{kept['last']['bits_per_byte']:.2f} bits per byte" in (ROOT / "recipes" / "text-small.toml").read_text()
 
 
+def test_the_results_on_text_are_those_that_were_kept_and_the_others_say_that_they_are_missing() -> None:
+    results, page = script("text_results"), (ROOT / "docs" / "results-text.md").read_text()
+    assert results.fill(page, *results.stored()) == page
+    empty = results.fill(page, [])
+    assert all(f"| {twin.label} | {results.MISSING} |" in empty for twin in results.TEXT_TWINS)
+
+
 def test_the_readme_shows_the_speed_that_was_measured(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "gpu", script("gpu"))
     front, readme = script("front_page"), (ROOT / "README.md").read_text()

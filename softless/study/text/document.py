@@ -1,6 +1,6 @@
 """The report of a study of text: put report.json together, and write it with its CSV files and its page."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
@@ -14,7 +14,7 @@ from softless.study.schema import NAME, Estimated
 from softless.study.tables import Group, Spread
 from softless.study.text import schema
 from softless.study.text.decoding import DecodingPoint
-from softless.study.text.measures import decide_text, entropy, spread_of_bits, text_groups
+from softless.study.text.measures import decide_text, entropy, recall_results, spread_of_bits, text_groups
 from softless.study.text.page import write_text_page
 from softless.study.text.plan import TextOptions
 from softless.study.text.run import TextRecord
@@ -82,22 +82,6 @@ def bits(group: Group, spread: Spread) -> Estimated | None:
     mean, half = -group.mean, spread.margin(len(group.scores))
     ends = (None, None) if half is None else (mean - half, mean + half)
     return {"mean": mean, "low": ends[0], "high": ends[1], "n": len(group.scores)}
-
-
-def recall_results(records: Iterable[Mapping[str, Any]]) -> list[schema.RecallResult]:
-    """Return the accuracy of each twin by task and length: the mean, the lowest and the highest seed."""
-    found: dict[tuple[str, str, str, int, bool], list[float]] = {}
-    for record in records:
-        for point in record["points"] or []:
-            key = record["twin"]["id"], record["twin"]["label"], point["task"], point["tokens"], point["inside"]
-            found.setdefault(key, []).append(point["accuracy"])
-    return [
-        {
-            "twin": twin, "label": label, "task": task, "tokens": tokens, "inside": inside,
-            "accuracy": {"mean": fmean(values), "low": min(values), "high": max(values), "n": len(values)},
-        }
-        for (twin, label, task, tokens, inside), values in found.items()
-    ]  # fmt: skip
 
 
 def write_text_study(folder: Path, document: schema.TextDocument) -> Path:

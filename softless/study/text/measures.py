@@ -12,6 +12,7 @@ chance. So the intervals of all pairs hold together with 95 % confidence (Bonfer
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, log, log2
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from softless.study.decision import LONGER, LONGEST, Measure, Rule, decide_pair
 from softless.study.schema import DecisionPart, FairPair
 from softless.study.tables import Group, Spread, instead
 from softless.study.text.run import TextRecord
+from softless.study.text.schema import RecallResult
 from softless.study.text.twins import TEXT_TWINS
 from softless.train.language_recipe import SOFTMAX
 from softless.train.tasks.language import SequenceAnswers
@@ -115,3 +117,19 @@ def _as_bits(pair: FairPair) -> FairPair:
     """Return a pair whose difference is in bits per byte more than softmax."""
     flipped = {key: None if (value := pair[key]) is None else -value for key in ("difference", "low", "high")}
     return {**pair, "difference": flipped["difference"], "low": flipped["high"], "high": flipped["low"]}
+
+
+def recall_results(records: Iterable[Mapping[str, Any]]) -> list[RecallResult]:
+    """Return the accuracy of each twin by task and length: the mean, the lowest and the highest seed."""
+    found: dict[tuple[str, str, str, int, bool], list[float]] = {}
+    for record in records:
+        for point in record["points"] or []:
+            key = record["twin"]["id"], record["twin"]["label"], point["task"], point["tokens"], point["inside"]
+            found.setdefault(key, []).append(point["accuracy"])
+    return [
+        {
+            "twin": twin, "label": label, "task": task, "tokens": tokens, "inside": inside,
+            "accuracy": {"mean": fmean(values), "low": min(values), "high": max(values), "n": len(values)},
+        }
+        for (twin, label, task, tokens, inside), values in found.items()
+    ]  # fmt: skip

@@ -22,10 +22,8 @@ from softless.io.files import write_json
 from softless.io.parts import stored
 from softless.machine import pick_device
 from softless.report.page import require
-from softless.study.grid import NAME, GridResult, train_all
-from softless.study.pipeline import StudyWatcher, first_runs
+from softless.study.grid import NAME, GridResult, StudyWatcher, first_runs, train_all
 from softless.study.text.decoding import DecodingPoint, continuation, decoding_cost
-from softless.study.text.document import assemble_text, write_text_study
 from softless.study.text.plan import EVALUATIONS, RECIPE, TextOptions, TextPreset
 from softless.study.text.recall import RecallRun
 from softless.study.text.run import Source, TextRun, evaluated_often, trained_text_twin
@@ -61,13 +59,15 @@ class TextStudy:
 
     def run(self, watch: StudyWatcher) -> tuple[TextDocument, Path]:
         """Train, test, time and write; return the document and the path of the page."""
+        from softless.study.text.document import assemble_text, write_text_study  # needs what training does not: timm
+
         minutes = self.options.minutes
         ends = None if minutes is None else time.time() + 60 * minutes
         if (read := sum(len(text.data) for text in self.texts)) < self.whole:
             watch.say(f"of the text's {self.whole:,} bytes, this study reads {read:,}; --full reads all")
-        ran = self._train(watch, ends)
-        recalled = self._recall(watch, ends)
-        decoding = self._decode(watch)
+        ran = self.train(watch, ends)
+        recalled = self.recall(watch, ends)
+        decoding = self.decode(watch)
         prompt = self.texts[1].data[:PROMPTED].decode(errors="ignore").strip() or " "
         document = assemble_text(
             self.options, self.device, self.recipe, self.texts, whole=self.whole, ran=ran, recalled=recalled,
@@ -75,7 +75,7 @@ class TextStudy:
         )  # fmt: skip
         return document, write_text_study(self.options.out, document)
 
-    def _train(self, watch: StudyWatcher, ends: float | None) -> GridResult:
+    def train(self, watch: StudyWatcher, ends: float | None) -> GridResult:
         """Train every twin on the text from every seed."""
         out, seeds = self.options.out / "twins", range(self.options.seed, self.options.seed + self.preset.seeds)
         about = describe_texts(self.recipe, self.options.text, *self.texts, self.options.seed)
@@ -96,7 +96,7 @@ class TextStudy:
 
         return train_all(runs, watch, prepare, ends=ends, pack=self._pack)
 
-    def _recall(self, watch: StudyWatcher, ends: float | None) -> GridResult:
+    def recall(self, watch: StudyWatcher, ends: float | None) -> GridResult:
         """Train every twin on the synthetic tasks, on a CPU."""
         runs = [
             RecallRun(
@@ -112,10 +112,12 @@ class TextStudy:
     def _pack(self) -> int:
         return self.options.pack or (min(os.cpu_count() or 1, 4) if self.device == "cpu" else 1)
 
-    def _decode(self, watch: StudyWatcher) -> list[DecodingPoint]:
-        """Time the decode steps of each twin, one after the other."""
+    def decode(self, watch: StudyWatcher, ends: float | None = None) -> list[DecodingPoint]:
+        """Time the decode steps of each twin, one after the other; begin none after the time `ends`."""
         points: list[DecodingPoint] = []
         for twin in self.twins:
+            if ends is not None and time.time() > ends:
+                break
             depends_on = {"twin": asdict(twin), "recipe": asdict(self.recipe), "plan": asdict(self.preset.decoding)}
             label = f"decoding with {twin.label}"
 
@@ -143,6 +145,11 @@ class TextStudy:
 def prepare_text(options: TextOptions) -> TextStudy:
     """Check everything that can be checked before the first training."""
     require("plotly", "jinja2", by="the page of a study")
+    return plan_text(options)
+
+
+def plan_text(options: TextOptions) -> TextStudy:
+    """Read the text and choose what is trained, without what a page needs."""
     device, preset = pick_device(options.device), options.resolve()
     twins = text_twins_named(preset.twins)
     recipe = _recipe(options)

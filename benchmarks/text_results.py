@@ -1,0 +1,270 @@
+"""Nine language models that differ only in attention: train them on whole texts, and fill docs/results-text.md.
+
+    python benchmarks/text_results.py run --text shakespeare.txt --text wikitext2 --out runs/text --pack 12 --minutes 9
+    python benchmarks/text_results.py keep runs/text/*    # writes benchmarks/results/results-text-NAME.json
+    python benchmarks/text_results.py page                # fills the page from the records
+
+`run` trains, tests recall and times decoding with what `softless study --text FILE --full` uses. It can be stopped, and
+continues where it was if it is called again; its last line says how much is left. `--pack` processes share the device.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from softless.errors import FileError, SoftlessError
+from softless.io.files import write_json
+from softless.report.units import listed
+from softless.study.grid import Silent, read_record
+from softless.study.text.measures import decide_text, entropy, recall_results, spread_of_bits, text_groups
+from softless.study.text.pipeline import TextStudy, plan_text
+from softless.study.text.plan import MARGIN, TextOptions
+from softless.study.text.twins import TEXT_TWINS
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[1] / "docs" / "results-text.md"
+LARGE = RESULTS / "decoding.json"  # benchmarks/decoding.py
+SCHEMA, NAME, ABOUT = "softless.results-text/1", "results-text-", "text.json"
+TEXTS = ("tinyshakespeare", "wikitext2")  # as the page has them
+RECIPE, EPOCHS, SEEDS = "text-small", 4, 3
+SHARED = ("schema", "recipe", "versions", "machine")  # what all runs of a text have in common
+MISSING = "not run yet"
+
+
+class Lines(Silent):
+    """One line for each run; `StudyWatcher`."""
+
+    def begin(self, runs: int, finished: int) -> None:
+        print(f"{runs} runs, {finished} of them finished before", flush=True)
+
+    def advance(self, label: str, amount: float) -> None: ...
+
+    def say(self, sentence: str) -> None:
+        print(sentence, flush=True)
+
+    def ran(self, record: Any) -> None:
+        result = record["reason"]
+        if record["status"] == "done":
+            longest = {point["task"]: f"{point['accuracy']:.1%}" for point in record.get("points", ())}
+            result = str(longest or f"{record['bits_per_byte']:.4f} bits per byte")
+        print(f"{record['twin']['id']:8} {record['seed']}  {result}  {record['wall_seconds']:.1f} s", flush=True)
+
+
+def run(given: argparse.Namespace) -> int:
+    ends = None if given.minutes is None else time.time() + 60 * given.minutes
+    studies = [study_of(text, given) for text in given.text]
+    watch, left = Lines(), 0
+    for study in studies:
+        left += study.train(watch, ends).left
+        train, test = study.texts
+        about = {"name": study.options.out.name, "train": len(train.data), "test": len(test.data)}
+        write_json(study.options.out / ABOUT, {**about, "chance": entropy(test.data)})
+    left += studies[0].recall(watch, ends).left
+    timed = {point["twin"] for point in studies[0].decode(watch, ends)}
+    print(f"{left} runs are left to train, and {len(studies[0].twins) - len(timed)} twins to time")
+    return 0
+
+
+def study_of(text: str, given: argparse.Namespace) -> TextStudy:
+    """Return the study of one text, in a folder that is named after it. Recall and decoding do not depend on it."""
+    options = TextOptions(
+        out=given.out / Path(text).stem, text=text, preset="full", recipe=given.recipe, epochs=given.epochs,
+        seeds=given.seeds, twins=given.twins and tuple(given.twins.split(",")), tokens=given.tokens,
+        pack=given.pack, device=given.device,
+    )  # fmt: skip
+    return plan_text(options)
+
+
+def keep(folders: Sequence[Path]) -> int:
+    """Write what was measured on each text to one file. What all its runs share is written once."""
+    for folder in folders:
+        runs = records(folder / "twins")
+        if not runs or not (folder / ABOUT).exists():
+            raise FileError(f"{folder} holds no runs: there is no JSON in {folder / 'twins' / 'runs'}")
+        recalled = records(folder / "recall")
+        timed = [json.loads(path.read_bytes())["found"] for path in sorted((folder / "parts").glob("decoding-*.json"))]
+        document = {
+            "schema": SCHEMA, "text": json.loads((folder / ABOUT).read_bytes()),
+            "recipe": json.loads((folder / "twins" / "grid.json").read_bytes())["recipe"],
+            "versions": runs[0]["versions"], "machine": runs[0]["machine"], "runs": [own(run) for run in runs],
+            "recall": [own(run) for run in recalled], "decoding": [point for points in timed for point in points],
+        }  # fmt: skip
+        path = RESULTS / f"{NAME}{folder.name}.json"
+        path.write_text(json.dumps(document) + "\n")
+        print(path)
+    return 0
+
+
+def records(folder: Path) -> list[Any]:
+    return [read_record(path) for path in sorted((folder / "runs").glob("*.json"))]
+
+
+def own(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key not in SHARED}
+
+
+def fill(page: str, documents: Sequence[dict[str, Any]], decoding: dict[str, Any] | None = None) -> str:
+    """Return the page with its tables between their marks; what was not measured says so.
+
+    `documents` come from `keep`, and `decoding` from benchmarks/decoding.py.
+    """
+    by_name = {document["text"]["name"]: document for document in documents}
+    parts = {name: perplexity(by_name.get(name)) for name in TEXTS}
+    parts["recall"] = recall([record for document in documents for record in document["recall"]])
+    parts["large"] = large(decoding)
+    parts["cost"] = cost([point for document in documents for point in document["decoding"]])
+    for name, text in parts.items():
+        before, start, rest = page.partition(f"<!-- {name} -->")
+        _, end, after = rest.partition(f"<!-- /{name} -->")
+        if not (start and end):
+            raise ValueError(f"the page has no part {name} to fill")
+        page = f"{before}{start}\n\n{text}\n\n{end}{after}"
+    return page
+
+
+def perplexity(document: dict[str, Any] | None) -> str:
+    """Return the table of one text: bits per byte of every twin, and the comparison with softmax."""
+    columns = ("twin", "parameters", "bits per byte by seed", "mean", "more than softmax", "interval",
+               "softmax needed?", "tokens/s")  # fmt: skip
+    if document is None:
+        return table(columns, [(twin.label, MISSING, *[""] * (len(columns) - 2)) for twin in TEXT_TWINS])
+    text, recipe, runs = document["text"], document["recipe"], document["runs"]
+    groups = text_groups(runs)
+    spread = spread_of_bits(groups, -text["chance"])
+    pairs = {
+        pair["linear"]: pair for pair in decide_text(groups, spread, chance=-text["chance"], margin=MARGIN)["pairs"]
+    }
+    rows = []
+    for twin in TEXT_TWINS:
+        group, pair = groups.get(twin.id), pairs.get(twin.id)
+        if group is None or group.mean is None:
+            rows.append((twin.label, MISSING if group is None else group.instead, *[""] * (len(columns) - 2)))
+            continue
+        done = [run for run in runs if run["twin"]["id"] == twin.id and run["status"] == "done"]
+        tokens = text["train"] // recipe["length"] // recipe["batch"] * recipe["batch"] * recipe["length"]
+        speed = fmean(tokens * recipe["epochs"] / run["seconds"] for run in done)
+        known = pair is not None and pair["difference"] is not None
+        inside = "" if pair is None or pair["low"] is None else f"{pair['low']:+.3f} to {pair['high']:+.3f}"
+        rows.append((
+            twin.label, f"{group.parameters:,}", ", ".join(f"{-score:.3f}" for score in group.scores),
+            f"{-group.mean:.3f}", f"{pair['difference']:+.3f}" if known else "", inside,
+            pair["answer"] if known else "", f"{speed:,.0f}",
+        ))  # fmt: skip
+    return f"{table(columns, rows)}\n\n{conditions(document)}"
+
+
+def conditions(document: dict[str, Any]) -> str:
+    """Say what was trained, on what, where, and which comparisons cannot be decided and why."""
+    text, recipe, machine, model = (document[key] for key in ("text", "recipe", "machine", "recipe"))
+    model, together = recipe["model"], sorted({run["together"] for run in document["runs"]})
+    return (
+        f"{text['train']:,} bytes to train on, {text['test']:,} to test on; {model['depth']} blocks of {model['dim']} "
+        f"channels and {model['heads']} heads, sequences of {recipe['length']} bytes, batches of {recipe['batch']}, "
+        f"{recipe['epochs']} epochs, {recipe['precision']}. {machine['device']}, {machine['processor']}, torch "
+        f"{document['versions']['torch']}; {listed([str(count) for count in together])} runs at once, which share the "
+        f"machine: tokens/s are those of one of them. The frequencies of single bytes give {text['chance']:.2f} bits."
+    )
+
+
+def recall(runs: Sequence[dict[str, Any]]) -> str:
+    """Return the table of recall by length: the mean over seeds, and the lowest seed in brackets."""
+    points = {(point["twin"], point["task"], point["tokens"]): point for point in recall_results(runs)}
+    lengths = sorted({tokens for _, _, tokens in points})
+    rows = []
+    for twin in TEXT_TWINS:
+        for task in ("recall", "induction"):
+            found = [points.get((twin.id, task, tokens)) for tokens in lengths]
+            known = [point["accuracy"] for point in found if point is not None and point["accuracy"] is not None]
+            cells = [f"{100 * (value['mean'] or 0):.1f} ({100 * (value['low'] or 0):.1f})" for value in known]
+            seeds = str(known[0]["n"]) if known else MISSING
+            rows.append((twin.label, task, seeds, *(cells or [""] * len(lengths))))
+    return table(("twin", "task", "seeds", *(f"{tokens:g} tokens" for tokens in lengths)), rows)
+
+
+def cost(points: Sequence[dict[str, Any]]) -> str:
+    """Return the table of decoding: milliseconds and kilobytes per sequence, after so many tokens."""
+    at = {(point["twin"], point["tokens"]): point for point in points}
+    lengths = sorted({tokens for _, tokens in at})
+    columns = ["twin", *(f"ms after {n:,}" for n in lengths), *(f"kB after {n:,}" for n in lengths)]
+    rows = []
+    for twin in TEXT_TWINS:
+        found = [at[twin.id, tokens] for tokens in lengths if (twin.id, tokens) in at]
+        cells = [f"{1e3 * point['seconds']:.2f}" for point in found] + [
+            f"{point['bytes'] / 1e3:,.0f}" for point in found
+        ]
+        rows.append((twin.label, *(cells or [MISSING, *[""] * (len(columns) - 2)])))
+    return table(columns if lengths else ("twin", "ms, kB"), rows)
+
+
+def large(document: dict[str, Any] | None) -> str:
+    """Return the table of a model of the size of SmolLM2-135M: tokens per second, against softmax, and the bound."""
+    ways, measures = ("softmax", "linear", "inline", "delta", "none"), ("generate", "compiled step", "train",
+                                                                        "train, compiled")  # fmt: skip
+    rows = [] if document is None else document["rows"]
+    rate = {(row["what"], row["way"]): row["tokens_per_second"] for row in rows}
+    lines = [(what, *(speed(rate.get((what, way)), rate.get((what, "softmax"))) for way in ways)) for what in measures]
+    body = table(("tokens/s", *ways[:-1], "no attention"), lines)
+    if document is None:
+        return body
+    return (
+        f"{body}\n\n{document['parameters'] / 1e6:.0f} M parameters, {document['dtype'].removeprefix('torch.')}, "
+        f"{document['device']}, torch {document['torch']}, transformers {document['transformers']}; decoding "
+        f"{document['batch']} sequences after {document['context']:,} tokens, training on sequences of "
+        f"{document['length']:,}."
+    )
+
+
+def speed(rate: float | None, softmax: float | None) -> str:
+    if rate is None:
+        return MISSING
+    return f"{rate:,.0f}" + (f" ({rate / softmax:.2f}x)" if softmax else "")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *(row[: len(columns)] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def stored() -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Return the records that the page shows: those of the texts, and those of the larger model."""
+    paths = [RESULTS / f"{NAME}{name}.json" for name in TEXTS]
+    texts = [json.loads(path.read_text()) for path in paths if path.exists()]
+    return texts, json.loads(LARGE.read_text()) if LARGE.exists() else None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    train = commands.add_parser("run", help="train the twins, test recall, time decoding")
+    train.add_argument("--text", action="append", required=True, help="a text; once for each")
+    train.add_argument("--out", type=Path, required=True)
+    train.add_argument("--pack", type=int, default=1, help="processes that share the device")
+    train.add_argument("--minutes", type=float, help="begin nothing that would end later")
+    train.add_argument("--recipe", default=RECIPE)
+    train.add_argument("--epochs", type=int, default=EPOCHS)
+    train.add_argument("--seeds", type=int, default=SEEDS)
+    train.add_argument("--twins", help="default: all nine")
+    train.add_argument("--tokens", type=lambda text: tuple(map(int, text.split(","))), help="tokens before decoding")
+    train.add_argument("--device", default="auto")
+    commands.add_parser("keep", help="store the records").add_argument("folders", type=Path, nargs="+")
+    commands.add_parser("page", help="fill the page from the records")
+    given = parser.parse_args()
+    try:
+        if given.command == "run":
+            return run(given)
+        if given.command == "keep":
+            return keep(given.folders)
+        PAGE.write_text(fill(PAGE.read_text(), *stored()))
+    except SoftlessError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
