@@ -184,6 +184,8 @@ BLOCKS = [
 @pytest.mark.parametrize("block", BLOCKS)
 def test_every_example_in_the_pages_runs(block, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    for name in set(re.findall(r"^import (segmentation_models_pytorch)", block, re.MULTILINE)):
+        pytest.importorskip(name)
     monkeypatch.setattr(backbone, "trunc_normal_", torch.nn.init.normal_)  # whose tails take longer to cut than to draw
     if ">>>" in block:
         test = doctest.DocTestParser().get_doctest(block, {}, "page", None, 0)
