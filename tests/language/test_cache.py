@@ -2,6 +2,8 @@
 
 from copy import deepcopy
 from itertools import pairwise, product
+from statistics import median
+from time import perf_counter
 
 import pytest
 import torch
@@ -198,16 +200,39 @@ def test_a_prompt_is_reused_for_many_continuations():
         assert torch.equal(found, model.generate(more, max_new_tokens=6, do_sample=False))
 
 
+@torch.no_grad()
+def decoding_layer(name, count):
+    """A layer after `count` tokens at once and as many steps as it remembers, and the next step."""
+    made = mechanism(name)
+    inputs = {name: torch.randn(shape) for name, shape in made.input_shapes(1, 8).items()}
+    layer = StateLayer(made)
+
+    def come(tokens):
+        q, k, v = (torch.randn(1, 1, tokens, 8) for _ in range(3))
+        layer.attend(q, *layer.update(k, v), None, inputs | dict.fromkeys(made.token_inputs, torch.rand(1, 1, tokens)))
+
+    come(count)
+    for _ in range(2 * KEPT):
+        come(1)
+    return layer, lambda: come(1)
+
+
+@pytest.mark.parametrize("name", ["linear", "inline", "delta", "nearfar"])
+def test_the_bytes_of_a_layer_do_not_depend_on_the_tokens_seen(name):
+    assert decoding_layer(name, KEPT)[0].nbytes == decoding_layer(name, 65_536)[0].nbytes
+
+
 @pytest.mark.slow
-def test_the_bytes_of_a_cache_do_not_depend_on_the_tokens_seen():
-    model = causal(dtype=torch.float32)
-    sizes = []
-    for count in (KEPT, 65_536):
-        _, cache = fed(model, tokens(1, count), (0, count))
-        sizes.append(sum(layer.nbytes for layer in cache.layers))
-    assert sizes[0] <= sizes[1] <= 2 * sizes[0]
-    _, longer = fed(model, tokens(1, 4096), (0, 4096))
-    assert sum(layer.nbytes for layer in longer.layers) == sizes[1]
+@pytest.mark.parametrize("name", ["linear", "inline", "delta", "nearfar"])
+def test_the_time_of_a_step_does_not_depend_on_the_tokens_seen(name):
+    """The two layers take turns, so that a busy machine slows both down."""
+    steps = [decoding_layer(name, count)[1] for count in (KEPT, 65_536)]
+    seconds = [[], []]
+    for turn in range(1200):
+        began = perf_counter()
+        steps[turn % 2]()
+        seconds[turn % 2].append(perf_counter() - began)
+    assert median(seconds[1]) <= 1.1 * median(seconds[0])
 
 
 @every_attention
