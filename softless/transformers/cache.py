@@ -55,10 +55,11 @@ class Segment:
 
     before: AnyState | None
     calls: list[Arrivals] = field(default_factory=list)
+    count: int = 0
 
-    @property
-    def count(self) -> int:
-        return sum(call.k.shape[2] for call in self.calls)
+    def add(self, tokens: Arrivals) -> None:
+        self.calls.append(tokens)
+        self.count += tokens.k.shape[2]
 
 
 class StateLayer(CacheLayerMixin):
@@ -121,7 +122,8 @@ class StateLayer(CacheLayerMixin):
         for begin, end in ((0, more), (more, k.shape[2])):
             tokens = new.cut(self.mechanism, begin, end)
             if begin:
-                self.segments = [Segment(self.state, [tokens.copied(self.mechanism)])]
+                self.segments = [Segment(self.state)]
+                self.segments[0].add(tokens.copied(self.mechanism))
             out, self.state = self._after(self.state, q[:, :, begin:end], tokens)
             parts.append(out)
         return torch.cat(parts, 2)
@@ -135,7 +137,7 @@ class StateLayer(CacheLayerMixin):
     def _remember(self, new: Arrivals) -> None:
         if not self.segments or self.segments[-1].count >= KEPT:
             self.segments = [*self.segments[-1:], Segment(self.state)]
-        self.segments[-1].calls.append(new)
+        self.segments[-1].add(new)
 
     def _put(self, state: AnyState, like: Tensor) -> None:
         """Write a state where the last one is."""
@@ -193,9 +195,9 @@ class StateLayer(CacheLayerMixin):
         for call in segment.calls:
             tokens = call.k.shape[2]
             if count >= tokens:
-                again.calls.append(call)
+                again.add(call)
             elif count > 0:
-                again.calls.append(call.cut(self.mechanism, 0, count))
+                again.add(call.cut(self.mechanism, 0, count))
             count -= tokens
         for call in again.calls:
             _, self.state = self._after(self.state, None, call)
