@@ -247,7 +247,8 @@ class StateLayer(CacheLayerMixin):
         states = [self.state, *(segment.before for segment in self.segments)]
         calls = [call for segment in self.segments for call in segment.calls]
         tensors = [part for state in states if state is not None for part in state]
-        tensors += [x for call in calls for x in (call.k, call.v, *map(call.inputs.get, self.mechanism.token_inputs))]
+        names = self.mechanism.token_inputs
+        tensors += [x for call in calls for x in (call.k, call.v, *(call.inputs[name] for name in names))]
         memory = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
         return sum(memory.values())
 
