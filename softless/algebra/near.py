@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from softless.algebra.readers import level, quotient
@@ -86,6 +86,12 @@ def read(
 
 def _some(x: Tensor, run: slice) -> Tensor:
     return x if x.shape[-3] == 1 else x[..., run, :, :]
+
+
+def pick(x: Float[Tensor, "*#b m d"], at: Int[Tensor, "*#b n"]) -> Float[Tensor, "*b n d"]:
+    """Return the tokens at these places. torch.take_along_dim would compile for one length only."""
+    batch = torch.broadcast_shapes(x.shape[:-2], at.shape[:-1])
+    return x.expand(*batch, -1, -1).gather(-2, at[..., None].expand(*batch, -1, x.shape[-1]))
 
 
 def with_ones(v: Float[Tensor, "*b m e"], v_ref: Float[Tensor, "*#b 1 e"]) -> Float[Tensor, "*b m e1"]:

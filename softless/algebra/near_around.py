@@ -13,16 +13,19 @@ tokens reach into. Of all other tiles only sums are read, first those in other r
 No tile's sum is subtracted from a total: what is left of a difference may be nothing but rounding.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from softless.algebra.near import Around, First, read, with_ones
+from softless.algebra.near import Around, First, pick, read, with_ones
 
 Sides = tuple[int, int]  # rows, columns
+Rows = tuple[int, int]  # the first row of tiles, and the one after the last
+FeatureMap = Callable[[Tensor], Tensor]
 
 
 class Tiles(NamedTuple):
@@ -38,21 +41,37 @@ class Tiles(NamedTuple):
         rows, columns = (max(-(-(far - 1) // side), 0) for far, side in zip(self.apart, self.tile, strict=True))
         return rows, columns
 
-    def cut(self, x: Float[Tensor, "*b n d"], border: Sides = (0, 0)) -> Float[Tensor, "*b rows columns t d"]:
-        """Cut into tiles with so many tiles around them, and fill up the last ones and the border with zeros."""
-        (height, width), (tall, wide) = self.grid, self.tile
-        up, left = border[0] * tall, border[1] * wide
-        picture = F.pad(x.unflatten(-2, self.grid), (0, 0, left, left + -width % wide, up, up + -height % tall))
-        tall, wide = tall + 2 * up, wide + 2 * left
-        tiles = picture.unfold(-3, tall, self.tile[0]).unfold(
-            -3, wide, self.tile[1]
-        )  # [*b, rows, columns, d, tall, wide]
-        return tiles.flatten(-2).mT
+    @property
+    def counts(self) -> Sides:
+        """How many rows and columns of tiles there are."""
+        rows, columns = (-(-long // side) for long, side in zip(self.grid, self.tile, strict=True))
+        return rows, columns
 
-    def back(self, x: Float[Tensor, "*b rows columns t d"]) -> Float[Tensor, "*b n d"]:
-        """The inverse of `cut`."""
-        picture = x.unflatten(-2, self.tile).transpose(-4, -3).flatten(-5, -4).flatten(-3, -2)
-        return picture[..., : self.grid[0], : self.grid[1], :].flatten(-3, -2)
+    def strips(self, tokens: int | None) -> list[Rows]:
+        """Cut the rows of tiles into strips of about so many tokens; None: one strip."""
+        if tokens is None:
+            return [(0, self.counts[0])]
+        rows = max(tokens // (self.tile[0] * self.grid[1]), 1)
+        return [(start, min(start + rows, self.counts[0])) for start in range(0, self.counts[0], rows)]
+
+    def strip(self, x: Shaped[Tensor, "*b n d"], rows: Rows, border: Sides = (0, 0)) -> Shaped[Tensor, "*b h w d"]:
+        """Return these rows of tiles with so many tiles around them. Zeros are where the picture is not."""
+        (height, width), (tall, wide), (up, left) = self.grid, self.tile, border
+        above, after = (rows[0] - up) * tall, (rows[1] + up) * tall
+        beside = left * wide, left * wide + -width % wide
+        return F.pad(x.unflatten(-2, self.grid), (0, 0, *beside, -above, after - height))  # a negative pad cuts
+
+    def cut(self, strip: Shaped[Tensor, "*b h w d"], border: Sides = (0, 0)) -> Shaped[Tensor, "*b tiles t d"]:
+        """Cut a strip into its tiles, each with so many around it."""
+        for dim, side, around in zip((-3, -3), self.tile, border, strict=True):
+            strip = strip.unfold(dim, side * (2 * around + 1), side)
+        return strip.flatten(-2).mT.flatten(-4, -3)  # [*b, rows, columns, d, h, w] before
+
+    def back(self, x: Float[Tensor, "*b tiles t d"], rows: Rows) -> Float[Tensor, "*b n d"]:
+        """Return the tokens of these rows of tiles: the inverse of `cut`."""
+        tiles = x.unflatten(-2, self.tile).unflatten(-4, (rows[1] - rows[0], -1))  # [*b, rows, columns, t, t, d]
+        picture = tiles.transpose(-4, -3).flatten(-5, -4).flatten(-3, -2)
+        return picture[..., : self.grid[0] - rows[0] * self.tile[0], : self.grid[1], :].flatten(-3, -2)
 
     def near(self, device: torch.device) -> Bool[Tensor, "t around"]:
         """Return which tokens around a tile are near each token of it."""
@@ -70,38 +89,61 @@ class Tiles(NamedTuple):
     def rest(self, sums: Float[Tensor, "*b rows columns f e"]) -> Float[Tensor, "*b rows columns f e"]:
         """Return for each tile the sum over the tiles that are not around it."""
         rows, columns = self.halo
+        others = _outside(sums.sum(-3, keepdim=True), rows, -4)
+        if self.counts[1] == 1:
+            return others
         padded = F.pad(sums, (0, 0, 0, 0, 0, 0, rows, rows))
         band = padded.unfold(-4, 2 * rows + 1, 1).sum(-1)
-        return _outside(sums.sum(-3, keepdim=True), rows, -4) + _outside(band, columns, -3)
+        return others + _outside(band, columns, -3)
 
 
 def attend(
     q: Float[Tensor, "*b n d"],
     k: Float[Tensor, "*#b n d"],
     v: Float[Tensor, "*#b n e"],
-    phi_q: Float[Tensor, "*b n f"],
-    phi_k: Float[Tensor, "*#b n f"],
+    phi_q: FeatureMap,
+    phi_k: FeatureMap,
     gain: Float[Tensor, "*#b 1 1"],
     real: Bool[Tensor, "*#b n"],
     first: int,
+    scale: float,
     tiles: Tiles,
+    at_once: int | None,
 ) -> Float[Tensor, "*b n e"]:
-    """Return the output for scaled queries. The `first` tokens are the first that are real."""
-    ordinary = real & (real.cumsum(-1) > first)
-    v_ref = v.detach()[..., :1, :]
-    values, phi = with_ones(v, v_ref), torch.where(ordinary[..., None], phi_k, 0.0)
-    sums = tiles.cut(phi).mT @ tiles.cut(values)
-    at_k, at_v, at_phi, kept = (
-        tiles.cut(x, tiles.halo).flatten(-4, -3) for x in (k, values, phi, ordinary[..., None].to(k.dtype))
-    )
-    near = tiles.near(q.device)
-    seen = Around(at_k, at_v, at_phi, near & (kept.mT > 0), ~near[None], tiles.rest(sums).flatten(-4, -3))
+    """Return the output, about `at_once` tokens at a time, or all. The `first` tokens are the first that are real."""
+    strips, halo = tiles.strips(at_once), tiles.halo
+    ordinary = (real & (real.cumsum(-1) > first))[..., None]
+    v_ref, known = v.detach()[..., :1, :], phi_k(k) if len(strips) == 1 else None
+
+    def keys(rows: Rows, border: Sides) -> tuple[Tensor, Tensor, Tensor]:
+        """Return features, V and whether a token is ordinary."""
+        kept, values = (tiles.strip(x, rows, border) for x in (ordinary, v))
+        phi = _on_picture(phi_k, tiles.strip(k, rows, border)) if known is None else tiles.strip(known, rows, border)
+        values = F.pad(values - v_ref[..., None, :], (0, 1), value=1.0)
+        phi = torch.where(kept, phi, 0.0)
+        return tiles.cut(phi, border), tiles.cut(values, border), tiles.cut(kept, border)
+
+    sums = []
+    for rows in strips:
+        phi, values, _ = keys(rows, (0, 0))
+        sums.append((phi.mT @ values).unflatten(-3, (rows[1] - rows[0], -1)))
+    rest = tiles.rest(torch.cat(sums, -4))
     where = (~real).long().argsort(dim=-1, stable=True)[..., :first]
-    first_k, first_v = (x.take_along_dim(where[..., None], -2) for x in (k, values))
-    firsts = First(first_k, first_v, real.gather(-1, where)[..., None, None, :])
-    out = read(tiles.cut(q).flatten(-4, -3), tiles.cut(phi_q).flatten(-4, -3), seen, firsts, gain, v_ref)
-    rows = -(-tiles.grid[0] // tiles.tile[0])
-    return tiles.back(out.unflatten(-3, (rows, -1)))
+    first_k, first_v = pick(k, where), pick(v, where)
+    firsts = First(first_k, with_ones(first_v, v_ref), real.gather(-1, where)[..., None, None, :])
+    near, pieces = tiles.near(q.device), []
+    for rows in strips:
+        phi, values, kept = keys(rows, halo)
+        queries = tiles.strip(q, rows)
+        beside = rest[..., rows[0] : rows[1], :, :, :].flatten(-4, -3)
+        seen = Around(tiles.cut(tiles.strip(k, rows, halo), halo), values, phi, near & kept.mT, ~near[None], beside)
+        phi = tiles.cut(_on_picture(phi_q, queries))
+        pieces.append(tiles.back(read(scale * tiles.cut(queries), phi, seen, firsts, gain, v_ref), rows))
+    return torch.cat(pieces, -2)
+
+
+def _on_picture(phi: FeatureMap, picture: Float[Tensor, "*#b h w d"]) -> Float[Tensor, "*b h w f"]:
+    return phi(picture.flatten(-3, -2)).unflatten(-2, picture.shape[-3:-1])
 
 
 def _outside(sums: Tensor, reach: int, dim: int) -> Tensor:

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from softless.algebra.chunks import fold, incoming, unfold
-from softless.algebra.near import Around, First, read, with_ones
+from softless.algebra.near import Around, First, pick, read, with_ones
 from softless.algebra.state import NearState, State, merge, observe
 
 
@@ -80,9 +80,9 @@ def hold(
         slot = torch.arange(1, first + 1, device=k.device)
         at = slot - state.n[..., None] - 1  # where the first tokens of the sequence are among the new ones
         old, new = (at < 0)[..., None], (at < count[..., None])[..., None]
-        where = at.clamp(0, k.shape[-2] - 1)[..., None]
+        where = at.clamp(0, k.shape[-2] - 1)
         firsts = tuple(  # type: ignore[assignment]
-            torch.where(old, held, torch.where(new, x.take_along_dim(where, -2), 0.0))
+            torch.where(old, held, torch.where(new, pick(x, where), 0.0))
             for held, x in zip(firsts, (k, v), strict=True)
         )
     return Held(k_all, v_all, place, real, *firsts, count)
@@ -94,7 +94,7 @@ def absorb(state: NearState, held: Held, phi: Float[Tensor, "*#b n f"], reach: R
     past = merge(far(state, reach), observe(phi, held.v[..., : phi.shape[-2], :], leaves))
     at = held.arrived[..., None] + torch.arange(window, device=phi.device)
     stays = (held.place.take_along_dim(at, -1) > reach.first)[..., None]
-    last = (torch.where(stays, x.take_along_dim(at[..., None], -2), 0.0) for x in (held.k, held.v))
+    last = (torch.where(stays, pick(x, at), 0.0) for x in (held.k, held.v))
     keys, values = (torch.cat(parts, -2) for parts in zip((held.first_k, held.first_v), last, strict=True))
     return NearState(state.n + held.arrived, past.k_mean, past.v_mean, past.comoment, keys, values)
 

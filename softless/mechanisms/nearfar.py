@@ -29,6 +29,7 @@ The state of a stream has constant size: the State of the far tokens, and the ne
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -181,14 +182,17 @@ class NearFar(Mechanism):
             k, v, real = k[..., past:, :], v[..., past:, :], None if real is None else real[:, past:]
         if queries == 0:
             return v.new_zeros(*q.shape[:-1], v.shape[-1]).flatten(1, -3), state
-        size = _at_once(q) if eager() and not recording(q, k, v, *call.inputs.values()) else queries
-        pieces: list[Tensor] = []
+        size = self._at_once(q, k, v, call)
+        if size is None:
+            out, state = self._step(q, k, v, real, state, call, reach, continues=continues)
+            return out.flatten(1, -3), state
+        pieces = []
         for start in range(0, queries, size):
             at = slice(start, start + size)
             piece = q[..., at, :], k[..., at, :], v[..., at, :], None if real is None else real[:, at]
             out, state = self._step(*piece, state, call, reach, continues=continues or at.stop < queries)
             pieces.append(out)
-        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces, -2)).flatten(1, -3), state
+        return torch.cat(pieces, -2).flatten(1, -3), state
 
     def _step(
         self,
@@ -222,18 +226,26 @@ class NearFar(Mechanism):
         tokens = _Compact(real if self.neighborhood is None else None, k)
         q, k, v = (tokens.first_real(x) for x in (q, k, v))
         if self.neighborhood is None:
-            tiles = Tiles((1, count), (1, min(self.chunk, count)), (1, min(self.window, count)))
+            tiles = Tiles((count, 1), (min(self.chunk, count), 1), (min(self.window, count), 1))
         else:
             assert call.grid is not None
             half = min(self.neighborhood // 2 + 1, max(call.grid))
             tiles = Tiles(call.grid, (min(TILE, call.grid[0]), min(TILE, call.grid[1])), (half, half))
-        phi_q, phi_k, gain = self._features(q, call, "q"), self._features(k, call, "k"), self._gain(q, call)
         kept = torch.arange(count, device=k.device) < tokens.count[..., None]
         if self.neighborhood is not None and real is not None:
             kept = real.view(real.shape[0], *[1] * (k.ndim - 3), count)
-        out = tokens.back(near_around.attend(call.scale * q, k, v, phi_q, phi_k, gain, kept, self.first, tiles))
+        phi_q, phi_k = partial(self._features, call=call, of="q"), partial(self._features, call=call, of="k")
+        gain, at_once = self._gain(q, call), self._at_once(q, k, v, call)
+        out = near_around.attend(q, k, v, phi_q, phi_k, gain, kept, self.first, call.scale, tiles, at_once)
+        out = tokens.back(out)
         out = torch.where(kept[..., None], out, 0.0) if self.neighborhood is not None else out
         return out.flatten(1, -3)
+
+    def _at_once(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> int | None:
+        """Return how many tokens to compute at once where no gradients are recorded, or None for all."""
+        if recording(q, k, v, *call.inputs.values()) or not eager():
+            return None
+        return AT_ONCE if q.is_cpu else 64 * AT_ONCE
 
     def _features(self, x: Tensor, call: Call, of: str) -> Tensor:
         """Return phi(x) of queries or keys [B, H, N, d] or [B, G, ., N, d]."""
@@ -245,11 +257,6 @@ class NearFar(Mechanism):
 
     def _gain(self, q: Tensor, call: Call) -> Tensor:
         return _per_head(call.inputs["gain"].to(q.dtype), q)[..., None, None]
-
-
-def _at_once(x: Tensor) -> int:
-    """Return how many tokens to compute at once where no gradients are recorded: a part of a long call on a CPU."""
-    return AT_ONCE if x.is_cpu else 64 * AT_ONCE
 
 
 class _Compact:

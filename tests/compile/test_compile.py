@@ -138,7 +138,7 @@ def test_another_length_needs_no_other_graph(case, is_causal):
     run = call(case, is_causal)
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
     with torch._dynamo.config.patch(error_on_recompile=True):
-        for tokens in (127, 193):
+        for tokens in (193, 321):  # a graph for one block of far tokens, as 127 have, is for no other number
             given = draw(case, tokens, 2, kv_heads=1)
             assert_same(results(compiled, given, dynamic=True), results(run, given))
 

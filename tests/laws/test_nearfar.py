@@ -188,13 +188,16 @@ def test_a_neighborhood_has_no_order():
         attention(q, k, v, made, inputs=given(made))
 
 
+@pytest.mark.parametrize("form", [{"is_causal": True}, {}, {"grid": (7, 10)}], ids=["causal", "sequence", "picture"])
 @pytest.mark.parametrize("key_mask", [None, MASK], ids=["whole", "masked"])
-def test_a_long_call_is_computed_in_pieces_and_is_the_weights(monkeypatch, key_mask):
+def test_a_long_call_is_computed_in_pieces_and_is_the_weights(monkeypatch, form, key_mask):
     """With gradients it is computed at once."""
     monkeypatch.setattr(nearfar, "AT_ONCE", 13)
+    monkeypatch.setattr(nearfar, "TILE", 2)
+    monkeypatch.setattr(nearfar.NearFar, "chunk", 8)
     (q, _, _), (_, k, v) = draw(heads=2), draw(heads=1)
-    made = mechanism("nearfar", window=20, first=3)
-    call = {"is_causal": True, "key_mask": key_mask, "inputs": given(made)}
+    made = mechanism("nearfar", first=3, **{"neighborhood": 5} if "grid" in form else {"window": 20})
+    call = {"key_mask": key_mask, "inputs": given(made), **form}
     found = attention(q, k, v, made, **call)
     torch.testing.assert_close(found, attention_weights(q, k, made, **call) @ v, **CLOSE)
     at_once = attention(q.clone().requires_grad_(), k, v, made, **call)
