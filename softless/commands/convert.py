@@ -29,6 +29,8 @@ from softless.report.units import duration, short
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from softless.conversion.pipeline import ConversionPlan
+
 SUMMARY = "Make layers of a trained model linear, as many as a budget allows, and prove it."
 HELP = """Make layers of a trained softmax model linear, as many as a budget allows, and prove it on unseen data.
 
@@ -44,6 +46,7 @@ If the result breaks the budget, the exit status is 1. A rerun continues.
 $ softless convert                                  # an example: minutes
 $ softless convert hf:SmolLM2 --data wiki.txt --tokens 512 --budget 1%
 $ softless convert hf:MiniLM --data book.txt --candidates inline,regress
+$ softless convert hf:SmolLM2 --data wiki.txt --layers 30 --heal 10 --budget 8%
 $ softless convert runs/a --out runs/a-linear
 $ softless convert timm:deit_tiny_patch16_224 --weights deit.pth --data imagenette/
 """
@@ -91,6 +94,16 @@ def run(
     ] = None,
     tokens: Annotated[int, typer.Option(min=2, max=2**20, metavar="NUMBER", help="Tokens per piece of text.")] = 128,
     steps: Annotated[int, typer.Option(min=1, max=10**6, metavar="NUMBER", help="Steps of the fit.")] = 40,
+    layers: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="NUMBER", help="Convert this many layers. Default: what the budget allows."),
+    ] = None,
+    heal: Annotated[
+        float | None, typer.Option(metavar="MINUTES", help="Let the model learn for so long from the original.")
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=1, metavar="NUMBER", help="Heal by matrices of this rank. Default: all weights.")
+    ] = None,
     compare: Annotated[
         bool, typer.Option("--compare/--no-compare", help="Also measure other orders of layers, and the cost.")
     ] = True,
@@ -121,17 +134,19 @@ def run(
     original.model.to(place)
     chosen = plan(
         original.model, original.samples, budget=budget, candidates=candidates, metric=metric, steps=steps,
-        compare=compare, seed=seed, work=out / "work",
+        layers=layers, heal=heal, rank=rank, compare=compare, seed=seed, work=out / "work",
     )  # fmt: skip
     with continues(), progress(chosen.amount, not json) as bar:
-        conversion = chosen.run(Announced(bar, chosen.amount, quiet=json))
+        conversion = chosen.run(Announced(bar, chosen, quiet=json))
     command = command_line(
         "softless convert", [target] if target else [],
         {"data": data, "weights": weights, "pretrained": pretrained, "budget": f"{100 * budget:g}%",
          "candidates": candidates, "samples": samples, "tokens": tokens if target else None, "steps": steps,
-         "seed": seed, "out": out},
+         "layers": layers, "heal": heal, "rank": rank, "seed": seed, "out": out},
     )  # fmt: skip
-    document = conversion.document | {"command": command, "name": original.name, "data": original.source}
+    texts = [{side: original.decode(tokens) for side, tokens in text.items()} for text in conversion.document["texts"]]
+    about = {"command": command, "name": original.name, "data": original.source, "texts": texts}
+    document = conversion.document | about
     conversion.document.update(document)
     conversion.save(out / "model", *original.also)
     write_json(out / "conversion.json", document)
@@ -147,15 +162,16 @@ def run(
 class Announced:
     """Moves the bar, and says once how long the rest will take."""
 
-    def __init__(self, bar: Bar, amount: float, *, quiet: bool):
-        self.bar, self.amount, self.said, self.done, self.start = bar, amount, quiet, 0.0, time.monotonic()
+    def __init__(self, bar: Bar, plan: "ConversionPlan", *, quiet: bool):
+        self.bar, self.said, self.done, self.start = bar, quiet, 0.0, time.monotonic()
+        self.amount, self.healing = plan.amount, 60 * plan.heal.minutes if plan.heal else 0.0
 
     def __call__(self, label: str, amount: float) -> None:
         self.bar(label, amount)
         self.done += amount
         if not self.said and self.done >= SAID_AFTER * self.amount:
             self.said = True
-            left = (time.monotonic() - self.start) * (self.amount / self.done - 1)
+            left = (time.monotonic() - self.start) * (self.amount / self.done - 1) + self.healing
             typer.echo(f"this will take up to about {duration(left)}", err=True)
 
 
@@ -181,6 +197,11 @@ def show(document: Mapping[str, Any], folder: Path, page: Path, out: "Console") 
     for name in ("predicted", "delivered"):
         if (harm := document[name]) is not None:
             out.print(f"{name:<10} {_percent(harm['mean'])} ({_interval(harm)})", soft_wrap=True)
+    if (healing := document["healing"]) is not None:
+        before = healing["delivered_before"]
+        without = "not a finite number" if before is None else f"{_percent(before['mean'])} ({_interval(before)})"
+        undone = "" if healing["kept"] else ", and it did harm, so it is undone"
+        out.print(f"{'unhealed':<10} {without}; {healing['steps']} steps of healing{undone}", soft_wrap=True)
     out.print(Text(document["verdict"], style="bold"), soft_wrap=True)
     out.print(f"Written: {folder / 'model'}, {page}", soft_wrap=True)
 

@@ -44,6 +44,7 @@ class Original:
     samples: SampleSet
     source: str
     also: tuple[Any, ...] = ()
+    decode: Callable[[list[int]], str] = str
 
 
 def load_original(
@@ -68,8 +69,10 @@ def load_original(
     if hasattr(model, "generation_config"):
         model.config.use_cache = True  # as it was saved
     samples = _samples(subject, data, count, tokens, seed)
-    also = (subject.takes.tokenizer,) if isinstance(subject.takes, TextInput) else ()
-    return Original(name, model, samples, data or "digits", also)
+    if not isinstance(subject.takes, TextInput):
+        return Original(name, model, samples, data or "digits")
+    tokenizer = subject.takes.tokenizer
+    return Original(name, model, samples, data or "digits", (tokenizer,), tokenizer.decode)
 
 
 def _example(count: int | None, seed: int, advance: Callable[[str, float], None]) -> Original:
@@ -79,7 +82,8 @@ def _example(count: int | None, seed: int, advance: Callable[[str, float], None]
     if count is not None and count > len(tokens):
         raise ArgumentError(f"--samples {count}: the example has {len(tokens)} sequences")
     model = example.train_example(seed, advance)
-    return Original(example.NAME, model, {"input_ids": tokens[:count]}, "the end of these texts")
+    found = {"input_ids": tokens[:count]}
+    return Original(example.NAME, model, found, "the end of these texts", decode=example.decode)
 
 
 def _other(
@@ -118,7 +122,11 @@ def _text_run(name: str, data: str | None, count: int | None, seed: int) -> Orig
         raise ArgumentError(f"--samples {count}: {whole.name} has {whole.count:,} sequences")
     order = ResumableSampler(whole.count, seed=seed).order()[: count or min(whole.count, MOST)]
     found: Any = model
-    return Original(name, found, {"input_ids": whole.batch(torch.as_tensor(order)).inputs}, whole.name)
+    samples = {"input_ids": whole.batch(torch.as_tensor(order)).inputs}
+    return Original(
+        name, found, samples, whole.name,
+        decode=lambda tokens: tokenizer.decode(torch.tensor(tokens)).decode(errors="replace"),
+    )  # fmt: skip
 
 
 def _class_with_head(folder: Path) -> str:

@@ -8,6 +8,9 @@ stand_ins    what takes the place of a softmax: a mechanism, what it learns, a l
 candidates   the mechanisms that are tried
 fitting      what candidates learn from the outputs of the softmax, batch by batch
 choosing     the damage of each layer alone, and how many fit into the budget
+healing      the whole model learns again what the original says
+recall       what a causal model generates: does it find what it read far back?
+proving      what comes after the choice: heal, prove, generate
 cost         seconds and bytes of both models as inputs grow
 document     every number, and the verdict
 page         the page with figures

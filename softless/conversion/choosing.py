@@ -65,6 +65,18 @@ class Ruler:
         compared = self.compared(chosen, label)
         return None if compared is None else self.metric.harm(compared)
 
+    def now(self, name: str, also: Mapping[str, Any], label: str) -> Rows | None:
+        """Return what each sample loses in the model as it is now; what is stored under this name depends on `also`."""
+
+        def measure() -> Rows | None:
+            rows = self.metric.compare(self.before, self._answers(label))
+            return rows.tolist() if bool(torch.isfinite(rows).all()) else None
+
+        if self.work is None:
+            return measure()
+        found: Rows | None = stored(self.work / self.name / f"{name}.json", {**also, "part": self.name}, measure)
+        return found
+
     def _stored(self, key: tuple[int, ...], label: str) -> Rows | None:
         def measure() -> Rows | None:
             if any(self.fitted[layer].stand_in is None for layer in key):

@@ -11,6 +11,7 @@ from softless.conversion.cost import CostRow
 from softless.conversion.fitting import Fitted
 from softless.conversion.layers import Layers
 from softless.conversion.metrics import Metric, Rows
+from softless.conversion.proving import Proof
 from softless.conversion.samples import ThreeParts
 from softless.conversion.stand_ins import Candidate
 from softless.machine import circumstances, timestamp
@@ -18,6 +19,7 @@ from softless.probes.running import Estimate
 from softless.report.units import counted, short
 
 SCHEMA = "softless.convert/1"
+LEAST_RECALL = 0.05  # below it, there is nothing to lose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +67,8 @@ class LayerReport:
 def assemble(
     plan: ConversionSettings, *, fitted: Sequence[Fitted], alone: Sequence[Rows | None], order: Sequence[int],
     chosen: Sequence[int], frontier: Sequence[tuple[int, Estimate | None]], counts: Sequence[int],
-    compared: Mapping[str, Sequence[Estimate | None]], predicted: Estimate | None, delivered: Estimate | None,
-    before: Tensor, compared_rows: Rows | None, cost: Sequence[CostRow], seconds: float,
+    compared: Mapping[str, Sequence[Estimate | None]], proof: Proof, before: Tensor, cost: Sequence[CostRow],
+    seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Put the document together."""
     metric = plan.metric
@@ -81,6 +83,7 @@ def assemble(
     for name, harms in compared.items():
         points = dict(lines.get(name, [])) | dict(zip(counts, harms, strict=True))
         lines[name] = sorted(points.items())
+    predicted, delivered = proof.predicted, proof.delivered
     kept = delivered is None if not chosen else delivered is not None and delivered.mean <= plan.budget
     document: dict[str, Any] = {
         "schema": SCHEMA, "date": timestamp(), "seconds": round(seconds, 3),
@@ -91,9 +94,10 @@ def assemble(
         "layers": [asdict(layer) for layer in layers],
         "frontier": {name: [_point(*point) for point in points] for name, points in lines.items()},
         "before": metric.value(before, None),
-        "after": None if chosen and compared_rows is None else metric.value(before, compared_rows),
+        "after": None if chosen and proof.rows is None else metric.value(before, proof.rows),
         "predicted": predicted and asdict(predicted), "delivered": delivered and asdict(delivered),
-        "promise_kept": kept, "cost": list(cost), "verdict": "",
+        "promise_kept": kept, "healing": proof.healing, "recall": proof.recall, "texts": list(proof.texts),
+        "cost": list(cost), "verdict": "",
     }  # fmt: skip
     return document | {"verdict": verdict(document, metric)}
 
@@ -111,10 +115,18 @@ def verdict(document: Mapping[str, Any], metric: Metric) -> str:
     if document["delivered"] is None:
         return f"{_are(linear, total)} linear, and the {metric.noun} on unseen data is not a finite number."
     harm = Estimate(**document["delivered"])
-    parts = [_are(linear, total) + " linear", metric.says(harm)]
+    healed = document["healing"] and document["healing"]["kept"]
+    parts = [_are(linear, total) + " linear", metric.says(harm) + (" after healing" if healed else "")]
     if not document["promise_kept"]:
         parts[1] += f", which breaks the budget of {_budget(document)}"
-    return "; ".join([*parts, *_gain(document["cost"])]) + "."
+    return "; ".join([*parts, *_recalled(document["recall"]), *_gain(document["cost"])]) + "."
+
+
+def _recalled(recall: Mapping[str, Any] | None) -> list[str]:
+    """Say how much the model still finds far back, if the original found anything."""
+    if recall is None or recall["before"]["mean"] < LEAST_RECALL:
+        return []
+    return [f"recall {recall['before']['mean']:.0%} before and {recall['after']['mean']:.0%} after"]
 
 
 def _are(linear: int, total: int) -> str:

@@ -1,6 +1,6 @@
 """A model to convert without any files: a small Llama that learns the bytes of Python's own help texts in seconds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,6 +46,11 @@ def example_samples() -> Tensor:
     """Return tokens [samples, LENGTH] of the texts that the example did not learn."""
     text = _texts()[1]
     return text[: SAMPLES * LENGTH].view(SAMPLES, LENGTH).long()
+
+
+def decode(tokens: Iterable[int]) -> str:
+    """Return bytes as text."""
+    return bytes(tokens).decode(errors="replace")
 
 
 def _texts() -> tuple[Tensor, Tensor]:

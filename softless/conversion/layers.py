@@ -75,8 +75,8 @@ class Layers(ABC):
         """Give a layer a stand-in, or its softmax back."""
 
     @abstractmethod
-    def run(self, batch: SampleSet, **how: Any) -> Any:
-        """Run the model on a batch, labels left out; the result has `logits` or `last_hidden_state`."""
+    def run(self, batch: SampleSet, *, model: Any = None, **how: Any) -> Any:
+        """Run the model, or a copy of it, on a batch without labels; there are `logits` or a `last_hidden_state`."""
 
     @abstractmethod
     def calls(self, batch: SampleSet) -> Iterator[LayerCall]:
@@ -85,6 +85,35 @@ class Layers(ABC):
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Write the model into a folder, so that `load` finds it."""
+
+    @abstractmethod
+    def learned(self) -> list[nn.Module]:
+        """Return the modules that hold what the stand-ins in the model learn."""
+
+    @property
+    @abstractmethod
+    def has_logits(self) -> bool:
+        """Whether the model answers with words or classes."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model can write on."""
+        return False
+
+    @property
+    def longest(self) -> int:
+        """The most tokens the model reads."""
+        raise NotImplementedError
+
+    def generated(self, prompts: Tensor, tokens: int) -> Tensor:
+        """Return the tokens [B, tokens] that the model writes after prompts [B, N], the likeliest each time."""
+        raise NotImplementedError
+
+    def in_block(self, path: str) -> bool:
+        """Return whether a module lies in the stack of blocks that has the layers: below blocks., or model.layers."""
+        parts = self.names[0].split(".")
+        number = next((at for at, part in enumerate(parts) if part.isdecimal()), len(parts))
+        return path.startswith(".".join(parts[:number]) + ".")
 
     @abstractmethod
     def metric(self, samples: SampleSet) -> str:

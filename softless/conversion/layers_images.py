@@ -62,8 +62,8 @@ class ImageLayers(Layers):
         self.places[layer].put(stand_in)
         self._now[layer] = stand_in
 
-    def run(self, batch: SampleSet, **how: Any) -> ImageAnswer:
-        return ImageAnswer(self.model(batch[self.first]))
+    def run(self, batch: SampleSet, *, model: Any = None, **how: Any) -> ImageAnswer:
+        return ImageAnswer((model or self.model)(batch[self.first]))
 
     def calls(self, batch: SampleSet) -> Iterator[LayerCall]:
         heard: dict[int, Arguments] = {}
@@ -86,6 +86,13 @@ class ImageLayers(Layers):
 
         chosen = {self.names[at]: held.candidate for at, held in enumerate(self._now) if held is not None}
         write_model(self.model, chosen, folder)
+
+    def learned(self) -> list[nn.Module]:
+        return [held for held in self._now if held is not None]
+
+    @property
+    def has_logits(self) -> bool:
+        return bool(getattr(self.model, "num_classes", 0))
 
     def metric(self, samples: SampleSet) -> str:
         return "accuracy" if LABELS in samples else "cosine"

@@ -95,8 +95,8 @@ class TransformersLayers(Layers):
             self.model.config.softless = deepcopy(chosen)
         self.model.set_attn_implementation(implementation)
 
-    def run(self, batch: SampleSet, **how: Any) -> Any:
-        return self.model(**{name: x for name, x in batch.items() if name != LABELS}, **how)
+    def run(self, batch: SampleSet, *, model: Any = None, **how: Any) -> Any:
+        return (model or self.model)(**{name: x for name, x in batch.items() if name != LABELS}, **how)
 
     def calls(self, batch: SampleSet) -> Iterator[LayerCall]:
         for at, layer, x in self._captured(batch):
@@ -129,6 +129,30 @@ class TransformersLayers(Layers):
     def save(self, folder: Path) -> None:
         self.model.save_pretrained(folder)
 
+    def learned(self) -> list[nn.Module]:
+        found = (module._modules.get("softless") for module in self.modules.values())
+        return [inputs for inputs in found if inputs is not None]
+
+    @property
+    def has_logits(self) -> bool:
+        return self.metric({}) != "cosine"
+
+    @property
+    def generates(self) -> bool:
+        return self.is_causal and hasattr(self.model, "generation_config")
+
+    @property
+    def longest(self) -> int:
+        config = self.model.config
+        return LONGEST if getattr(config, "rope_parameters", None) else int(config.max_position_embeddings)
+
+    def generated(self, prompts: Tensor, tokens: int) -> Tensor:
+        written: Tensor = self.model.generate(
+            prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=tokens, do_sample=False,
+            use_cache=True, eos_token_id=-1, pad_token_id=0,
+        )  # fmt: skip
+        return written[:, prompts.shape[1] :]
+
     def metric(self, samples: SampleSet) -> str:
         kind = type(self.model).__name__
         return next((metric for ends, metric in HEADS if kind.endswith(ends)), "cosine")
@@ -142,8 +166,7 @@ class TransformersLayers(Layers):
         """Return texts that double, up to where learned positions end; one image."""
         if self.pictures:
             return {self.tokens(samples): lambda: {self.first: samples[self.first][:1].to(self.device)}}
-        config = self.model.config
-        most = LONGEST if getattr(config, "rope_parameters", None) else config.max_position_embeddings - 2
+        most = self.longest if self.longest == LONGEST else self.longest - 2  # RoBERTa's positions begin at 2
         found = [SHORTEST << step for step in range(8) if SHORTEST << step <= most]
         return {tokens: partial(self._text, tokens) for tokens in found or [most]}
 

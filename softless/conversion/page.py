@@ -1,6 +1,7 @@
 """The page of a conversion: the verdict, the damage of each layer, orders compared, the promise, and the cost."""
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from math import log10
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,10 @@ LOSSES |= {"cosine": "1 - cosine, %", "accuracy": "loss of accuracy, points"}
 
 def write_page(folder: Path, document: Mapping[str, Any]) -> Path:
     """Write folder/index.html; an old page is replaced in one step."""
-    drawn = damages(document), frontier(document), promise(document), seconds(document), sizes(document)
+    drawn = (
+        damages(document), frontier(document), promise(document), recalled(document), seconds(document),
+        sizes(document), texts(document),
+    )  # fmt: skip
     parts = document["samples"]
     model = f"{document['name']}, {counted(len(document['layers']), 'layer')}, on {document['machine']['processor']}."
     shares = f"{parts['fit']} samples fitted, {parts['choose']} chose and {parts['prove']} proved"
@@ -134,8 +138,55 @@ def promise(document: Mapping[str, Any]) -> Chapter | None:
     return Chapter(
         "Predicted and delivered",
         "Predicted is measured on the samples that chose the layers, delivered on samples that took no part in "
-        f"anything before. The dashed line is the budget, {100 * document['budget']:g} %.",
+        f"anything before. The dashed line is the budget, {100 * document['budget']:g} %.{_unhealed(document)}",
         plot(traces, x={"showgrid": False}, y={"title": LOSSES[document["metric"]]}, height=300),
+    )
+
+
+def _unhealed(document: Mapping[str, Any]) -> str:
+    healing = document["healing"]
+    if healing is None or healing["delivered_before"] is None:
+        return ""
+    before = f"{100 * healing['delivered_before']['mean']:+.2f} %"
+    if not healing["kept"]:
+        return f" Healing for {healing['minutes']:g} minutes did harm on the samples that chose, and was undone."
+    return f" Both are measured after healing for {healing['minutes']:g} minutes; without it, {before} were delivered."
+
+
+def recalled(document: Mapping[str, Any]) -> Chapter | None:
+    """Draw what both models find again far back."""
+    recall = document["recall"]
+    if recall is None:
+        return None
+    sides = [("original", recall["before"]), ("converted", recall["after"])]
+    trace = {
+        "x": [name for name, _ in sides], "y": [100 * harm["mean"] for _, harm in sides], "mode": "markers",
+        "error_y": whiskers([harm for _, harm in sides]), "marker": {"color": [INK, COLORS[0]], "size": 11},
+        "hovertemplate": "%{x}: %{y:.1f} %<extra></extra>",
+    }  # fmt: skip
+    return Chapter(
+        "Recall",
+        f"The model reads tokens in a random order, then {recall['cue']} of them once more from a place in the first "
+        f"half, and writes the next {recall['asked']}. The mark is the share that it gets right, over "
+        f"{recall['prompts']} prompts. Bars are 95 % intervals. The original may be bad at this, too.",
+        plot([trace], x={"showgrid": False}, y={"title": "right, %", "rangemode": "tozero"}, height=300),
+    )
+
+
+def texts(document: Mapping[str, Any]) -> Chapter | None:
+    """Show how both models go on writing."""
+    if not document["texts"]:
+        return None
+    rows = [
+        f"<p style='margin-top:14px'>{escape(str(text['prompt']))}</p><ul>"
+        + "".join(f"<li>{side}: <b>{escape(str(text[side]))}</b></li>" for side in ("original", "converted"))
+        + "</ul>"
+        for text in document["texts"]
+    ]
+    return Chapter(
+        "Samples",
+        "Both models continue texts that took no part in the conversion, always with the likeliest token.",
+        "\n".join(rows),
     )
 
 
@@ -146,7 +197,7 @@ def seconds(document: Mapping[str, Any]) -> Chapter | None:
         return None
     return Chapter(
         "Time against length",
-        "Seconds of one pass over one sequence, without a cache. Where the lines cross, the converted model becomes "
+        "Seconds of one pass over one input, without a cache. Where the lines cross, the converted model becomes "
         "faster.",
         _against_length(rows, "seconds", "seconds", 1.0),
     )

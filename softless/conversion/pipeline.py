@@ -18,13 +18,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from softless.conversion import choosing, fitting
+from softless.conversion import choosing, fitting, healing
 from softless.conversion.candidates import candidates_for
 from softless.conversion.choosing import Ruler
 from softless.conversion.cost import measure_cost
 from softless.conversion.document import ConversionSettings, LayerReport, assemble
+from softless.conversion.healing import Healing, Untouched
 from softless.conversion.layers import Layers, layers_of
 from softless.conversion.metrics import metric_of
+from softless.conversion.proving import prove
 from softless.conversion.samples import SampleSet, as_set, split
 from softless.conversion.saving import save
 from softless.errors import ArgumentError, shown
@@ -35,6 +37,7 @@ from softless.probes.interventions import evaluating
 FIT_TOKENS, MEASURE_TOKENS = 512, 1024  # tokens of text per step of Adam, and per batch that is measured
 FIT_PATCHES, MEASURE_PATCHES = 4096, 8192  # the same for pictures
 FIT_WORK = 4.0  # a step of the fit, in passes over as many tokens
+HEAL_WORK = 20.0  # all steps of healing, in passes over a part: how many there are is not known before
 
 
 class ConversionWatcher(Protocol):
@@ -62,6 +65,7 @@ class Conversion:
     layers: tuple[LayerReport, ...]
     document: dict[str, Any]
     _places: Layers = field(repr=False)
+    _untouched: Untouched | None = field(default=None, repr=False)
 
     @property
     def kept_promise(self) -> bool:
@@ -69,8 +73,8 @@ class Conversion:
         return bool(self.document["promise_kept"])
 
     def undo(self) -> None:
-        """Give every layer its softmax back: the model is as it was before, to the bit."""
-        self._places.restore()
+        """Give every layer its softmax and its weights back: the model is as it was before, to the bit."""
+        (self._untouched or self._places).restore()
 
     def save(self, folder: str | Path, *also: Any) -> None:
         """Write the model and conversion.json into a new folder, all at once.
@@ -85,6 +89,8 @@ class Conversion:
 class ConversionPlan(ConversionSettings):
     """A conversion whose options are checked."""
 
+    count: int | None
+    heal: Healing | None
     compare: bool
     work: Path | None
 
@@ -93,6 +99,7 @@ class ConversionPlan(ConversionSettings):
         """The most work there is: the sum of all amounts that a `ConversionWatcher` receives, passes over a part."""
         layers, total = len(self.layers), 0.0
         total += FIT_WORK * self.steps + 2 * fitting.PROBED + 2 * layers + 1 + 2
+        total += (2 + HEAL_WORK if self.heal else 0) + (2 if self.layers.generates else 0)
         if self.compare:
             total += (4 + choosing.RANDOM_ORDERS) * len(choosing.counts(layers, layers // 2))
             total += len(self.layers.lengths(self.parts.prove))
@@ -116,7 +123,7 @@ class ConversionPlan(ConversionSettings):
             "candidates": {name: repr(made) for name, made in self.candidates.items()}, "steps": self.steps,
             "seed": self.seed, "metric": self.metric.name, "torch": torch.__version__,
         }  # fmt: skip
-        weights = {"fitting": FIT_WORK}
+        weights = {"fitting": FIT_WORK, "healing": HEAL_WORK}
         advance: ConversionWatcher = lambda label, amount: watch(label, weights.get(label, 1.0) * amount)  # noqa: E731
         fitted = fitting.fit(
             self.layers, self.candidates, self.parts.fit, steps=self.steps, size=step,
@@ -129,28 +136,30 @@ class ConversionPlan(ConversionSettings):
                 advance=advance,
             )  # fmt: skip
 
-        choose, prove = ruler("choose", self.parts.choose), ruler("prove", self.parts.prove)
+        choose, prover = ruler("choose", self.parts.choose), ruler("prove", self.parts.prove)
         alone = choosing.alone(choose)
         order = choosing.ranked(alone)
         frontier = choosing.add(choose, order, self.budget)
-        number = sum(choosing.inside(harm, self.budget) for _, harm in frontier)
+        inside = sum(choosing.inside(harm, self.budget) for _, harm in frontier)
+        number = inside if self.count is None else min(self.count, len(order))
         chosen, compared = sorted(order[:number]), {}
         counts = choosing.counts(len(self.layers), number)
         if self.compare:
             named = {choosing.MEASURED: order, **choosing.orders(fitted, self.seed)}
             compared = choosing.compare(choose, named, counts)
-        predicted, delivered = (each.harm(chosen, "proving") if chosen else None for each in (choose, prove))
-        stand_ins = choosing.stand_ins_of(fitted, chosen)
-        cost = self._cost(asked, chosen, stand_ins, advance)
+        cost = self._cost(asked, chosen, choosing.stand_ins_of(fitted, chosen), advance)
+        before = prover.before
+        proof = prove(
+            choose, prover, fitted, chosen, heal=self.heal, learn=self.parts.fit, seed=self.seed, advance=advance,
+            size=max(1, (healing.PATCHES if pictures else healing.TOKENS) // self.tokens),
+        )  # fmt: skip
         document = assemble(
             self, fitted=fitted, alone=alone, order=order, chosen=chosen, frontier=frontier, counts=counts,
-            compared=compared, predicted=predicted, delivered=delivered, before=prove.before, cost=cost,
-            compared_rows=prove.compared(chosen, "proving") if chosen else None, seconds=time.monotonic() - start,
+            compared=compared, proof=proof, before=before,
+            cost=cost, seconds=time.monotonic() - start,
         )  # fmt: skip
-        for layer, held in stand_ins.items():
-            self.layers.put(layer, held)
         reports = tuple(LayerReport.of(row) for row in document["layers"])
-        return Conversion(self.layers.model, reports, document, self.layers)
+        return Conversion(self.layers.model, reports, document, self.layers, proof.untouched)
 
     def _data(self) -> dict[str, Tensor]:
         return {f"{name}.{key}": x for name, part in self.parts._asdict().items() for key, x in part.items()}
@@ -168,19 +177,28 @@ class ConversionPlan(ConversionSettings):
 def plan(
     model: nn.Module, data: Tensor | Mapping[str, Tensor], *, budget: float = 0.01,
     candidates: Sequence[str | Mechanism] | None = None, metric: str | None = None, steps: int = fitting.STEPS,
-    compare: bool = False, seed: int = 0, work: str | Path | None = None,
+    layers: int | None = None, heal: float | None = None, rank: int | None = None, compare: bool = False,
+    seed: int = 0, work: str | Path | None = None,
 ) -> ConversionPlan:  # fmt: skip
     """Check everything that can be checked before any work."""
     budget = check_budget(budget)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ArgumentError(f"steps is {shown(steps)} and must be a whole number from 1 on")
-    layers = layers_of(model)
-    samples = as_set(data, layers.first)
-    tokens = layers.tokens(samples)
-    chosen = candidates_for(layers, candidates, tokens)
-    parts, measured = split(samples, seed), metric_of(layers, samples, metric)
+    if layers is not None and (type(layers) is not int or layers < 1):
+        raise ArgumentError(f"layers is {shown(layers)} and must be a whole number from 1 on, or None")
+    if heal is None and rank is not None:
+        raise ArgumentError(f"rank is {shown(rank)}, and nothing is healed: give heal, in minutes")
+    healed = None if heal is None else Healing(heal, rank)
+    places = layers_of(model)
+    if layers is not None and layers > len(places):
+        raise ArgumentError(f"layers is {layers}, and the model has {len(places)} layers of softmax attention")
+    samples = as_set(data, places.first)
+    tokens = places.tokens(samples)
+    chosen = candidates_for(places, candidates, tokens)
+    parts, measured = split(samples, seed), metric_of(places, samples, metric)
     return ConversionPlan(
-        layers=layers, parts=parts, metric=measured, candidates=chosen, budget=float(budget), steps=steps, seed=seed,
+        layers=places, count=layers, heal=healed, parts=parts, metric=measured, candidates=chosen, budget=budget,
+        steps=steps, seed=seed,
         tokens=tokens, compare=compare, work=None if work is None else Path(work),
     )  # fmt: skip
 
@@ -195,7 +213,8 @@ def check_budget(budget: object) -> float:
 def convert(
     model: nn.Module, data: Tensor | Mapping[str, Tensor], *, budget: float = 0.01,
     candidates: Sequence[str | Mechanism] | None = None, metric: str | None = None, steps: int = fitting.STEPS,
-    compare: bool = False, seed: int = 0, work: str | Path | None = None, watch: ConversionWatcher | None = None,
+    layers: int | None = None, heal: float | None = None, rank: int | None = None, compare: bool = False,
+    seed: int = 0, work: str | Path | None = None, watch: ConversionWatcher | None = None,
 ) -> Conversion:  # fmt: skip
     """Make layers of a trained softmax model linear, as many as the budget allows, and prove it on unseen data.
 
@@ -221,6 +240,11 @@ def convert(
             Default: None, those of the table.
         metric: "perplexity", "masked", "cosine" or "accuracy". Default: None, the one that fits the model.
         steps: Steps of Adam for what candidates learn. Default: 40.
+        layers: How many layers to convert, in the order of their damage. The budget is then only judged. Default: None,
+            as many as the budget allows.
+        heal: Minutes in which the whole model learns again what the original says, on the part that fits. Default:
+            None, no healing.
+        rank: Healing learns a matrix of this rank beside every linear layer. Default: None, it learns every weight.
         compare: Also measure other orders of the layers (first, last, every second, probe, random), and seconds and
             bytes of both models at growing lengths.
         seed: Of the split, and of what candidates begin with.
@@ -230,8 +254,8 @@ def convert(
     Raises a child of `SoftlessError` and leaves the model as it was if it cannot be converted.
     """
     chosen = plan(
-        model, data, budget=budget, candidates=candidates, metric=metric, steps=steps, compare=compare, seed=seed,
-        work=work,
+        model, data, budget=budget, candidates=candidates, metric=metric, steps=steps, layers=layers, heal=heal,
+        rank=rank, compare=compare, seed=seed, work=work,
     )  # fmt: skip
     return chosen.run(watch or (lambda _label, _amount: None))
 

@@ -84,19 +84,23 @@ def _axis(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class Chapter(NamedTuple):
-    """One figure of a page, with its heading and a sentence on how to read it."""
+    """One figure of a page, or a part that is HTML already, with its heading and a sentence on how to read it."""
 
     heading: str
     reading: str
-    figure: "Figure"
+    figure: "Figure | str"
 
 
 def write_chapters(title: str, about: Sequence[str], chapters: Sequence[Chapter], document: Mapping[str, Any]) -> str:
     """Return one page: title, lines about it, figures one below the other, and the command that repeats it."""
     drawn = [
         f"<h2>{escape(chapter.heading)}</h2><p>{escape(chapter.reading)}</p>"
-        + chapter.figure.to_html(
-            full_html=False, include_plotlyjs=not at, config={"displayModeBar": False, "responsive": True}
+        + (
+            chapter.figure
+            if isinstance(chapter.figure, str)
+            else chapter.figure.to_html(
+                full_html=False, include_plotlyjs=not at, config={"displayModeBar": False, "responsive": True}
+            )
         )
         for at, chapter in enumerate(chapters)
     ]

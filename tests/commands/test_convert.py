@@ -16,7 +16,7 @@ TEXT = Path(__file__).parent / "lighthouse.txt"
 KEYS = {
     "schema", "date", "seconds", "versions", "machine", "model", "metric", "noun", "budget", "seed", "steps",
     "candidates", "samples", "tokens", "layers", "frontier", "before", "after", "predicted", "delivered",
-    "promise_kept", "cost", "verdict", "command", "name", "data",
+    "promise_kept", "cost", "verdict", "command", "name", "data", "healing", "recall", "texts",
 }  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def saved(tmp_path) -> Path:
 
 
 def test_the_example_is_converted_end_to_end(softless, tmp_path):
-    result = softless("convert", "--budget", "90%", "--steps", "2", "--json")
+    result = softless("convert", "--budget", "90%", "--steps", "2", "--heal", "0.001", "--rank", "2", "--json")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)
     assert set(document) == KEYS
@@ -47,8 +47,19 @@ def test_the_example_is_converted_end_to_end(softless, tmp_path):
     assert document["samples"] == {"fit": 48, "choose": 24, "prove": 24}
     assert set(document["frontier"]) >= {"measured", "first", "last", "every second", "probe", "random 1"}
     assert json.loads((tmp_path / "converted/conversion.json").read_text()) == document
+    assert document["healing"]["rank"] == 2
+    assert len(document["texts"]) == 3
+    assert all(
+        isinstance(text[side], str) for text in document["texts"] for side in ("prompt", "original", "converted")
+    )
     page = (tmp_path / "converted/index.html").read_text()
-    for heading in ("What each layer costs alone", "More layers, more harm", "Predicted and delivered"):
+    for heading in (
+        "What each layer costs alone",
+        "More layers, more harm",
+        "Predicted and delivered",
+        "Recall",
+        "Samples",
+    ):
         assert heading in page
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "converted/model")
     assert isinstance(again, LlamaForCausalLM)
@@ -140,6 +151,9 @@ BAD = {
     "unknown model": (("magic",), 3, "'magic' is neither a model of ours"),
     "random weights": (("deit_tiny",), 3, "deit_tiny has random weights, and there is nothing to keep"),
     "weights of a model that has some": (("hf:x", "--weights", "w.pth"), 3, "hf:x comes with its own weights"),
+    "no minutes": (("--heal", "0"), 3, "heal is 0.0 and must be a number of minutes above 0"),
+    "a rank without healing": (("--rank", "4"), 3, "rank is 4, and nothing is healed"),
+    "more layers than there are": (("--layers", "7"), 3, "layers is 7, and the model has 6 layers"),
     "data without a model": (("--data", str(TEXT)), 3, "is for a model, and no MODEL is given"),
     "too few samples": (("--samples", "4"), 3, "data has 4 samples, and at least 16 are needed"),
     "too many samples": (("--samples", "4000"), 3, "the example has 96 sequences"),

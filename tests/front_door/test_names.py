@@ -37,10 +37,10 @@ SIGNATURES = {
     "img_size=None, patch_size=None, dims=None, depths=None, heads=None, "
     "device=None, dtype=None, **options",
     "list_models": "",
-    "convert": "model, data, *, budget=0.01, candidates=None, metric=None, steps=40, compare=False, seed=0, work=None, "
-    "watch=None",
+    "convert": "model, data, *, budget=0.01, candidates=None, metric=None, steps=40, layers=None, heal=None, "
+    "rank=None, compare=False, seed=0, work=None, watch=None",
     "load_converted": "folder",
-    "Conversion": "model, layers, document, _places",
+    "Conversion": "model, layers, document, _places, _untouched=None",
     "nn.Attention": "dim, heads=None, mechanism='inline', local=False, *, num_heads=None, kv_heads=None, window=None, "
     "shifted=False, qk_norm=False, rotary=False, qkv_bias=True, qk_conv=False, attn_drop=0.0, proj_drop=0.0",
     "nn.MultiheadAttention": "embed_dim, num_heads, mechanism='inline', *, dropout=0.0, bias=True, batch_first=False, "
