@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM, LlamaForCausalLM
 
-from softless.conversion import choosing, example, layers_transformers
+from softless.conversion import choosing, example, layers_transformers, recall
 from softless.transformers import mechanisms_of
 from tests.language.models import SIZES
 
@@ -25,7 +25,11 @@ def small(monkeypatch):
     """An example that learns next to nothing, and lengths that take a moment."""
     monkeypatch.setattr(example, "UPDATES", 3)
     monkeypatch.setattr(example, "LENGTH", 32)
+    monkeypatch.setattr(example, "SAMPLES", 32)
+    monkeypatch.setattr(choosing, "RANDOM_ORDERS", 1)
     monkeypatch.setattr(layers_transformers, "LONGEST", 512)
+    monkeypatch.setattr(recall, "PROMPTS", 4)
+    monkeypatch.setattr(recall, "WRITTEN", 3)
 
 
 @pytest.fixture
@@ -44,7 +48,7 @@ def test_the_example_is_converted_end_to_end(softless, tmp_path):
     document = json.loads(result.stdout)
     assert set(document) == KEYS
     assert document["schema"] == "softless.convert/1"
-    assert document["samples"] == {"fit": 48, "choose": 24, "prove": 24}
+    assert document["samples"] == {"fit": 16, "choose": 8, "prove": 8}
     assert set(document["frontier"]) >= {"measured", "first", "last", "every second", "probe", "random 1"}
     assert json.loads((tmp_path / "converted/conversion.json").read_text()) == document
     assert document["healing"]["rank"] == 2
@@ -73,7 +77,7 @@ def test_the_text_has_a_row_per_layer_the_promise_and_the_verdict(softless):
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
     assert lines[0] == "a small Llama, trained on the help texts of Python, cpu"
-    assert lines[1].startswith("48 samples to fit, 24 to choose, 24 to prove")
+    assert lines[1].startswith("16 samples to fit, 8 to choose, 8 to prove")
     assert [line.split()[0] for line in lines[4:10]] == list("012345")
     assert any(line.startswith("predicted") for line in lines)
     assert any(line.startswith("delivered") for line in lines)
@@ -156,7 +160,7 @@ BAD = {
     "more layers than there are": (("--layers", "7"), 3, "layers is 7, and the model has 6 layers"),
     "data without a model": (("--data", str(TEXT)), 3, "is for a model, and no MODEL is given"),
     "too few samples": (("--samples", "4"), 3, "data has 4 samples, and at least 16 are needed"),
-    "too many samples": (("--samples", "4000"), 3, "the example has 96 sequences"),
+    "too many samples": (("--samples", "4000"), 3, "the example has 32 sequences"),
     "unknown mechanism": (("--candidates", "magic"), 3, "magic"),
     "a mechanism that is not linear": (("--candidates", "topk"), 3, "a candidate must be linear"),
     "a folder in the way": (("--out", "full"), 3, "exists and is no conversion"),

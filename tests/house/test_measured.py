@@ -47,6 +47,11 @@ def test_the_results_on_text_are_those_that_were_kept_and_the_others_say_that_th
     assert all(f"| {twin.label} | {results.MISSING} |" in empty for twin in results.TEXT_TWINS)
 
 
+def test_the_page_of_conversions_shows_the_records_that_were_kept() -> None:
+    results, page = script("convert_results"), (ROOT / "docs" / "results-convert.md").read_text()
+    assert results.fill(page) == page
+
+
 def test_the_readme_shows_the_speed_that_was_measured(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "gpu", script("gpu"))
     front, readme = script("front_page"), (ROOT / "README.md").read_text()
