@@ -1,7 +1,7 @@
 """Nine language models that differ only in attention: train them on whole texts, and fill docs/results-text.md.
 
     python benchmarks/text_results.py run --text shakespeare.txt --text wikitext2 --out runs/text --pack 12 --minutes 9
-    python benchmarks/text_results.py keep runs/text/*    # writes benchmarks/results/results-text-NAME.json
+    python benchmarks/text_results.py keep runs/text/*    # writes benchmarks/results/results-text-*.json
     python benchmarks/text_results.py page                # fills the page from the records
 
 `run` trains, tests recall and times decoding with what `softless study --text FILE --full` uses. It can be stopped, and
@@ -12,14 +12,15 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from softless.errors import FileError, SoftlessError
+from softless.errors import ArgumentError, FileError, SoftlessError
 from softless.io.files import write_json
-from softless.report.units import listed
+from softless.machine import circumstances
+from softless.report.units import counted, listed
 from softless.study.grid import Silent, read_record
 from softless.study.text.measures import decide_text, entropy, recall_results, spread_of_bits, text_groups
 from softless.study.text.pipeline import TextStudy, plan_text
@@ -29,8 +30,9 @@ from softless.study.text.twins import TEXT_TWINS
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "results-text.md"
 LARGE = RESULTS / "decoding.json"  # benchmarks/decoding.py
-SCHEMA, NAME, ABOUT = "softless.results-text/1", "results-text-", "text.json"
+SCHEMA, NAME, ABOUT, COST = "softless.results-text/1", "results-text-", "text.json", "cost.json"
 TEXTS = ("tinyshakespeare", "wikitext2")  # as the page has them
+PARTS = ("texts", "recall", "cost")
 RECIPE, EPOCHS, SEEDS = "text-small", 4, 3
 SHARED = ("schema", "recipe", "versions", "machine")  # what all runs of a text have in common
 MISSING = "not run yet"
@@ -58,15 +60,21 @@ class Lines(Silent):
 def run(given: argparse.Namespace) -> int:
     ends = None if given.minutes is None else time.time() + 60 * given.minutes
     studies = [study_of(text, given) for text in given.text]
-    watch, left = Lines(), 0
-    for study in studies:
+    watch, left, parts = Lines(), 0, given.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        raise ArgumentError(f"--parts has {listed(sorted(unknown))}, and the parts are {listed(PARTS)}")
+    for study in studies if "texts" in parts else ():
         left += study.train(watch, ends).left
         train, test = study.texts
         about = {"name": study.options.out.name, "train": len(train.data), "test": len(test.data)}
         write_json(study.options.out / ABOUT, {**about, "chance": entropy(test.data)})
-    left += studies[0].recall(watch, ends).left
-    timed = {point["twin"] for point in studies[0].decode(watch, ends)}
-    print(f"{left} runs are left to train, and {len(studies[0].twins) - len(timed)} twins to time")
+    if "recall" in parts:
+        left += studies[0].recall(watch, ends).left
+    if "cost" in parts:
+        points, out = studies[0].decode(watch, ends), studies[0].options.out
+        write_json(out / COST, {**circumstances("cpu", "transformers"), "points": points})
+        left += len(studies[0].twins) - len({point["twin"] for point in points})
+    print(f"{left} left" + (": call again" if left else ""))
     return 0
 
 
@@ -81,43 +89,40 @@ def study_of(text: str, given: argparse.Namespace) -> TextStudy:
 
 
 def keep(folders: Sequence[Path]) -> int:
-    """Write what was measured on each text to one file. What all its runs share is written once."""
+    """Write what was measured to one file per text, one for recall and one for decoding."""
+    kept = {}
     for folder in folders:
-        runs = records(folder / "twins")
-        if not runs or not (folder / ABOUT).exists():
-            raise FileError(f"{folder} holds no runs: there is no JSON in {folder / 'twins' / 'runs'}")
-        recalled = records(folder / "recall")
-        timed = [json.loads(path.read_bytes())["found"] for path in sorted((folder / "parts").glob("decoding-*.json"))]
-        document = {
-            "schema": SCHEMA, "text": json.loads((folder / ABOUT).read_bytes()),
-            "recipe": json.loads((folder / "twins" / "grid.json").read_bytes())["recipe"],
-            "versions": runs[0]["versions"], "machine": runs[0]["machine"], "runs": [own(run) for run in runs],
-            "recall": [own(run) for run in recalled], "decoding": [point for points in timed for point in points],
-        }  # fmt: skip
-        path = RESULTS / f"{NAME}{folder.name}.json"
-        path.write_text(json.dumps(document) + "\n")
+        if (folder / ABOUT).exists():
+            grid = json.loads((folder / "twins" / "grid.json").read_bytes())
+            about = {"text": json.loads((folder / ABOUT).read_bytes()), "recipe": grid["recipe"]}
+            kept[folder.name] = about | together(records(folder / "twins"))
+        if recalled := records(folder / "recall"):
+            kept["recall"] = together(recalled)
+        if (folder / COST).exists():
+            kept["cost"] = json.loads((folder / COST).read_bytes())
+    if not kept:
+        raise FileError(f"{listed([str(folder) for folder in folders])}: nothing was measured there")
+    for name, document in kept.items():
+        path = RESULTS / f"{NAME}{name}.json"
+        path.write_text(json.dumps({"schema": SCHEMA, **document}) + "\n")
         print(path)
     return 0
+
+
+def together(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return records without what all of them share, which is written once."""
+    shared = {key: runs[0][key] for key in ("versions", "machine")}
+    return shared | {"runs": [{key: value for key, value in run.items() if key not in SHARED} for run in runs]}
 
 
 def records(folder: Path) -> list[Any]:
     return [read_record(path) for path in sorted((folder / "runs").glob("*.json"))]
 
 
-def own(record: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if key not in SHARED}
-
-
-def fill(page: str, documents: Sequence[dict[str, Any]], decoding: dict[str, Any] | None = None) -> str:
-    """Return the page with its tables between their marks; what was not measured says so.
-
-    `documents` come from `keep`, and `decoding` from benchmarks/decoding.py.
-    """
-    by_name = {document["text"]["name"]: document for document in documents}
-    parts = {name: perplexity(by_name.get(name)) for name in TEXTS}
-    parts["recall"] = recall([record for document in documents for record in document["recall"]])
-    parts["large"] = large(decoding)
-    parts["cost"] = cost([point for document in documents for point in document["decoding"]])
+def fill(page: str, kept: Mapping[str, dict[str, Any]]) -> str:
+    """Return the page with its tables between their marks; what was not measured says so."""
+    parts = {name: perplexity(kept.get(name)) for name in TEXTS}
+    parts |= {"recall": recall(kept.get("recall")), "cost": cost(kept.get("cost")), "large": large(kept.get("large"))}
     for name, text in parts.items():
         before, start, rest = page.partition(f"<!-- {name} -->")
         _, end, after = rest.partition(f"<!-- /{name} -->")
@@ -159,20 +164,27 @@ def perplexity(document: dict[str, Any] | None) -> str:
 
 
 def conditions(document: dict[str, Any]) -> str:
-    """Say what was trained, on what, where, and which comparisons cannot be decided and why."""
-    text, recipe, machine, model = (document[key] for key in ("text", "recipe", "machine", "recipe"))
-    model, together = recipe["model"], sorted({run["together"] for run in document["runs"]})
+    """Say what was trained, on what and where."""
+    text, recipe = document["text"], document["recipe"]
+    model, most = recipe["model"], max(run["together"] for run in document["runs"])
+    share = f", with up to {most} runs at once: the speeds are those of one of them" if most > 1 else ""
     return (
-        f"{text['train']:,} bytes to train on, {text['test']:,} to test on; {model['depth']} blocks of {model['dim']} "
-        f"channels and {model['heads']} heads, sequences of {recipe['length']} bytes, batches of {recipe['batch']}, "
-        f"{recipe['epochs']} epochs, {recipe['precision']}. {machine['device']}, {machine['processor']}, torch "
-        f"{document['versions']['torch']}; {listed([str(count) for count in together])} runs at once, which share the "
-        f"machine: tokens/s are those of one of them. The frequencies of single bytes give {text['chance']:.2f} bits."
+        f"{text['train']:,} bytes to train on, {text['test']:,} to test on; {counted(model['depth'], 'block')} of "
+        f"{counted(model['dim'], 'channel')} and {counted(model['heads'], 'head')}, sequences of {recipe['length']} "
+        f"bytes, batches of {recipe['batch']}, {counted(recipe['epochs'], 'epoch')}, {recipe['precision']}. The "
+        f"frequencies of single bytes give {text['chance']:.2f} bits per byte. {where(document)}{share}."
     )
 
 
-def recall(runs: Sequence[dict[str, Any]]) -> str:
+def where(document: dict[str, Any]) -> str:
+    versions = document["versions"]
+    processor = document["machine"]["processor"]
+    return f"Measured on {processor}, torch {versions['torch']}, transformers {versions['transformers']}"
+
+
+def recall(document: dict[str, Any] | None) -> str:
     """Return the table of recall by length: the mean over seeds, and the lowest seed in brackets."""
+    runs = [] if document is None else document["runs"]
     points = {(point["twin"], point["task"], point["tokens"]): point for point in recall_results(runs)}
     lengths = sorted({tokens for _, _, tokens in points})
     rows = []
@@ -183,11 +195,13 @@ def recall(runs: Sequence[dict[str, Any]]) -> str:
             cells = [f"{100 * (value['mean'] or 0):.1f} ({100 * (value['low'] or 0):.1f})" for value in known]
             seeds = str(known[0]["n"]) if known else MISSING
             rows.append((twin.label, task, seeds, *(cells or [""] * len(lengths))))
-    return table(("twin", "task", "seeds", *(f"{tokens:g} tokens" for tokens in lengths)), rows)
+    body = table(("twin", "task", "seeds", *(f"{tokens:g} tokens" for tokens in lengths)), rows)
+    return body if document is None else f"{body}\n\n{where(document)}."
 
 
-def cost(points: Sequence[dict[str, Any]]) -> str:
+def cost(document: dict[str, Any] | None) -> str:
     """Return the table of decoding: milliseconds and kilobytes per sequence, after so many tokens."""
+    points = [] if document is None else document["points"]
     at = {(point["twin"], point["tokens"]): point for point in points}
     lengths = sorted({tokens for _, tokens in at})
     columns = ["twin", *(f"ms after {n:,}" for n in lengths), *(f"kB after {n:,}" for n in lengths)]
@@ -198,7 +212,8 @@ def cost(points: Sequence[dict[str, Any]]) -> str:
             f"{point['bytes'] / 1e3:,.0f}" for point in found
         ]
         rows.append((twin.label, *(cells or [MISSING, *[""] * (len(columns) - 2)])))
-    return table(columns if lengths else ("twin", "ms, kB"), rows)
+    body = table(columns if lengths else ("twin", "ms, kB"), rows)
+    return body if document is None else f"{body}\n\n{where(document)}, one thread."
 
 
 def large(document: dict[str, Any] | None) -> str:
@@ -230,11 +245,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def stored() -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Return the records that the page shows: those of the texts, and those of the larger model."""
-    paths = [RESULTS / f"{NAME}{name}.json" for name in TEXTS]
-    texts = [json.loads(path.read_text()) for path in paths if path.exists()]
-    return texts, json.loads(LARGE.read_text()) if LARGE.exists() else None
+def stored() -> dict[str, dict[str, Any]]:
+    """Return what the page shows, by the name of its part."""
+    paths = {name: RESULTS / f"{NAME}{name}.json" for name in (*TEXTS, "recall", "cost")} | {"large": LARGE}
+    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
 
 def main() -> int:
@@ -245,6 +259,7 @@ def main() -> int:
     train.add_argument("--out", type=Path, required=True)
     train.add_argument("--pack", type=int, default=1, help="processes that share the device")
     train.add_argument("--minutes", type=float, help="begin nothing that would end later")
+    train.add_argument("--parts", default=",".join(PARTS), help="recall and cost need no GPU")
     train.add_argument("--recipe", default=RECIPE)
     train.add_argument("--epochs", type=int, default=EPOCHS)
     train.add_argument("--seeds", type=int, default=SEEDS)
@@ -259,7 +274,7 @@ def main() -> int:
             return run(given)
         if given.command == "keep":
             return keep(given.folders)
-        PAGE.write_text(fill(PAGE.read_text(), *stored()))
+        PAGE.write_text(fill(PAGE.read_text(), stored()))
     except SoftlessError as error:
         print(f"error: {error}", file=sys.stderr)
         return 3

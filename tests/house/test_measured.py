@@ -42,8 +42,8 @@ def test_the_page_on_language_models_shows_the_run_that_was_kept() -> None:
 
 def test_the_results_on_text_are_those_that_were_kept_and_the_others_say_that_they_are_missing() -> None:
     results, page = script("text_results"), (ROOT / "docs" / "results-text.md").read_text()
-    assert results.fill(page, *results.stored()) == page
-    empty = results.fill(page, [])
+    assert results.fill(page, results.stored()) == page
+    empty = results.fill(page, {})
     assert all(f"| {twin.label} | {results.MISSING} |" in empty for twin in results.TEXT_TWINS)
 
 
