@@ -15,7 +15,9 @@ from softless.bench.contest import CallRow, check_memory, contest
 from softless.bench.contestants import contestants
 from softless.bench.cost import Shape, Terms, chosen, floor_bytes, option_values
 from softless.bench.model_contest import ModelRow, Setting, check_images, entrants, model_contest
+from softless.bench.model_heads import TASKS
 from softless.bench.stopwatch import Tick, copy_rate, steady_threads, threads
+from softless.errors import ArgumentError
 from softless.machine import Circumstances, circumstances, pick_device, timestamp
 from softless.mechanisms import Mechanism
 from softless.models import customize
@@ -79,6 +81,7 @@ class ModelDocument(BenchDocument):
     model: str
     options: dict[str, str]
     compile: bool
+    head: str | None  # the head on the model; None is its classifier
     results: list[SettingResult]
 
 
@@ -194,12 +197,16 @@ def plan_model(
     device: str,
     backend: str,
     repeats: int,
+    head: str | None = None,
+    bound: bool = False,
 ) -> ModelPlan:
     """Settle device, dtype, sizes and batches; refuse windows the model cannot have and images that do not fit."""
+    if compiled and head in TASKS["detect"]:
+        raise ArgumentError(f"--compile: {head} makes boxes of any number, and cannot be compiled as a whole")
     for side in windows or ():
         customize(name, **options | {"window": side})
     sizes = image_sizes or [customize(name, **options).img_size]
-    common = Setting(image_size=sizes[0], batch=1, backend=backend, **_place(device, dtype))
+    common = Setting(image_size=sizes[0], batch=1, backend=backend, head=head, bound=bound, **_place(device, dtype))
     most = PIXELS[common.device]
     settings = tuple(
         replace(common, image_size=size, window=side, batch=batch or max(1, most // (size[0] * size[1])))
@@ -230,6 +237,7 @@ def measure_model(
         "backend": setting.backend,
         "threads": used,
         "compile": plan.compiled,
+        "head": setting.head,
         "results": results,
     }
 

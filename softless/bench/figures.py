@@ -28,11 +28,12 @@ LINES: dict[str, dict[str, Any]] = {
     "compiled": {"width": 1.8, "dash": "dashdot"},
     "rival": {"width": 1.8},
     "timm": {"width": 1.8},
+    "bound": {"width": 1.8, "dash": "dot"},
 }
 MARKS = {"ours": "circle", "sdpa": "square", "plain": "circle-open", "compiled": "diamond-open", "rival": "triangle-up"}
 PANEL_HEIGHT = 520
 IMAGES = "%{y:,.3g} images/s"
-MODEL_COLORS = {"ours": COLORS[0], "plain": COLORS[0], "softmax": INK, "timm": GRAYS[0]}
+MODEL_COLORS = {"ours": COLORS[0], "plain": COLORS[0], "softmax": INK, "timm": GRAYS[0], "bound": GRAYS[1]}
 
 
 def calls_page(document: CallsDocument) -> str:

@@ -5,6 +5,9 @@
               its authors run it
     softmax   its twin of the same shape, with softmax and no local residual
     timm      timm's model of the same family and size, if timm has one
+    bound     the softmax twin with q + k + v instead of attention: no attention can be faster (if asked for)
+
+With a task, each model is the backbone of the same head (`model_heads`), and the time is that of both.
 
 images    images per second: batch / median seconds of a call, or of forward and backward together
 ratio     images per second / those of the softmax twin; a compiled model is compared with the compiled twin
@@ -25,12 +28,13 @@ from softless.bench.anatomy import SOFTMAX_TWIN, has_softmax_twin
 from softless.bench.contest import Job, TimingRow, Trial, times, try_all
 from softless.bench.contestants import OURS, PLAIN, sentence
 from softless.bench.formulas import plain, plain_padded, plain_residual, plain_taps
+from softless.bench.model_heads import in_head
 from softless.bench.stopwatch import Tick, shortage
 from softless.errors import ArgumentError, SoftlessError
 from softless.models import create_model, customize
 from softless.nn.mixing import AttentionCall, Mixing, as_heads
 
-SOFTMAX, TIMM = "softmax", "timm"
+SOFTMAX, TIMM, BOUND = "softmax", "timm", "bound"
 # Numbers per token and channel: alive at once in a block, and saved per block for the backward pass.
 LIVE, SAVED = 24, 40
 
@@ -48,7 +52,12 @@ NOT_IN_TIMM = {"pvt": "timm has PVT v2, another architecture", "cswin": "timm ha
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The images, dtype and device that all entrants share. `window` replaces that of the mixed blocks unless None."""
+    """The images, dtype, device and head that all entrants share.
+
+    window   replaces that of the mixed blocks unless None
+    head     the name of a head of segmentation or detection; None is the classifier
+    bound    whether the model without attention takes part
+    """
 
     image_size: tuple[int, int]
     batch: int
@@ -56,6 +65,8 @@ class Setting:
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     backend: str = "auto"
+    head: str | None = None
+    bound: bool = False
 
     @property
     def images(self) -> Tensor:
@@ -66,7 +77,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Entrant:
-    """A model that takes part, or the reason why it cannot. `role`: ours | plain | softmax | timm."""
+    """A model that takes part, or the reason why it cannot. `role`: ours | plain | softmax | timm | bound."""
 
     label: str
     role: str
@@ -79,7 +90,7 @@ class ModelRow(TimingRow):
     """The measurements of one entrant; `skipped` is the reason if there are none."""
 
     label: str
-    role: str  # ours | plain | softmax | timm
+    role: str  # ours | plain | softmax | timm | bound
     compiled: bool
     parameters: int | None
     images_per_second: float | None
@@ -94,6 +105,8 @@ def entrants(name: str, options: Mapping[str, Any], setting: Setting, *, compile
     if compiled:
         torch.compiler.reset()  # each size is compiled separately, so a sweep never reaches the recompile limit
     eager = [*(make(name, options, setting) for make in (ours, plainly, twin)), timms(name, setting)]
+    if setting.bound:
+        eager.append(bound(name, options, setting))
     return [version for entrant in eager for version in (entrant, *[as_compiled(entrant)] * compiled)]
 
 
@@ -132,10 +145,21 @@ def timms(name: str, setting: Setting) -> Entrant:
     label, windowed = f"timm {ancestor}", {} if setting.window is None else {"window_size": setting.window}
     try:
         with torch.device(setting.device):
+            if setting.head is not None:
+                return Entrant(label, TIMM, model=in_head(TIMM_NAMES[ancestor], windowed, setting))
             model = timm.create_model(TIMM_NAMES[ancestor], img_size=setting.image_size, **windowed)
         return Entrant(label, TIMM, model=model.eval().to(setting.dtype))
     except Exception as error:  # noqa: BLE001 - sizes it cannot take fail in its own ways
         return Entrant(label, TIMM, absent=sentence(error))
+
+
+def bound(name: str, options: Mapping[str, Any], setting: Setting) -> Entrant:
+    """Return the same shape without attention: q + k + v instead of it, and no local residual."""
+    shape = {**options, **SOFTMAX_TWIN} if has_softmax_twin(customize(name, **options)) else options
+    model = _make(name, shape, setting)
+    for layer in (module for module in model.modules() if isinstance(module, Mixing)):
+        layer._mix = _add  # type: ignore[method-assign]
+    return Entrant("no attention", BOUND, model=model)
 
 
 def as_compiled(entrant: Entrant) -> Entrant:
@@ -197,7 +221,8 @@ def model_job(model: nn.Module, images: Tensor, train: bool) -> Job:
 
     def job() -> tuple[Tensor, ...]:
         logits = run(images)
-        return logits, *torch.autograd.grad(logits.float().square().mean(), weights)
+        gradients = torch.autograd.grad(logits.float().square().mean(), weights, allow_unused=True)
+        return logits, *(gradient for gradient in gradients if gradient is not None)  # the bound reads no bias
 
     return job
 
@@ -216,6 +241,8 @@ def check_images(name: str, options: Mapping[str, Any], setting: Setting, *, tra
 
 def _make(name: str, options: Mapping[str, Any], setting: Setting) -> nn.Module:
     windowed: dict[str, Any] = {} if setting.window is None else {"window": setting.window}
+    if setting.head is not None:
+        return in_head(name, {**options, **windowed}, setting)
     model = create_model(name, **options, **windowed, img_size=setting.image_size, device=setting.device)
     return model.eval().to(setting.dtype)
 
@@ -246,6 +273,15 @@ def linear_layers(model: nn.Module) -> list[Mixing]:
     """Return the layers whose attention is kernelized."""
     layers = (module for module in model.modules() if isinstance(module, Mixing))
     return [layer for layer in layers if layer.mechanism.family == "kernelized"]
+
+
+def _add(call: AttentionCall) -> Tensor:
+    """Return q + k + v; where keys are fewer than queries, q + mean(k + v)."""
+    q, k, v = as_heads(call.qkv)
+    added = k + v
+    if k.shape[-2] != q.shape[-2]:
+        added = added.mean(-2, keepdim=True)
+    return (q + added).transpose(1, 2).flatten(2)  # [B, N, C]
 
 
 def _mix_plainly(layer: Mixing, call: AttentionCall) -> Tensor:

@@ -5,7 +5,7 @@ numbers, and softless.bench.documents the JSON.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -30,6 +30,7 @@ Prints images per second, the ratio to the softmax twin, memory and parameters.
 \b
 $ softless bench-model inline_deit_tiny --image-size 224,448,896 --compile
 $ softless bench-model inline_swin_tiny --window 7,14,28 --plot swin.html
+$ softless bench-model inline_swin_tiny --task segment --image-size 512x1024 --train --bound
 """
 
 
@@ -52,6 +53,14 @@ def run(
         int | None,
         typer.Option(min=1, max=arguments.MOST, metavar="B", help="Images per batch.", show_default="by their size"),
     ] = None,
+    task: Annotated[
+        Literal["segment", "detect"] | None, typer.Option(help="Time the model in a head; none: the classifier.")
+    ] = None,
+    head: Annotated[
+        Literal["upernet", "fpn", "faster_rcnn", "retinanet"] | None,
+        typer.Option(help="Of --task.", show_default="upernet or faster_rcnn"),
+    ] = None,
+    bound: Annotated[bool, typer.Option("--bound", help="Also time the model without attention.")] = False,
     train: Annotated[bool, typer.Option("--train", help="Also time forward and backward together.")] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="Also time each model under torch.compile.")] = False,
     dtype: arguments.DtypeOption = None,
@@ -67,6 +76,7 @@ def run(
     """Measure a model; draw and show the result."""
     check_plot(plot)
     from softless.bench import documents, figures
+    from softless.bench.model_heads import head_of
 
     texts = dict(option or [])
     options = arguments.model_options(name, texts)
@@ -84,6 +94,8 @@ def run(
         device=device,
         backend=backend,
         repeats=repeats,
+        head=head_of(task, head),
+        bound=bound,
     )
     first, sizes = plan.settings[0], dict.fromkeys(setting.image_size for setting in plan.settings)
     recorded: dict[str, Any] = {
@@ -91,6 +103,9 @@ def run(
         "image_size": tuple(f"{height}x{width}" for height, width in sizes),
         "window": window and tuple(side or "none" for side in window),
         "batch": batch,
+        "task": task,
+        "head": head,
+        "bound": bound,
         "train": train,
         "compile": compiled,
         "dtype": str(first.dtype).removeprefix("torch."),
@@ -111,7 +126,8 @@ def run(
 
 def show(document: "ModelDocument", plot: Path | None) -> None:
     """Print one table per setting and pass, a sentence on the largest images, and what was not timed."""
-    heading = f"{document['dtype']}, torch {document['versions']['torch']}"
+    head = f"with {document['head']}, " if document["head"] else ""
+    heading = f"{head}{document['dtype']}, torch {document['versions']['torch']}"
     eager = "eager: ordinary calls, launches included; " if document["device"] == "cuda" else ""
     note = f"x twin: against the softmax twin, compiled or not; {eager}memory: with the weights"
     show_results(document, heading, setting, _table, [verdict(document), note], plot)

@@ -44,7 +44,7 @@ def test_the_json_schema_is_frozen(softless):
     document = benched(softless)
     assert list(document) == [
         "schema", "command", "date", "versions", "machine", "model", "options", "dtype", "device", "backend",
-        "threads", "compile", "results",
+        "threads", "compile", "head", "results",
     ]  # fmt: skip
     assert document["schema"] == "softless.bench-model/1"
     (result,) = document["results"]
