@@ -3,10 +3,17 @@
 import importlib.util
 import json
 import sys
+from dataclasses import asdict
+from math import log
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import numpy as np
 
 from softless.study.tables import groups
+from softless.train.language_recipe import LanguageRecipe
+from softless.train.tasks.language import SequenceAnswers
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,6 +57,29 @@ def test_the_results_on_text_are_those_that_were_kept_and_the_others_say_that_th
 def test_the_page_of_conversions_shows_the_records_that_were_kept() -> None:
     results, page = script("convert_results"), (ROOT / "docs" / "results-convert.md").read_text()
     assert results.fill(page) == page
+
+
+def test_a_table_of_the_results_on_text_shows_seeds_failures_and_what_is_missing() -> None:
+    def run(id_: str, seed: int, bits: float | None) -> dict[str, Any]:
+        answers = None if bits is None else asdict(SequenceAnswers.of(np.full(9, 64 * bits * log(2)), np.full(9, 64)))
+        curve = [] if bits is None else [{"epoch": n, "bits_per_byte": bits + 2.0**-n} for n in range(1, 9)]
+        return {
+            "twin": {"id": id_, "label": id_}, "seed": seed, "status": "diverged" if bits is None else "done",
+            "bits_per_byte": bits, "answers": answers, "curve": curve, "parameters": 5, "seconds": 2.0, "together": 6,
+        }  # fmt: skip
+
+    runs = [run("softmax", 0, 2.5), run("softmax", 1, 2.51), run("delta", 0, 2.25), run("delta", 1, 2.26)]
+    document = {
+        "text": {"name": "tinyshakespeare", "train": 4096, "test": 576, "chance": 4.5},
+        "recipe": asdict(LanguageRecipe(length=64, batch=8, epochs=3)), "machine": {"processor": "an abacus"},
+        "versions": {"torch": "3", "transformers": "6"}, "runs": [*runs, run("linear", 0, None)],
+    }  # fmt: skip
+    shown = script("text_results").perplexity(document)
+    assert "| delta | 5 | 2.250, 2.260 | 2.255 | -0.250 |" in shown
+    assert "| no | 6,144 |" in shown  # 3 epochs of 4,096 tokens in 2 seconds
+    assert "| linear | not finite |" in shown
+    assert "| nearfar | not run yet |" in shown
+    assert "Measured on an abacus, torch 3, transformers 6, with up to 6 runs at once" in shown
 
 
 def test_the_readme_shows_the_speed_that_was_measured(monkeypatch) -> None:
