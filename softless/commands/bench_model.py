@@ -30,7 +30,7 @@ Prints images per second, the ratio to the softmax twin, memory and parameters.
 \b
 $ softless bench-model inline_deit_tiny --image-size 224,448,896 --compile
 $ softless bench-model inline_swin_tiny --window 7,14,28 --plot swin.html
-$ softless bench-model inline_swin_tiny --task segment --image-size 512x1024 --train --bound
+$ softless bench-model inline_pvt_tiny --task detect --image-size 512 --bound
 """
 
 

@@ -58,7 +58,7 @@ $ softless train --recipe cifar10 --data cifar10-train.parquet --out runs/a
 $ softless train inline_swin_tiny --recipe imagenette --data imagenette/
 $ softless train --set model.mechanism=softmax --set model.local=false
 $ softless train --recipe segment-camvid --data camvid/ --init runs/f  # masks
-$ softless train --recipe detect-bccd --data cells.parquet --init runs/f  # boxes
+$ softless train --recipe detect-bccd --data cells.parquet  # with boxes
 $ softless train --recipe text-small --data book.txt   # a language model
 $ softless train --out runs/a --resume             # after Ctrl-C or a crash
 $ torchrun --nproc-per-node 8 -m softless train --recipe inline_deit_tiny ...
