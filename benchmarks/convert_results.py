@@ -5,7 +5,7 @@
     python benchmarks/convert_results.py smollm2-healed --weights W --text A.txt,B.txt
     python benchmarks/convert_results.py minilm --seed 0 --weights W --text A.txt,B.txt
     python benchmarks/convert_results.py train --model deit --images TRAIN.parquet
-    python benchmarks/convert_results.py images --model deit --images VAL.parquet
+    python benchmarks/convert_results.py images --model deit                       the test images of the run
     python benchmarks/convert_results.py page                                    fills the page from the records
 
 A step needs neither a network nor an installation. It writes benchmarks/results/convert-NAME.json, and keeps its work
@@ -59,11 +59,10 @@ class Size:
     steps: int = 40
     minutes: float = 7.0
     images: int = 4000
-    epochs: int | None = None  # None: as the recipe has it
     records: bool = True
 
 
-TOY = Size(pieces=16, tokens=48, steps=2, minutes=0.02, images=40, epochs=1, records=False)
+TOY = Size(pieces=16, tokens=48, steps=2, minutes=0.02, images=40, records=False)
 
 
 def prepare(given: argparse.Namespace) -> None:
@@ -134,7 +133,8 @@ def converted(
     found = softless.convert(model, data, seed=given.seed, work=work, steps=given.size.steps, watch=Told(), **options)
     document = {key: value for key, value in found.document.items() if key != "texts"}
     print(document["verdict"], flush=True)
-    command = "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    words = [",".join(Path(part).name for part in word.split(",")) for word in sys.argv]  # without folders
+    command = f"python benchmarks/{' '.join(words)}"
     return found, document | {"command": command, "wall_seconds": round(time.monotonic() - start, 1)}
 
 
@@ -156,7 +156,7 @@ def convert_smollm2(given: argparse.Namespace) -> None:
     data = pieces(tokenizer, given.text, given.size, given.seed)
     model.to(given.device)
     for budget in (0.05, 0.01) if given.device == "cuda" else (0.01,):
-        compare = budget == 0.05 and given.seed == SEEDS[0]
+        compare = given.compare and budget == 0.05 and given.seed == SEEDS[0]
         found, document = converted(given, model, data, f"smollm2-{given.seed}", budget=budget, compare=compare)
         found.undo()
         name = f"smollm2-{100 * budget:g}-{given.seed}" if given.device == "cuda" else "smollm2-cpu"
@@ -176,7 +176,7 @@ def convert_minilm(given: argparse.Namespace) -> None:
     size = Size(**asdict(given.size) | {"tokens": min(128, given.size.tokens)})
     data = pieces(tokenizer, given.text, size, given.seed).to(given.device)
     model.to(given.device)
-    compare = given.seed == SEEDS[0]
+    compare = given.compare and given.seed == SEEDS[0]
     found, document = converted(given, model, data, f"minilm-{given.seed}", budget=0.02, compare=compare)
     after = embeddings(model, data)
     found.undo()
@@ -202,7 +202,7 @@ def kept(before: Tensor, after: Tensor) -> dict[str, Any]:
 def train(given: argparse.Namespace) -> None:
     """Train a softmax model on images, as `softless train` does; a training that was stopped goes on."""
     recipe, name, options = RECIPES[given.model]
-    short = {"epochs": given.size.epochs, "warmup_epochs": 0} if given.size.epochs else {}
+    short = {} if given.size.records else {"epochs": 1, "warmup_epochs": 0, "batch": 16, "compile": "false"}
     changes = {"model.name": name, **options, **short}
     run = given.work / f"run-{given.model}"
     words = ["--recipe", recipe, "--data", given.images, "--seed", str(given.seed), "--out", str(run)]
@@ -217,8 +217,8 @@ def convert_images(given: argparse.Namespace) -> None:
     from softless.conversion.layers import layers_of
 
     original = load_original(
-        str(given.work / f"run-{given.model}"), given.images, weights=None, pretrained=False, count=given.size.images,
-        tokens=0, seed=given.seed, advance=lambda _label, _amount: None,
+        str(given.work / f"run-{given.model}"), given.images or None, weights=None, pretrained=False,
+        count=given.size.images, tokens=0, seed=given.seed, advance=lambda _label, _amount: None,
     )  # fmt: skip
     model, name = original.model.to(given.device), f"{given.model}-{given.seed}"
     everything = {"layers": len(layers_of(model)), "heal": given.size.minutes, "compare": True}
@@ -262,6 +262,8 @@ def apart(document: dict[str, Any]) -> str:
 def orders(document: dict[str, Any]) -> str:
     """The harm of each order at the counts that all orders have."""
     lines = document["frontier"]
+    if "first" not in lines:
+        return NOT_RUN
     at = sorted({point["layers"] for point in lines["first"]} & {point["layers"] for point in lines["measured"]})
     told = []
     for name, points in lines.items():
@@ -349,6 +351,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument(
+        "--no-compare", dest="compare", action="store_false", help="leave out the other orders and the cost"
+    )
     given = parser.parse_args()
     given.size = TOY if given.small else Size()
     given.device = pick_device(given.device)

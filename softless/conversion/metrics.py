@@ -52,7 +52,7 @@ class Metric:
         if self.name == "cosine":
             return f"cosine {1 - harm.mean:.4f} ({1 - high:.4f} to {1 - low:.4f})"
         if self.name == "accuracy":
-            return f"accuracy {-100 * harm.mean:+.1f} points ({-100 * high:+.1f} to {-100 * low:+.1f})"
+            return f"accuracy {0 - 100 * harm.mean:+.1f} points ({0 - 100 * high:+.1f} to {0 - 100 * low:+.1f})"
         return f"{self.noun} {100 * harm.mean:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
