@@ -19,8 +19,8 @@ ENCODER = {
     "linear": mechanism("linear", phi="affine_relu"),
     "regress": mechanism("regress", **LEARNED),
 }
-TEXT = "inline", "linear", "regress"
-PICTURES = tuple(name + LOCAL for name in TEXT)
+TEXT = "nearfar", *ENCODER
+PICTURES = tuple(name + LOCAL for name in ENCODER)
 NEAR = 1 / 8  # of a sample is the window of nearfar, at most
 
 

@@ -206,6 +206,12 @@ def test_masked_words_and_classes_are_measured_by_their_labels():
     assert 0 <= sorted_.document["before"] <= 1
 
 
+def test_an_encoder_tries_nearfar_beside_the_others():
+    conversion = softless.convert(model_of("bert"), data_for("bert"), budget=1.0, steps=1)
+    names = [name.split()[0] for name in conversion.document["candidates"]]
+    assert names == ["nearfar", "inline", "linear", "regress"]
+
+
 def test_padding_changes_no_result():
     words = data_for("bert")
     mask = torch.ones_like(words)
