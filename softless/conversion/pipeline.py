@@ -106,15 +106,16 @@ class ConversionPlan(ConversionSettings):
         return total
 
     def run(self, watch: ConversionWatcher) -> Conversion:
-        """Fit, measure, choose and prove; the model keeps its softmax if that fails."""
+        """Fit, measure, choose and prove; the model keeps its softmax and its weights if that fails."""
+        untouched = Untouched(self.layers) if self.heal else None
         try:
             with evaluating(self.layers.model):
-                return self._run(watch)
+                return self._run(watch, untouched)
         except BaseException:
-            self.layers.restore()
+            (untouched or self.layers).restore()
             raise
 
-    def _run(self, watch: ConversionWatcher) -> Conversion:
+    def _run(self, watch: ConversionWatcher, untouched: Untouched | None) -> Conversion:
         start, pictures = time.monotonic(), self.layers.pictures
         size = max(1, (MEASURE_PATCHES if pictures else MEASURE_TOKENS) // self.tokens)
         step = max(1, (FIT_PATCHES if pictures else FIT_TOKENS) // self.tokens)
@@ -150,8 +151,8 @@ class ConversionPlan(ConversionSettings):
         cost = self._cost(asked, chosen, choosing.stand_ins_of(fitted, chosen), advance)
         before = prover.before
         proof = prove(
-            choose, prover, fitted, chosen, heal=self.heal, learn=self.parts.fit, seed=self.seed, advance=advance,
-            size=max(1, (healing.PATCHES if pictures else healing.TOKENS) // self.tokens),
+            choose, prover, fitted, chosen, heal=self.heal, untouched=untouched, learn=self.parts.fit, seed=self.seed,
+            advance=advance, size=max(1, (healing.PATCHES if pictures else healing.TOKENS) // self.tokens),
         )  # fmt: skip
         document = assemble(
             self, fitted=fitted, alone=alone, order=order, chosen=chosen, frontier=frontier, counts=counts,
@@ -159,7 +160,7 @@ class ConversionPlan(ConversionSettings):
             cost=cost, seconds=time.monotonic() - start,
         )  # fmt: skip
         reports = tuple(LayerReport.of(row) for row in document["layers"])
-        return Conversion(self.layers.model, reports, document, self.layers, proof.untouched)
+        return Conversion(self.layers.model, reports, document, self.layers, untouched)
 
     def _data(self) -> dict[str, Tensor]:
         return {f"{name}.{key}": x for name, part in self.parts._asdict().items() for key, x in part.items()}

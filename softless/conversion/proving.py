@@ -30,7 +30,6 @@ class Proof(NamedTuple):
     rows                    the latter, sample by sample
     healing                 what was asked and what it changed; None without healing
     recall, texts           what both models generate; None and [] if the model does not
-    untouched               the original, if weights were changed
     """
 
     predicted: Estimate | None = None
@@ -39,14 +38,13 @@ class Proof(NamedTuple):
     healing: dict[str, Any] | None = None
     recall: dict[str, Any] | None = None
     texts: Sequence[dict[str, Any]] = ()
-    untouched: Untouched | None = None
 
 
 def prove(
     choose: Ruler, last: Ruler, fitted: Sequence[Fitted], chosen: Sequence[int], *, heal: Healing | None,
-    learn: SampleSet, size: int, seed: int, advance: Callable[[str, float], None],
+    untouched: Untouched | None, learn: SampleSet, size: int, seed: int, advance: Callable[[str, float], None],
 ) -> Proof:  # fmt: skip
-    """Leave the model converted, and healed, and return what it is worth."""
+    """Leave the model converted, and healed, and return what it is worth. Healing needs the `untouched` original."""
     if not chosen:
         return Proof()
     layers, work = last.layers, last.work
@@ -61,35 +59,30 @@ def prove(
     asks = recall.askable(layers, last.samples)
     before = generated("original") if asks else None
     harms, rows = [ruler.harm(chosen, "proving") for ruler in (choose, last)], last.compared(chosen, "proving")
-    stand_ins, untouched, told = stand_ins_of(fitted, chosen), None, None
-    if heal is None:
+    stand_ins, told = stand_ins_of(fitted, chosen), None
+    if heal is None or untouched is None:
         put(layers, stand_ins)
     else:
         for ruler in (choose, last):
             ruler.before  # noqa: B018  of the original, before its weights change
-        untouched = Untouched(layers)
-        try:
-            put(layers, deepcopy(stand_ins))
-            steps = healing.heal(
-                layers, untouched, learn, heal, size=size, seed=seed, asked=asked, work=work, advance=advance
-            )
-            after = [ruler.now("healed", asked, "proving the healed model") for ruler in (choose, last)]
-            helped = _better(after[0], choose.compared(chosen, "proving"))
-            told = {
-                "minutes": heal.minutes, "rank": heal.rank, "steps": steps, "kept": helped,
-                "predicted_before": _document(harms[0]), "delivered_before": _document(harms[1]),
-            }  # fmt: skip
-            if helped:
-                harms = [None if each is None else choose.metric.harm(each) for each in after]
-                rows = after[1]
-            else:
-                untouched.restore()
-                put(layers, stand_ins)
-        except BaseException:
+        put(layers, deepcopy(stand_ins))
+        steps = healing.heal(
+            layers, untouched, learn, heal, size=size, seed=seed, asked=asked, work=work, advance=advance
+        )
+        after = [ruler.now("healed", asked, "proving the healed model") for ruler in (choose, last)]
+        helped = _better(after[0], choose.compared(chosen, "proving"))
+        told = {
+            "minutes": heal.minutes, "rank": heal.rank, "steps": steps, "kept": helped,
+            "predicted_before": _document(harms[0]), "delivered_before": _document(harms[1]),
+        }  # fmt: skip
+        if helped:
+            harms = [None if each is None else choose.metric.harm(each) for each in after]
+            rows = after[1]
+        else:
             untouched.restore()
-            raise
+            put(layers, stand_ins)
     told_recall, texts = (None, []) if before is None else recall.compared(last.samples, before, generated("converted"))
-    return Proof(harms[0], harms[1], rows, told, told_recall, texts, untouched)
+    return Proof(harms[0], harms[1], rows, told, told_recall, texts)
 
 
 def put(layers: Layers, stand_ins: Mapping[int, Replacement]) -> None:

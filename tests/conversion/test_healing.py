@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import softless
-from softless.conversion import healing, proving, recall
+from softless.conversion import healing, pipeline, proving, recall
 from softless.conversion.layers import layers_of
 from softless.conversion.recall import Generated
 from softless.errors import NonFiniteError
@@ -105,6 +105,18 @@ def test_a_loss_that_is_not_finite_stops_healing_and_changes_nothing(monkeypatch
     model, data = model_of("llama"), data_for("llama")
     before = output(model, data)
     with pytest.raises(NonFiniteError, match="not a finite number after 0 steps of healing"):
+        softless.convert(model, data, **LOOSE, layers=3, heal=1)
+    assert torch.equal(output(model, data), before)
+
+
+def test_a_conversion_that_fails_after_healing_gives_every_weight_back(monkeypatch):
+    def fail(*_args, **_options):
+        raise Killed
+
+    monkeypatch.setattr(pipeline, "assemble", fail)
+    model, data = model_of("llama"), data_for("llama")
+    before = output(model, data)
+    with pytest.raises(Killed):
         softless.convert(model, data, **LOOSE, layers=3, heal=1)
     assert torch.equal(output(model, data), before)
 
