@@ -22,7 +22,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import softless
+from softless.commands.convert_subject import MOST
 from softless.machine import pick_device
 from softless.probes.running import observe
 
@@ -151,15 +152,19 @@ class Told:
 
 
 def convert_smollm2(given: argparse.Namespace) -> None:
-    """Both budgets on one split of the data: the second reads what the first one stored. On a CPU, 1 % alone."""
+    """Both budgets on one split of the data: the second reads what the first one stored.
+
+    On a CPU, 1 % alone, on as many pieces as `softless convert` reads by default.
+    """
+    on_gpu, size = given.device == "cuda", given.size
     model, tokenizer = smollm2(given.weights)
-    data = pieces(tokenizer, given.text, given.size, given.seed)
+    data = pieces(tokenizer, given.text, size if on_gpu else replace(size, pieces=min(MOST, size.pieces)), given.seed)
     model.to(given.device)
-    for budget in (0.05, 0.01) if given.device == "cuda" else (0.01,):
+    for budget in (0.05, 0.01) if on_gpu else (0.01,):
         compare = given.compare and budget == 0.05 and given.seed == SEEDS[0]
         found, document = converted(given, model, data, f"smollm2-{given.seed}", budget=budget, compare=compare)
         found.undo()
-        name = f"smollm2-{100 * budget:g}-{given.seed}" if given.device == "cuda" else "smollm2-cpu"
+        name = f"smollm2-{100 * budget:g}-{given.seed}" if on_gpu else "smollm2-cpu"
         record(given, name, document)
 
 

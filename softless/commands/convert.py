@@ -46,9 +46,9 @@ If the result breaks the budget, the exit status is 1. A rerun continues.
 $ softless convert                                  # an example: minutes
 $ softless convert hf:SmolLM2 --data wiki.txt --tokens 512 --budget 1%
 $ softless convert hf:MiniLM --data book.txt --candidates inline,regress
-$ softless convert hf:SmolLM2 --data wiki.txt --layers 30 --heal 10 --budget 8%
+$ softless convert hf:SmolLM2 --data wiki.txt --heal 10 --budget 8%
 $ softless convert runs/a --out runs/a-linear
-$ softless convert timm:deit_tiny_patch16_224 --weights deit.pth --data imagenette/
+$ softless convert timm:deit_tiny_patch16_224 --pretrained --data imagenette/
 """
 SAID_AFTER = 0.03  # share of the work after which the time left is said
 
