@@ -8,6 +8,7 @@ stand_ins    what takes the place of a softmax: a mechanism, what it learns, a l
 candidates   the mechanisms that are tried
 fitting      what candidates learn from the outputs of the softmax, batch by batch
 choosing     the damage of each layer alone, and how many fit into the budget
+shortcut     a layer alone is measured without the blocks before it
 healing      the whole model learns again what the original says
 recall       what a causal model generates: does it find what it read far back?
 proving      what comes after the choice: heal, prove, generate

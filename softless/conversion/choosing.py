@@ -9,7 +9,8 @@ measured twice, whichever order asks for it.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,6 +22,7 @@ from softless.conversion.fitting import Advance, Fitted
 from softless.conversion.layers import Layers
 from softless.conversion.metrics import Metric, Rows, damage
 from softless.conversion.samples import SampleSet, batches, count
+from softless.conversion.shortcut import Shortcut
 from softless.conversion.stand_ins import Replacement
 from softless.errors import NonFiniteError
 from softless.io.parts import stored
@@ -53,11 +55,11 @@ class Ruler:
                 )
         return self._before
 
-    def compared(self, chosen: Sequence[int], label: str) -> Rows | None:
+    def compared(self, chosen: Sequence[int], label: str, shortcut: Shortcut | None = None) -> Rows | None:
         """Return what each sample loses if these layers are converted; None if it is not finite."""
         key = tuple(sorted(chosen))
         if key not in self.known:
-            self.known[key] = self._stored(key, label)
+            self.known[key] = self._stored(key, label, shortcut)
         return self.known[key]
 
     def harm(self, chosen: Sequence[int], label: str) -> Estimate | None:
@@ -77,13 +79,15 @@ class Ruler:
         found: Rows | None = stored(self.work / self.name / f"{name}.json", {**also, "part": self.name}, measure)
         return found
 
-    def _stored(self, key: tuple[int, ...], label: str) -> Rows | None:
+    def _stored(self, key: tuple[int, ...], label: str, shortcut: Shortcut | None) -> Rows | None:
         def measure() -> Rows | None:
             if any(self.fitted[layer].stand_in is None for layer in key):
                 return None
-            before = self.before  # of the original, so not inside the next line
+            before = self.before  # of the original, so not inside the next lines
+            if shortcut is not None:
+                shortcut.go_to(key[0])
             with self.layers.having(stand_ins_of(self.fitted, key)):
-                rows = self.metric.compare(before, self._answers(label))
+                rows = self.metric.compare(before, self._answers(label, shortcut))
             return rows.tolist() if bool(torch.isfinite(rows).all()) else None
 
         if self.work is None:
@@ -94,11 +98,15 @@ class Ruler:
         )
         return found
 
+    def batches(self) -> Iterator[SampleSet]:
+        return batches(self.samples, self.size, self.layers.device)
+
     @torch.no_grad()
-    def _answers(self, label: str) -> Tensor:
-        device, rows = self.layers.device, []
-        for batch in batches(self.samples, self.size, device):
-            rows.append(self.metric.answers(self.layers.run, batch).double().cpu())
+    def _answers(self, label: str, shortcut: Shortcut | None = None) -> Tensor:
+        rows: list[Tensor] = []
+        for batch in self.batches():
+            run = self.layers.run if shortcut is None else partial(shortcut.run, len(rows))
+            rows.append(self.metric.answers(run, batch).double().cpu())
             self.advance(label, len(rows[-1]) / count(self.samples))
         return torch.cat(rows)
 
@@ -111,8 +119,9 @@ def stand_ins_of(fitted: Sequence[Fitted], chosen: Sequence[int]) -> dict[int, R
 
 def alone(ruler: Ruler) -> list[Rows | None]:
     """Return the damage of each layer alone."""
+    shortcut = Shortcut(ruler.layers, ruler.batches) if Shortcut.blocks(ruler.layers) else None
     names = ruler.layers.names
-    return [ruler.compared([at], f"measuring {name} alone") for at, name in enumerate(names)]
+    return [ruler.compared([at], f"measuring {name} alone", shortcut) for at, name in enumerate(names)]
 
 
 def ranked(damages: Sequence[Rows | None]) -> list[int]:

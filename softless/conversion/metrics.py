@@ -89,8 +89,8 @@ def _masked_token(run: Run, batch: SampleSet) -> Tensor:
 def _mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss of each sample over its targets, [n, 1]; -100 is none."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    loss = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none", ignore_index=-100).double()
-    return loss.sum(1, keepdim=True) / (targets != -100).sum(1, keepdim=True).clamp(min=1)
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=-100)
+    return loss.view_as(targets).double().sum(1, keepdim=True) / (targets != -100).sum(1, keepdim=True).clamp(min=1)
 
 
 def _embedding(run: Run, batch: SampleSet) -> Tensor:

@@ -15,6 +15,8 @@ from transformers import (
 
 import softless
 from softless.conversion import choosing
+from softless.conversion.layers import layers_of
+from softless.conversion.shortcut import Shortcut
 from softless.errors import ArgumentError, NonFiniteError, SoftlessError, UnsupportedError
 from softless.transformers import mechanisms_of, set_mechanism
 from tests.language.models import CAUSAL, ENCODERS, tokens
@@ -109,6 +111,25 @@ def test_the_harm_of_a_layer_is_the_growth_of_the_perplexity():
     assert document["after"] == pytest.approx(exp(after), rel=1e-4)
     assert document["delivered"]["mean"] == pytest.approx(exp(after - before) - 1, abs=1e-4)
     assert document["delivered"]["n"] == 10
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+def test_a_layer_alone_does_not_run_the_blocks_before_it(name, monkeypatch):
+    def measured() -> list[object]:
+        conversion = softless.convert(model, data_for(name), **LOOSE)
+        conversion.undo()
+        return [layer["damage"] for layer in conversion.document["layers"]]
+
+    model = model_of(name)
+    quick = measured()
+    runs = []
+    for path in layers_of(model).names:
+        model.get_submodule(path).register_forward_hook(lambda *_: runs.append(None))
+    measured()
+    few = len(runs)
+    monkeypatch.setattr(Shortcut, "blocks", lambda _layers: [])
+    assert measured() == quick
+    assert few < len(runs) - few
 
 
 def test_layers_are_added_least_damage_first_up_to_the_budget():
