@@ -138,8 +138,8 @@ def test_a_run_on_images_and_a_file_of_weights_are_converted(softless, tmp_path)
 def test_a_broken_promise_is_exit_status_1_and_says_so(softless, monkeypatch):
     real = choosing.Ruler.compared
 
-    def hide(ruler, chosen, label):
-        rows = real(ruler, chosen, label)
+    def hide(ruler, chosen, *how):
+        rows = real(ruler, chosen, *how)
         return [[0.0] for _ in rows] if ruler.name == "choose" else [[1.0] for _ in rows]
 
     monkeypatch.setattr(choosing.Ruler, "compared", hide)

@@ -205,8 +205,8 @@ def test_a_broken_promise_is_told(monkeypatch):
     """The part that chooses is made to hide the damage."""
     real = choosing.Ruler.compared
 
-    def hide(ruler, chosen, label):
-        rows = real(ruler, chosen, label)
+    def hide(ruler, chosen, *how):
+        rows = real(ruler, chosen, *how)
         return [[0.0] for _ in rows] if ruler.name == "choose" else [[1.0] for _ in rows]
 
     monkeypatch.setattr(choosing.Ruler, "compared", hide)
