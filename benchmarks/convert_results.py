@@ -291,7 +291,7 @@ def neighbors(document: dict[str, Any]) -> str:
 
 
 def took(document: dict[str, Any]) -> str:
-    return f"{document['wall_seconds'] / 60:.1f} min on {document['machine']['processor']}"
+    return f"{document['wall_seconds'] / 60:.1f} min; {linear(document)}; {apart(document)} from the prediction"
 
 
 Row = tuple[str, str, str, Callable[[dict[str, Any]], str]]

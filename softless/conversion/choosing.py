@@ -1,4 +1,4 @@
-"""Choose the layers to convert: measure the damage of each alone, then add layers while the budget holds.
+"""Choose the layers to convert: measure the damage of each alone, then find how many the budget allows.
 
     alone        the harm of the model with only this layer replaced
     measured     layers in the order of their damage, the least first
@@ -130,15 +130,25 @@ def ranked(damages: Sequence[Rows | None]) -> list[int]:
     return sorted(range(len(means)), key=lambda at: (means[at] is None, means[at] or 0.0, at))
 
 
-def add(ruler: Ruler, order: Sequence[int], budget: float) -> list[tuple[int, Estimate | None]]:
-    """Return (count, harm) of the first layers of an order, up to the first count that leaves the budget."""
-    found: list[tuple[int, Estimate | None]] = []
-    for number in range(1, len(order) + 1):
-        harm = ruler.harm(order[:number], f"converting {number} of {len(order)} layers")
-        found.append((number, harm))
-        if not inside(harm, budget):
-            break
-    return found
+def add(ruler: Ruler, order: Sequence[int], budget: float) -> dict[int, Estimate | None]:
+    """Return the harm of the first layers of an order by their count, for the counts that were tried.
+
+    The count doubles until it leaves the budget. Then the gap between the largest count inside and the smallest one
+    outside is halved, until they are neighbors.
+    """
+    found: dict[int, Estimate | None] = {}
+
+    def fits(number: int) -> bool:
+        found[number] = ruler.harm(order[:number], f"converting {number} of {len(order)} layers")
+        return inside(found[number], budget)
+
+    low, high = 0, 1
+    while low < len(order) and fits(high):
+        low, high = high, min(2 * high, len(order))
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return dict(sorted(found.items()))
 
 
 def inside(harm: Estimate | None, budget: float) -> bool:

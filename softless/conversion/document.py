@@ -66,7 +66,7 @@ class LayerReport:
 
 def assemble(
     plan: ConversionSettings, *, fitted: Sequence[Fitted], alone: Sequence[Rows | None], order: Sequence[int],
-    chosen: Sequence[int], frontier: Sequence[tuple[int, Estimate | None]], counts: Sequence[int],
+    chosen: Sequence[int], frontier: Mapping[int, Estimate | None], counts: Sequence[int],
     compared: Mapping[str, Sequence[Estimate | None]], proof: Proof, before: Tensor, cost: Sequence[CostRow],
     seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
@@ -79,7 +79,7 @@ def assemble(
         )
         for at, (name, fit, rows) in enumerate(zip(plan.layers.names, fitted, alone, strict=True))
     ]  # fmt: skip
-    lines = {MEASURED: [*frontier]}
+    lines = {MEASURED: [*frontier.items()]}
     for name, harms in compared.items():
         points = dict(lines.get(name, [])) | dict(zip(counts, harms, strict=True))
         lines[name] = sorted(points.items())

@@ -141,7 +141,7 @@ class ConversionPlan(ConversionSettings):
         alone = choosing.alone(choose)
         order = choosing.ranked(alone)
         frontier = choosing.add(choose, order, self.budget)
-        inside = sum(choosing.inside(harm, self.budget) for _, harm in frontier)
+        inside = max((number for number, harm in frontier.items() if choosing.inside(harm, self.budget)), default=0)
         number = inside if self.count is None else min(self.count, len(order))
         chosen, compared = sorted(order[:number]), {}
         counts = choosing.counts(len(self.layers), number)
