@@ -219,7 +219,7 @@ def train(given: argparse.Namespace) -> None:
 def convert_images(given: argparse.Namespace) -> None:
     """All layers of a trained model, healed; then as many as one point allows, without healing."""
     from softless.commands.convert_subject import load_original
-    from softless.conversion.layers import layers_of
+    from softless.conversion.pipeline import layers_of
 
     original = load_original(
         str(given.work / f"run-{given.model}"), given.images or None, weights=None, pretrained=False,

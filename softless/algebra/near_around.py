@@ -119,8 +119,7 @@ def attend(
         """Return features, V and whether a token is ordinary."""
         kept, values = (tiles.strip(x, rows, border) for x in (ordinary, v))
         phi = _on_picture(phi_k, tiles.strip(k, rows, border)) if known is None else tiles.strip(known, rows, border)
-        values = F.pad(values - v_ref[..., None, :], (0, 1), value=1.0)
-        phi = torch.where(kept, phi, 0.0)
+        phi, values = torch.where(kept, phi, 0.0), with_ones(values, v_ref[..., None, :])
         return tiles.cut(phi, border), tiles.cut(values, border), tiles.cut(kept, border)
 
     sums = []

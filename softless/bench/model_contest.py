@@ -146,7 +146,7 @@ def timms(name: str, setting: Setting) -> Entrant:
     try:
         with torch.device(setting.device):
             if setting.head is not None:
-                return Entrant(label, TIMM, model=in_head(TIMM_NAMES[ancestor], windowed, setting))
+                return Entrant(label, TIMM, model=_make(TIMM_NAMES[ancestor], windowed, replace(setting, window=None)))
             model = timm.create_model(TIMM_NAMES[ancestor], img_size=setting.image_size, **windowed)
         return Entrant(label, TIMM, model=model.eval().to(setting.dtype))
     except Exception as error:  # noqa: BLE001 - sizes it cannot take fail in its own ways
@@ -242,7 +242,7 @@ def check_images(name: str, options: Mapping[str, Any], setting: Setting, *, tra
 def _make(name: str, options: Mapping[str, Any], setting: Setting) -> nn.Module:
     windowed: dict[str, Any] = {} if setting.window is None else {"window": setting.window}
     if setting.head is not None:
-        return in_head(name, {**options, **windowed}, setting)
+        return in_head(name, {**options, **windowed}, setting.head, setting.image_size, setting.dtype, setting.device)
     model = create_model(name, **options, **windowed, img_size=setting.image_size, device=setting.device)
     return model.eval().to(setting.dtype)
 

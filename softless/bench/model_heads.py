@@ -8,15 +8,12 @@ A head begins with random weights. An untrained detector finds few boxes, so sor
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from softless.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from softless.bench.model_contest import Setting
 
 TASKS = {"segment": ("upernet", "fpn"), "detect": ("faster_rcnn", "retinanet")}  # the first head is the default
 CLASSES = {"segment": 150, "detect": 80}  # as ADE20K and COCO have
@@ -39,21 +36,22 @@ def task_of(head: str) -> str:
     return next((task for task, heads in TASKS.items() if head in heads), " or ".join(TASKS))
 
 
-def in_head(name: str, options: Mapping[str, Any], setting: "Setting") -> nn.Module:
-    """Build the head of a setting on a backbone of softless or timm, in its dtype and on its device."""
+def in_head(
+    name: str, options: Mapping[str, Any], head: Any, size: tuple[int, int], dtype: torch.dtype, device: Any
+) -> nn.Module:
+    """Build a head on a backbone of softless or timm, for images of this size."""
     from softless.train.dense_recipe import DetectModel, SegmentModel
     from softless.train.tasks.detect_heads import build_detector
     from softless.train.tasks.segment_heads import build_network
 
-    head: Any = setting.head
-    task, size = task_of(head), setting.image_size
-    with torch.device(setting.device):
+    task = task_of(head)
+    with torch.device(device):
         if task == "segment":
             segment = build_network(SegmentModel(name=name, head=head, **options), size, CLASSES[task])
-            return Segmenting(segment).to(setting.dtype).eval()
+            return Segmenting(segment).to(dtype).eval()
         detector = build_detector(DetectModel(name=name, head=head, **options), size, CLASSES[task])
-    detector.to(setting.dtype).head.float()  # which computes in float32
-    return Detecting(detector, size).to(setting.device).eval()
+    detector.to(dtype).head.float()  # which computes in float32
+    return Detecting(detector, size).to(device).eval()
 
 
 class Segmenting(nn.Module):

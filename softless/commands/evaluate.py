@@ -101,6 +101,7 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Load the model, run it on every image once, and show its scores."""
+    from softless.commands import evaluate_boxes, evaluate_masks
     from softless.commands.evaluate_dense import evaluate_dense
     from softless.train.devices import Devices, runnable
     from softless.train.metrics import ClassCounts
@@ -111,7 +112,10 @@ def run(
     task = task_of_run(target)
     if task in DENSE:
         refuse({"--weights": weights}, f"{target} is a run, which has its own")
-        evaluate_dense(target, data, batch, device, workers, on_bad_image, json)
+        measured = evaluate_dense(target, data, batch, device, workers, on_bad_image, quiet=json)
+        page = evaluate_masks if task == "segment" else evaluate_boxes
+        if measured is not None:
+            emit_json(page.document_of(measured)) if json else page.show(measured)
         return
     if task == LANGUAGE:
         refuse(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from softless.commands.arguments import OnBad
-from softless.commands.common import emit_json, must_be_finite, plain, warnings_in_one_line
+from softless.commands.common import must_be_finite, plain, warnings_in_one_line
 from softless.commands.progress import progress
 from softless.errors import ArgumentError
 from softless.report import units
@@ -40,15 +40,14 @@ class DenseResult:
 
 
 def evaluate_dense(
-    target: str, data: str | None, batch: int, device: str, workers: int, on_bad_image: OnBad, json: bool
-) -> None:
-    """Run the best model of a run on every image once, and show its scores."""
-    from softless.commands import evaluate_boxes, evaluate_masks
+    target: str, data: str | None, batch: int, device: str, workers: int, on_bad_image: OnBad, quiet: bool
+) -> DenseResult | None:
+    """Run the best model of a run on every image once; None on all ranks but the first."""
     from softless.data.annotated_sources import open_annotated, open_annotated_test
     from softless.data.reading import Damage
+    from softless.train.assemble_dense import task_for, trained
     from softless.train.devices import Devices, runnable
     from softless.train.tasks import all_skipped, evaluate
-    from softless.train.tasks.dense import task_for, trained
 
     with warnings_in_one_line():
         model, recipe, about = trained(Path(target))
@@ -64,7 +63,7 @@ def evaluate_dense(
     damage, start, task = Damage(on_bad_image, len(images)), time.monotonic(), task_for(recipe)
     recipe = replace(recipe, batch=min(batch, recipe.batch), accumulate=1)
     batches = task.loader(images, recipe, 0, devices, damage, train=False, workers=workers)
-    with progress(len(images), not json and devices.main) as advance:
+    with progress(len(images), not quiet and devices.main) as advance:
 
         def begin() -> Any:
             return watched(task.counts(images, devices.device), lambda count: advance("evaluating", count))
@@ -74,16 +73,9 @@ def evaluate_dense(
     skipped = all_skipped(batches, devices)
     count = len(images) - len(skipped)
     rate = count / max(time.monotonic() - start, 1e-9)
-    measured = DenseResult(
-        target, about["step"], source, str(devices.device), count, images.classes, scores, rate, skipped
-    )
-    page = evaluate_masks if recipe.task == "segment" else evaluate_boxes
     if not devices.main:
-        return
-    if json:
-        emit_json(page.document_of(measured))
-    else:
-        page.show(measured)
+        return None
+    return DenseResult(target, about["step"], source, str(devices.device), count, images.classes, scores, rate, skipped)
 
 
 def watched(counts: Any, tick: Callable[[int], None]) -> Any:

@@ -133,7 +133,7 @@ def segmentation(folder: Path, device: "torch.device") -> "Callable[[Image], Ans
     from PIL import Image as Pillow
 
     from softless.data.drawing import painted
-    from softless.train.tasks.dense import trained
+    from softless.train.assemble_dense import trained
     from softless.train.tasks.segment import answered
 
     model, recipe, about = trained(folder)
@@ -152,7 +152,7 @@ def segmentation(folder: Path, device: "torch.device") -> "Callable[[Image], Ans
 def detection(folder: Path, device: "torch.device") -> "Callable[[Image], Answer]":
     """Return what a detection answers: the picture with its boxes drawn, and the boxes."""
     from softless.data.drawing import framed
-    from softless.train.tasks.dense import trained
+    from softless.train.assemble_dense import trained
     from softless.train.tasks.detect import answered
 
     model, recipe, about = trained(folder)

@@ -142,14 +142,3 @@ class Layers(ABC):
         """Give every layer its softmax back. The model is as it was, to the bit."""
         for layer in range(len(self)):
             self.put(layer, None)
-
-
-def layers_of(model: Any) -> Layers:
-    """Return the layers of a model, or raise an error that lists the known architectures."""
-    from softless.conversion.layers_images import ImageLayers, knows
-
-    if isinstance(model, nn.Module) and knows(model):
-        return ImageLayers(model)
-    from softless.conversion.layers_transformers import TransformersLayers
-
-    return TransformersLayers(model)

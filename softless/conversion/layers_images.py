@@ -10,15 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from softless.conversion.layers import LABELS, LayerCall, Layers
-from softless.conversion.places import Arguments, places_of
+from softless.conversion.places import OWN, TIMM, Arguments, places_of
+from softless.conversion.rebuilding import write_model
 from softless.conversion.samples import SampleSet
 from softless.conversion.stand_ins import Candidate, Replacement
 from softless.errors import UnsupportedError
 from softless.models.backbone import Backbone
-from softless.nn.inputs import Inputs
 
 GROWTH = 1, 1.5, 2, 3, 4  # sides of the pictures that are timed, in sides of the model's own
-OWN, TIMM = "softless", "timm"
 
 
 class ImageAnswer(NamedTuple):
@@ -55,8 +54,7 @@ class ImageLayers(Layers):
             raise UnsupportedError(f"{self.kind} is not causal, and mechanism '{made.name}' {lack}")
 
     def new(self, layer: int, candidate: Candidate) -> Replacement:
-        (dim, heads), like = self.places[layer].sizes, next(self.model.parameters())
-        return Replacement(candidate, Inputs(candidate.mechanism, dim, heads, heads)).to(like.device, like.dtype)
+        return self.places[layer].new(candidate, next(self.model.parameters()))
 
     def put(self, layer: int, stand_in: Replacement | None) -> None:
         self.places[layer].put(stand_in)
@@ -82,8 +80,6 @@ class ImageLayers(Layers):
             return self.places[at].run(*args)
 
     def save(self, folder: Path) -> None:
-        from softless.conversion.rebuilding import write_model
-
         chosen = {self.names[at]: held.candidate for at, held in enumerate(self._now) if held is not None}
         write_model(self.model, chosen, folder)
 

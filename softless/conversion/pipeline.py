@@ -24,7 +24,8 @@ from softless.conversion.choosing import Ruler
 from softless.conversion.cost import measure_cost
 from softless.conversion.document import ConversionSettings, LayerReport, assemble
 from softless.conversion.healing import Healing, Untouched
-from softless.conversion.layers import Layers, layers_of
+from softless.conversion.layers import Layers
+from softless.conversion.layers_images import ImageLayers, knows
 from softless.conversion.metrics import metric_of
 from softless.conversion.proving import prove
 from softless.conversion.samples import SampleSet, as_set, split
@@ -173,6 +174,15 @@ class ConversionPlan(ConversionSettings):
         if self.work is None:
             return measure()
         return stored(self.work / "cost.json", {**asked, "layers": list(chosen)}, measure)
+
+
+def layers_of(model: Any) -> Layers:
+    """Return the layers of a model, or raise an error that lists the known architectures."""
+    if isinstance(model, nn.Module) and knows(model):
+        return ImageLayers(model)
+    from softless.conversion.layers_transformers import TransformersLayers  # imports transformers
+
+    return TransformersLayers(model)
 
 
 def plan(

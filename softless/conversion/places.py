@@ -14,15 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from softless.conversion.stand_ins import Replacement
+from softless.conversion.stand_ins import Candidate, Replacement
 from softless.errors import ArgumentError, UnsupportedError
 from softless.models.backbone import Backbone
 from softless.nn import Attention
+from softless.nn.inputs import Inputs
 from softless.nn.mixing import Mixing
 
 Arguments = tuple[Any, ...]
 Kind = TypeVar("Kind", bound=Attention)
 KEPT = "qkv", "q_norm", "k_norm", "proj", "proj_drop", "qk_conv"  # of the original
+OWN, TIMM = "softless", "timm"  # where a model of images comes from
 
 
 class AttentionPlace(ABC):
@@ -44,6 +46,11 @@ class AttentionPlace(ABC):
     def run(self, *args: Any) -> Tensor:
         """Run what is in the place now."""
         return getattr(self.parent, self.name)(*args)
+
+    def new(self, candidate: Candidate, like: Tensor) -> Replacement:
+        """Return a candidate in the sizes of the layer, not fitted yet, with the dtype and the device of a tensor."""
+        dim, heads = self.sizes
+        return Replacement(candidate, Inputs(candidate.mechanism, dim, heads, heads)).to(like.device, like.dtype)
 
     def put(self, stand_in: Replacement | None) -> None:
         setattr(self.parent, self.name, self.original if stand_in is None else self.linear(stand_in))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from softless.conversion.layers_images import OWN, TIMM, ImageLayers
+from softless.conversion.places import OWN, TIMM, places_of
 from softless.conversion.stand_ins import Candidate
 from softless.errors import FileError, UnsupportedError, needs_extra
 from softless.io.files import write, write_json
@@ -101,10 +101,10 @@ def _build(document: Mapping[str, Any], path: Path) -> nn.Module:
     try:
         model = BUILDERS[document["source"]](dict(document["options"]))
         model.pretrained_cfg = {**model.pretrained_cfg, **document["pictures"]}
-        layers = ImageLayers(model)
-        for name, entry in document["layers"].items():
-            at = layers.names.index(name)
-            layers.put(at, layers.new(at, Candidate.of(entry)))
+        places = {place.path: place for place in places_of(model)[0]}
+        for path_in_model, entry in document["layers"].items():
+            place = places[path_in_model]
+            place.put(place.new(Candidate.of(entry), next(model.parameters())))
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise FileError(f"{path} does not describe a model that can be built ({error})") from error
     return model

@@ -1,4 +1,4 @@
-"""Train a segmentation or a detection from names: a recipe, annotated images and a folder become a `Job`."""
+"""Segmentations and detections from names: a recipe, images and a folder become a `Job`, and a folder a model."""
 
 import os
 from collections.abc import Callable
@@ -15,9 +15,26 @@ from softless.io import checkpoint
 from softless.train.assemble import Runtime, agree_on_parts, begin, claim, start
 from softless.train.dense_recipe import AnyDense
 from softless.train.loop import Job, Watcher, seed_all
-from softless.train.run import Outcome, Run
-from softless.train.tasks.dense import task_for
+from softless.train.run import Outcome, Run, best_of, load_best
+from softless.train.tasks.dense import DenseTask, dense_recipe
 from softless.train.tasks.features import start_backbone
+
+
+def task_for(recipe: AnyDense) -> type[DenseTask]:
+    """Return the task of a recipe."""
+    from softless.train.tasks.detect import Detection
+    from softless.train.tasks.segment import Segmentation
+
+    return Segmentation if recipe.task == "segment" else Detection
+
+
+def trained(folder: Path) -> tuple[Any, Any, dict[str, Any]]:
+    """Return the best model of a run, its recipe, and the run's document with the update of these weights."""
+    saved, about = best_of(folder)
+    recipe = dense_recipe(about["recipe"], f"the recipe of {folder}")
+    model = task_for(recipe).build(recipe, len(about["classes"]))
+    load_best(model, saved)
+    return model, recipe, about
 
 
 def train_dense(

@@ -15,7 +15,7 @@ from transformers import (
 
 import softless
 from softless.conversion import choosing
-from softless.conversion.layers import layers_of
+from softless.conversion.pipeline import layers_of
 from softless.conversion.shortcut import Shortcut
 from softless.errors import ArgumentError, NonFiniteError, SoftlessError, UnsupportedError
 from softless.probes.running import Estimate

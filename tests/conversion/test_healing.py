@@ -5,7 +5,7 @@ import torch
 
 import softless
 from softless.conversion import healing, pipeline, proving, recall
-from softless.conversion.layers import layers_of
+from softless.conversion.pipeline import layers_of
 from softless.conversion.recall import Generated
 from softless.errors import NonFiniteError
 from tests.conversion import test_images

@@ -14,10 +14,9 @@ from softless.data.joint_boxes import NOTHING, BoxBatch
 from softless.errors import ArgumentError, FileError
 from softless.io import checkpoint
 from softless.train.assemble import Runtime
-from softless.train.assemble_dense import train_dense
+from softless.train.assemble_dense import train_dense, trained
 from softless.train.dense_recipe import DetectModel, DetectRecipe
 from softless.train.run import Run
-from softless.train.tasks.dense import trained
 from softless.train.tasks.detect import BoxCounts, BoxLoss, answered, at_own_size, targets_of
 from softless.train.tasks.detect_heads import Found, build_detector
 from softless.train.tasks.features import start_backbone

@@ -12,12 +12,12 @@ import torch
 from softless.errors import ArgumentError, FileError
 from softless.models.table import CONFIGS
 from softless.train.architecture import Architecture
+from softless.train.assemble_dense import task_for
 from softless.train.dense_recipe import DetectRecipe, SegmentRecipe
 from softless.train.language_recipe import LanguageModel, LanguageRecipe
 from softless.train.recipe import Recipe, changed, document_of, from_document, read_recipe, shipped
 from softless.train.tasks import language
 from softless.train.tasks.classify import build
-from softless.train.tasks.dense import task_for
 
 # images a GPU, peak lr, warm-up lr, min lr, weight decay, epochs, cooldown, warm-up, drop path, clip; 8 GPUs
 PAPER = {

@@ -15,11 +15,10 @@ from softless.data.masks import VOID
 from softless.errors import ArgumentError, FileError
 from softless.io import checkpoint
 from softless.train.assemble import Runtime, train
-from softless.train.assemble_dense import train_dense
+from softless.train.assemble_dense import train_dense, trained
 from softless.train.dense_recipe import SegmentModel, SegmentRecipe
 from softless.train.recipe import read_recipe
 from softless.train.run import Run
-from softless.train.tasks.dense import trained
 from softless.train.tasks.features import build_features, start_backbone
 from softless.train.tasks.segment import PixelCounts, PixelLoss
 from softless.train.tasks.segment_heads import build_network

@@ -1,8 +1,7 @@
-"""What segmentation and detection have in common as tasks: how they are built, loaded, and found again in a run."""
+"""What segmentation and detection have in common as tasks: how they are built and loaded."""
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +15,6 @@ from softless.errors import ArgumentError
 from softless.train.dense_recipe import AnyDense, DenseRecipe
 from softless.train.devices import Devices
 from softless.train.recipe import recipe_of
-from softless.train.run import best_of, load_best
 from softless.train.tasks import Batches, Loss
 
 
@@ -74,14 +72,6 @@ class DenseTask:
         return [self.images.names(index) for index in ids]
 
 
-def task_for(recipe: AnyDense) -> type[DenseTask]:
-    """Return the task of a recipe."""
-    from softless.train.tasks.detect import Detection
-    from softless.train.tasks.segment import Segmentation
-
-    return Segmentation if recipe.task == "segment" else Detection
-
-
 def dense_recipe(document: Mapping[str, Any], what: str) -> AnyDense:
     """Return the recipe of a document that trains a segmentation or a detection."""
     recipe = recipe_of(document)
@@ -90,12 +80,3 @@ def dense_recipe(document: Mapping[str, Any], what: str) -> AnyDense:
             f"{what} has no masks or boxes to learn, and a recipe with task = 'segment' or task = 'detect' is needed"
         )
     return recipe
-
-
-def trained(folder: Path) -> tuple[Any, Any, dict[str, Any]]:
-    """Return the best model of a run, its recipe, and the run's document with the update of these weights."""
-    saved, about = best_of(folder)
-    recipe = dense_recipe(about["recipe"], f"the recipe of {folder}")
-    model = task_for(recipe).build(recipe, len(about["classes"]))
-    load_best(model, saved)
-    return model, recipe, about
