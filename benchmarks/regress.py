@@ -1,23 +1,24 @@
 """The experiment of docs/regress.md: choose the options of regress on held-out images, then test once.
 
-    python benchmarks/regress.py choose cifar10 --stage 1 --data cifar10-jpeg-train.parquet --out runs --graph
-    python benchmarks/regress.py chosen runs                        # the held-out accuracies, and which options won
-    python benchmarks/regress.py test cifar10 --options 'ridge = 0.1' --data ... --out runs --graph
-    python benchmarks/regress.py keep runs                          # writes benchmarks/results/regress.json
-    python benchmarks/regress.py restore runs                       # the kept runs as a folder, to go on from there
-    python benchmarks/regress.py page                               # writes the tables of docs/regress.md
+    python benchmarks/regress.py run choose-2/cifar10 claim/pets --data FOLDER --out runs --graph --pack 16 --minutes 9
+    python benchmarks/regress.py chosen runs      # the held-out accuracies, and which options won
+    python benchmarks/regress.py keep runs        # writes benchmarks/results/regress.json
+    python benchmarks/regress.py restore runs     # the kept runs as a folder, to go on from there
+    python benchmarks/regress.py page             # writes the tables of docs/regress.md
 
-Sets are cifar10, imagenette and pets. `choose` and `test` print one line per run, can be stopped, and continue where
-they were (softless/study/grid.py). A later stage of `choose` begins with the options that won before (--options).
+A step is a part of the protocol and a set: choose-1, choose-2, choose-3, claim or rest, and cifar10, imagenette or
+pets. `run` prints one line per run, can be stopped, and continues where it was (softless/study/grid.py). Twins that
+regress wait until the options are chosen.
 """
 
 import argparse
 import json
 import os
 import sys
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from gpu import fill
@@ -25,9 +26,9 @@ from twins import Lines
 
 from softless.errors import ArgumentError, SoftlessError
 from softless.io.files import write_json
-from softless.study.grid import read_record, run_grid
+from softless.study.grid import GridWatcher, finished, plan_grid, read_record, train_all
 from softless.study.tables import Group, groups, interval, shared_spread
-from softless.study.twin_run import RunRecord
+from softless.study.twin_run import RunRecord, TwinRun
 from softless.study.twins import TWINS, Twin
 from softless.train.assemble import Runtime
 from softless.train.recipe import Recipe, read_recipe
@@ -36,6 +37,11 @@ PAGE = Path(__file__).parents[1] / "docs" / "regress.md"
 RESULTS = Path(__file__).parent / "results" / "regress.json"
 SCHEMA = "softless.regress/1"
 MARKS = ("<!-- results: python benchmarks/regress.py page -->", "<!-- end of results -->")
+DATA = {
+    "cifar10": "cifar10-jpeg-train.parquet",
+    "imagenette": "imagenette128-webp-train.parquet",
+    "pets": "oxford-pets128-webp.parquet",
+}
 # Pets have no recipe of their own: Imagenette's, with as many updates (100 epochs of 3,680 images).
 BASES = {
     "cifar10": ("twins-cifar10", ()),
@@ -50,13 +56,17 @@ REST = (
     "softmax-conv-local", "inline-conv", "inline-conv-local", "regress-conv", "regress-conv-local",
 )  # fmt: skip
 RIDGES, GAINS = (0.03, 0.1, 0.3, 1.0, "learned"), ("dim", "learned")
-STAGES: dict[int, tuple[dict[str, Any], ...]] = {
-    1: (
-        *({"ridge": ridge, "gain": gain} for ridge in RIDGES for gain in GAINS),
-        *({"ridge": ridge, "gain": "one"} for ridge in (0.1, 1.0)),
-    ),
-    2: ({"center": False}, {"weighting": "query"}, {"phi": "relu"}, {"phi": "elu"}, {"phi": "softmax"}),
-}
+FIRST: tuple[dict[str, Any], ...] = (
+    *({"ridge": ridge, "gain": gain} for ridge in RIDGES for gain in GAINS),
+    *({"ridge": ridge, "gain": "one"} for ridge in (0.1, 1.0)),
+)
+CHANGES = ({"center": False}, {"weighting": "query"}, {"phi": "relu"}, {"phi": "elu"}, {"phi": "softmax"})
+DEFAULTS = {"ridge": 0.1, "gain": "dim"}
+CHOSEN_ON = ("cifar10", "imagenette")
+HELPS, AHEAD = 0.3, 0.2  # points: of a change that is worth combining, and over a candidate with fewer options
+
+Options = dict[str, Any]
+Held = list[tuple[Options, tuple[float, ...]]]  # candidates, and their held-out accuracy on each set in percent
 
 
 def base_of(name: str) -> Recipe:
@@ -81,46 +91,149 @@ def with_options(id_: str, options: Mapping[str, Any]) -> Twin:
                 qk_conv=twin.qk_conv)  # fmt: skip
 
 
-def choose(given: argparse.Namespace) -> None:
-    recipe = read_recipe(BASES[given.set][0], [*BASES[given.set][1], ("hold_out", str(HELD_OUT))])
-    fixed = tomllib.loads(given.options)
-    twins = [candidate({**fixed, **options}) for options in STAGES[given.stage]]
-    train(given, given.out / f"choose-{given.set}", recipe, twins, [CHOOSING_SEED])
+def stages(held: Held) -> list[list[Options]]:
+    """Return the candidates of each step of the protocol, as far as the steps before it are trained."""
+    found: list[list[Options]] = [list(FIRST)]
+    means = {key(options): fmean(shares) for options, shares in held}
+    if all(key(options) in means for options in FIRST):
+        base = winner([each for each in held if each[0] in FIRST])
+        found.append([base | change for change in CHANGES])
+        if all(key(options) in means for options in found[1]):
+            gains = [(means[key(base | change)] - means[key(base)], change) for change in CHANGES]
+            found.append(combined(base, [(gain, change) for gain, change in gains if gain >= HELPS]))
+    return found
 
 
-def test(given: argparse.Namespace) -> None:
-    options, recipe = tomllib.loads(given.options), base_of(given.set)
-    out = given.out / f"test-{given.set}"
-    for ids, seeds in ((CLAIM, CLAIMED), (REST, OTHERS)):
-        twins = [with_options(id_, options) for id_ in ids if not given.twins or id_ in given.twins.split(",")]
-        if twins:
-            train(given, out, recipe, twins, seeds)
+def combined(base: Options, helpful: Sequence[tuple[float, Options]]) -> list[Options]:
+    """Return the helpful changes together, the best of each kind; and the best two, if they are more than two."""
+    best: dict[str, Options] = {}
+    for _, change in sorted(helpful, key=lambda pair: -pair[0]):
+        best.setdefault(next(iter(change)), change)
+    changes = list(best.values())
+    return [
+        {name: value for change in (base, *changes[:count]) for name, value in change.items()}
+        for count in sorted({2, len(changes)})
+        if 2 <= count <= len(changes)
+    ]
 
 
-def train(given: argparse.Namespace, out: Path, recipe: Recipe, twins: Sequence[Twin], seeds: Iterable[int]) -> None:
-    found = run_grid(
-        out, recipe, twins, data=given.data, seeds=list(seeds), minutes=given.minutes, pack=given.pack,
-        runtime=Runtime(device=given.device, workers=given.workers, graph=given.graph), watch=Lines(),
-    )  # fmt: skip
-    print(f"{len(found.records)} records, {found.left} runs left")
+def winner(held: Held) -> Options:
+    """Return the best candidate, or one with fewer options of its own that is less than AHEAD points behind it."""
+    options, shares = max(held, key=lambda each: fmean(each[1]))
+    simpler = [each for each in held if own(each[0]) < own(options) and fmean(shares) - fmean(each[1]) < AHEAD]
+    return winner(simpler) if simpler else options
+
+
+def own(options: Options) -> int:
+    """Return the number of options that differ from the defaults."""
+    return sum(DEFAULTS.get(name) != value for name, value in options.items())
+
+
+def key(options: Options) -> str:
+    return json.dumps(options, sort_keys=True)
+
+
+def held_out(runs: Mapping[str, Sequence[RunRecord]]) -> Held:
+    """Return the candidates that were trained on both sets, from the runs by set."""
+    by_set = [{key(run["twin"]["options"]): run for run in runs[name]} for name in CHOSEN_ON]
+    both = [each for each in by_set[0] if all(each in found for found in by_set)]
+    return [
+        (by_set[0][each]["twin"]["options"], tuple(100 * (found[each]["accuracy"] or 0.0) for found in by_set))
+        for each in both
+    ]
 
 
 def records_in(folder: Path) -> list[RunRecord]:
     return [read_record(path) for path in sorted((folder / "runs").glob("*.json"))]
 
 
-def chosen(folders: Mapping[str, Sequence[RunRecord]]) -> tuple[list[tuple[str, list[float]]], str]:
-    """Return the held-out accuracies of each candidate by set, best mean first, and the sentence that says who won."""
-    by_set = {name: groups(records) for name, records in folders.items()}
-    ids = set.intersection(*(set(found) for found in by_set.values()))
-    rows = [
-        (by_set[next(iter(by_set))][id_].label, [found[id_].mean or 0.0 for found in by_set.values()]) for id_ in ids
+def held_in(out: Path) -> Held:
+    return held_out({name: records_in(out / f"choose-{name}") for name in CHOSEN_ON})
+
+
+def decided(held: Held) -> Options | None:
+    """Return the chosen options; None while a step is not trained."""
+    steps = stages(held)
+    wanted = {key(options) for step in steps for options in step}
+    return winner(held) if len(steps) == 3 and wanted <= {key(options) for options, _ in held} else None
+
+
+Plan = tuple[list[TwinRun], Callable[[GridWatcher], None]]
+
+
+def plan(step: str, given: argparse.Namespace, ends: float | None) -> Plan:
+    """Return the runs of a step, and what prepares them."""
+    part, _, name = step.partition("/")
+    if name not in BASES or part not in ("choose-1", "choose-2", "choose-3", "claim", "rest"):
+        raise ArgumentError(f"step {step!r} is not PART/SET, such as choose-2/cifar10, claim/pets or rest/imagenette")
+    held = held_in(given.out)
+    recipe, seeds = base_of(name), CLAIMED if part == "claim" else OTHERS
+    if part.startswith("choose"):
+        recipe = read_recipe(BASES[name][0], [*BASES[name][1], ("hold_out", str(HELD_OUT))])
+        number, steps = int(part[-1]), stages(held)
+        if number > len(steps):
+            raise ArgumentError(f"{step} depends on choose-{number - 1} of {' and '.join(CHOSEN_ON)}: run them first")
+        twins, seeds = [candidate(options) for options in steps[number - 1]], range(CHOOSING_SEED, CHOOSING_SEED + 1)
+    else:
+        options, ids = decided(held), CLAIM if part == "claim" else REST
+        twins = [with_options(id_, options or {}) for id_ in ids]
+        twins = [twin for twin in twins if options is not None or twin.mechanism != "regress"]
+    folder = given.out / f"{'choose' if part.startswith('choose') else 'test'}-{name}"
+    return grid(folder, recipe, twins, seeds, name, given, ends)
+
+
+def grid(
+    folder: Path, recipe: Recipe, twins: Sequence[Twin], seeds: Sequence[int], name: str, given: argparse.Namespace,
+    ends: float | None,
+) -> Plan:  # fmt: skip
+    runtime = Runtime(device=given.device, workers=given.workers, graph=given.graph)
+    return plan_grid(folder, recipe, twins, data=str(given.data / DATA[name]), seeds=seeds, runtime=runtime, ends=ends)
+
+
+def run(given: argparse.Namespace) -> None:
+    ends = None if given.minutes is None else time.time() + 60 * given.minutes
+    train([plan(step, given, ends) for step in given.steps], given, ends)
+
+
+def train(plans: Sequence[Plan], given: argparse.Namespace, ends: float | None) -> None:
+    """Train the runs of all plans, packed on one device."""
+    lines = Lines()
+
+    def prepare() -> None:
+        for runs, images in plans:
+            if not all(map(finished, runs)):
+                images(lines)
+
+    runs = [run for runs, _ in plans for run in runs]
+    found = train_all(runs, lines, prepare, ends=ends, pack=given.pack)
+    print(f"{len(found.records)} records, {found.left} runs left")
+
+
+def add_training(verb: argparse.ArgumentParser) -> None:
+    """Add the options of a verb that trains."""
+    verb.add_argument("--data", type=Path, required=True, help="the folder of the parquet files")
+    verb.add_argument("--out", type=Path, required=True)
+    verb.add_argument("--minutes", type=float, help="start no run that would end later")
+    verb.add_argument("--pack", type=int, default=8)
+    verb.add_argument("--workers", type=int, default=max((os.cpu_count() or 1) - 1, 0))
+    verb.add_argument("--graph", action="store_true")
+    verb.add_argument("--device", default="auto")
+
+
+def verdict(held: Held) -> str:
+    """Return the sentence that says which options won."""
+    options = decided(held)
+    if options is None:
+        return f"Nothing is chosen yet: {len(held)} candidates were trained on {' and '.join(CHOSEN_ON)}"
+    return f"Chosen: {candidate(options).label}"
+
+
+def rows_of(held: Held) -> list[str]:
+    """Return a row for each candidate, best mean first."""
+    return [
+        f"| {candidate(options).label} | {' | '.join(f'{share:.2f}' for share in shares)} | {fmean(shares):.2f} |"
+        for options, shares in sorted(held, key=lambda each: -fmean(each[1]))
     ]
-    rows.sort(key=lambda row: (-sum(row[1]), row[0]))
-    if not rows:
-        raise ArgumentError("no candidate was trained on every set: run `choose` on each")
-    best = rows[0]
-    return rows, f"best: {best[0]} ({sum(best[1]) / len(best[1]):.2f} % on average over {', '.join(by_set)})"
 
 
 def keep(folder: Path) -> None:
@@ -154,17 +267,10 @@ def restore(folder: Path) -> None:
 def page(document: Mapping[str, Any]) -> str:
     """Return the tables of docs/regress.md."""
     parts = []
-    held = {name: document[f"choose-{name}"]["runs"] for name in BASES if f"choose-{name}" in document}
+    held = held_out({name: document.get(f"choose-{name}", {"runs": []})["runs"] for name in CHOSEN_ON})
     if held:
-        rows, sentence = chosen(held)
-        parts += [
-            "### Held-out accuracies",
-            "",
-            f"| regress + local | {' | '.join(held)} |",
-            "|---" * (len(held) + 1) + "|",
-        ]
-        parts += [f"| {label} | {' | '.join(f'{share:.2f}' for share in shares)} |" for label, shares in rows]
-        parts += ["", f"{sentence[0].upper()}{sentence[1:]}.", ""]
+        parts += ["### Held-out accuracies", "", f"| regress + local | {' | '.join(CHOSEN_ON)} | mean |"]
+        parts += ["|---" * (len(CHOSEN_ON) + 2) + "|", *rows_of(held), "", f"{verdict(held)}.", ""]
     for name in BASES:
         if f"test-{name}" in document:
             parts += [f"### Test: {name}", "", *results(groups(document[f"test-{name}"]["runs"])), ""]
@@ -192,35 +298,21 @@ def results(twins: Mapping[str, Group]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for name in ("choose", "test"):
-        verb = verbs.add_parser(name)
-        verb.add_argument("set", choices=BASES)
-        verb.add_argument("--data", required=True)
-        verb.add_argument("--out", type=Path, required=True)
-        verb.add_argument("--options", default="", help="of regress, as TOML: 'ridge = 0.1'")
-        verb.add_argument("--minutes", type=float)
-        verb.add_argument("--pack", type=int, default=8)
-        verb.add_argument("--workers", type=int, default=max((os.cpu_count() or 1) - 1, 0))
-        verb.add_argument("--graph", action="store_true")
-        verb.add_argument("--device", default="auto")
-    verbs.choices["choose"].add_argument("--stage", type=int, choices=STAGES, required=True)
-    verbs.choices["test"].add_argument("--twins", help="only these: softmax-local,inline-local; default: all")
+    verb = verbs.add_parser("run")
+    verb.add_argument("steps", nargs="+", metavar="STEP", help="choose-2/cifar10, claim/pets, rest/imagenette")
+    add_training(verb)
     for name in ("chosen", "keep", "restore"):
         verbs.add_parser(name).add_argument("folder", type=Path)
     verbs.add_parser("page")
     given = parser.parse_args()
     try:
-        if given.verb in ("choose", "test"):
-            {"choose": choose, "test": test}[given.verb](given)
-        elif given.verb == "chosen":
-            held = {name: records_in(given.folder / f"choose-{name}") for name in ("cifar10", "imagenette")}
-            rows, sentence = chosen(held)
-            print("\n".join(f"{' '.join(f'{share:6.2f}' for share in shares)}  {label}" for label, shares in rows))
-            print(sentence)
-        elif given.verb in ("keep", "restore"):
-            {"keep": keep, "restore": restore}[given.verb](given.folder)
-        else:
+        if given.verb == "chosen":
+            held = held_in(given.folder)
+            print("\n".join([*rows_of(held), verdict(held)]))
+        elif given.verb == "page":
             PAGE.write_text(fill(PAGE.read_text(), page(json.loads(RESULTS.read_text())), MARKS))
+        else:
+            {"run": run, "keep": keep, "restore": restore}[given.verb](given if given.verb == "run" else given.folder)
     except SoftlessError as error:
         print(f"error: {error}", file=sys.stderr)
         return 3

@@ -1,7 +1,7 @@
 """Why regress wins or loses: what its trained layers do, and which shapes of a model favor it.
 
-    python benchmarks/regress_why.py look cifar10 --runs runs --data cifar10-jpeg-train.parquet
-    python benchmarks/regress_why.py shapes cifar10 --options 'ridge = "learned"' --data ... --out runs --graph
+    python benchmarks/regress_why.py look cifar10 --out runs --data FOLDER
+    python benchmarks/regress_why.py shapes cifar10,imagenette --out runs --data FOLDER --graph --pack 16
     python benchmarks/regress_why.py keep runs          # writes benchmarks/results/regress-why.json
     python benchmarks/regress_why.py page               # writes the tables of docs/regress.md
 
@@ -11,9 +11,8 @@ width or architecture differ from those of the experiment. Both can be stopped, 
 
 import argparse
 import json
-import os
 import sys
-import tomllib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +21,25 @@ from typing import Any
 
 import torch
 from gpu import fill
-from regress import BASES, CLAIM, PAGE, base_of, records_in, train, with_options
+from regress import (
+    BASES,
+    CLAIM,
+    DATA,
+    PAGE,
+    add_training,
+    base_of,
+    decided,
+    grid,
+    held_in,
+    records_in,
+    train,
+    with_options,
+)  # fmt: skip
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from softless.data import open_splits
-from softless.errors import FileError, SoftlessError
+from softless.errors import ArgumentError, FileError, SoftlessError
 from softless.io.files import write_json
 from softless.machine import pick_device
 from softless.mechanisms.regress import LEARNED, Regress
@@ -93,17 +105,19 @@ SHAPES = (
 
 def look(given: argparse.Namespace) -> None:
     """Probe the trained twins of one set, and store what was found beside them."""
-    folder, recipe = given.runs / f"test-{given.set}", base_of(given.set)
-    decoded = fetch(folder / "images", open_splits(given.data, recipe.hold_out), recipe.image_size)
+    folder, recipe = given.out / f"test-{given.set}", base_of(given.set)
+    decoded = fetch(
+        folder / "images", open_splits(str(given.data / DATA[given.set]), recipe.hold_out), recipe.image_size
+    )
     if decoded is None:
-        raise FileError(f"{folder / 'images'} does not hold the decoded images of {given.data}")
+        raise FileError(f"{folder / 'images'} does not hold the decoded images of {DATA[given.set]}")
     sample = SampleImages(decoded.test, recipe.augment, pick_device(given.device))
     found = {}
     for record in records_in(folder):
         if record["status"] == "done" and record["seed"] == SEED and record["twin"]["id"] in CLAIM:
             print(f"{record['twin']['id']}-{SEED}", flush=True)
             found[record["twin"]["label"]] = layers_of(record, folder, sample)
-    write_json(given.runs / f"look-{given.set}.json", found)
+    write_json(given.out / f"look-{given.set}.json", found)
 
 
 def layers_of(record: RunRecord, folder: Path, sample: SampleImages) -> list[dict[str, float | None]]:
@@ -161,13 +175,17 @@ def ridge_of(layer: Layer, like: Tensor) -> Tensor:
 
 
 def shapes(given: argparse.Namespace) -> None:
-    """Train the twins of the claim once per shape."""
-    options = tomllib.loads(given.options)
-    for shape in SHAPES:
-        if shape.set == given.set:
-            print(shape.label, flush=True)
-            train(given, given.out / shape.folder, shape.base(), [with_options(id_, options) for id_ in CLAIM],
-                  [SHAPE_SEED])  # fmt: skip
+    """Train the twins of the claim once per shape, with the chosen options."""
+    options, ends = decided(held_in(given.out)), None if given.minutes is None else time.time() + 60 * given.minutes
+    if options is None:
+        raise ArgumentError("the options of regress are not chosen yet: run benchmarks/regress.py first")
+    twins = [with_options(id_, options) for id_ in CLAIM]
+    plans = [
+        grid(given.out / shape.folder, shape.base(), twins, [SHAPE_SEED], shape.set, given, ends)
+        for shape in SHAPES
+        if shape.set in given.sets.split(",")
+    ]
+    train(plans, given, ends)
 
 
 def keep(folder: Path) -> None:
@@ -214,19 +232,14 @@ def shape_row(shape: Shape, runs: Any) -> str | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for name in ("look", "shapes"):
-        verb = verbs.add_parser(name)
-        verb.add_argument("set", choices=BASES)
-        verb.add_argument("--data", required=True)
-        verb.add_argument("--device", default="auto")
-    verbs.choices["look"].add_argument("--runs", type=Path, required=True, help="the folder of benchmarks/regress.py")
-    training = verbs.choices["shapes"]
-    training.add_argument("--options", default="", help="of regress, as TOML: 'ridge = 0.1'")
-    training.add_argument("--out", type=Path, required=True)
-    training.add_argument("--minutes", type=float)
-    training.add_argument("--pack", type=int, default=8)
-    training.add_argument("--workers", type=int, default=max((os.cpu_count() or 1) - 1, 0))
-    training.add_argument("--graph", action="store_true")
+    verb = verbs.add_parser("look")
+    verb.add_argument("set", choices=BASES)
+    verb.add_argument("--data", type=Path, required=True, help="the folder of the parquet files")
+    verb.add_argument("--out", type=Path, required=True, help="the folder of benchmarks/regress.py")
+    verb.add_argument("--device", default="auto")
+    verb = verbs.add_parser("shapes")
+    verb.add_argument("sets", help="cifar10, imagenette, or both with a comma")
+    add_training(verb)
     verbs.add_parser("keep").add_argument("folder", type=Path)
     verbs.add_parser("page")
     given = parser.parse_args()

@@ -113,6 +113,15 @@ def run_grid(
     runtime, watch = runtime or Runtime(), watch or Silent()
     if pack < 1 or not seeds or not twins:
         raise ArgumentError(f"a grid needs a twin, a seed and a pack of at least 1, got {len(twins)}, {seeds}, {pack}")
+    runs, prepare = plan_grid(out, recipe, twins, data=data, seeds=seeds, runtime=runtime, ends=ends)
+    return train_all(runs, watch, lambda: prepare(watch), ends=ends, pack=pack)
+
+
+def plan_grid(
+    out: Path, recipe: Recipe, twins: Sequence[Twin], *, data: str | None, seeds: Sequence[int], runtime: Runtime,
+    ends: float | None,
+) -> tuple[list[TwinRun], Callable[[GridWatcher], None]]:  # fmt: skip
+    """Return the runs of a grid, and the function that prepares them: it decodes the images and writes grid.json."""
     splits = open_splits(data, recipe.hold_out)
     about = _agree(out, recipe, summary(data, *splits))
     runs = [
@@ -121,13 +130,13 @@ def run_grid(
         for twin in twins
     ]
 
-    def prepare() -> None:
+    def prepare(watch: GridWatcher) -> None:
         if recipe.cache:
             decode(out / "images", splits, recipe.image_size, runtime, watch.decoding)
         if not (out / NAME).exists():  # not before: images that cannot be decoded leave no folder
             write_json(out / NAME, about)
 
-    return train_all(runs, watch, prepare, ends=ends, pack=pack)
+    return runs, prepare
 
 
 def train_all(
