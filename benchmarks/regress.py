@@ -7,8 +7,9 @@
     python benchmarks/regress.py page             # writes the tables of docs/regress.md
 
 A step is a part of the protocol and a set: choose-1, choose-2, choose-3, claim or rest, and cifar10, imagenette or
-pets. `run` prints one line per run, can be stopped, and continues where it was (softless/study/grid.py). Twins that
-regress wait until the options are chosen.
+pets. claim/pets/softmax,inline takes only the twins that have one of these words in their names. `run` prints one line
+per run, can be stopped, and continues where it was (softless/study/grid.py). Twins that regress wait until the options
+are chosen.
 """
 
 import argparse
@@ -163,7 +164,7 @@ Plan = tuple[list[TwinRun], Callable[[GridWatcher], None]]
 
 def plan(step: str, given: argparse.Namespace, ends: float | None) -> Plan:
     """Return the runs of a step, and what prepares them."""
-    part, _, name = step.partition("/")
+    part, name, words = [*step.split("/"), "", ""][:3]
     if name not in BASES or part not in ("choose-1", "choose-2", "choose-3", "claim", "rest"):
         raise ArgumentError(f"step {step!r} is not PART/SET, such as choose-2/cifar10, claim/pets or rest/imagenette")
     held = held_in(given.out)
@@ -178,6 +179,7 @@ def plan(step: str, given: argparse.Namespace, ends: float | None) -> Plan:
         options, ids = decided(held), CLAIM if part == "claim" else REST
         twins = [with_options(id_, options or {}) for id_ in ids]
         twins = [twin for twin in twins if options is not None or twin.mechanism != "regress"]
+    twins = [twin for twin in twins if any(word in twin.id for word in words.split(","))]
     folder = given.out / f"{'choose' if part.startswith('choose') else 'test'}-{name}"
     return grid(folder, recipe, twins, seeds, name, given, ends)
 
