@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from softless.errors import UnsupportedError
 from softless.train.devices import Devices
 from softless.train.settings import Settings
 from softless.train.tasks import Loss, Tensors
@@ -73,6 +74,7 @@ class Engine:
         self.verdict = torch.zeros(5, dtype=torch.float64, device=devices.device)  # failed, and a Failure's numbers
         self.number = torch.zeros((), dtype=torch.float64, device=devices.device)  # the number of the update
         self.replay: Replay | None = None
+        self.checked = devices.device.type != "cuda"
 
     @property
     def best_model(self) -> nn.Module:
@@ -88,6 +90,8 @@ class Engine:
         self.schedule.step_update(self.step)
         self.number.fill_(self.step)
         parts = self.loss.parts(batch, self.recipe.accumulate)
+        if self.recipe.compile and not self.checked:
+            self._check_kernels(parts[0])
         if self.devices.graph and self.replay is None:
             self.replay = self._recorded(parts)
         loss, norm = self._learn(parts) if self.replay is None else self.replay(parts)
@@ -114,6 +118,18 @@ class Engine:
         self.optimizer.zero_grad(set_to_none=True)
         return loss, norm
 
+    def _check_kernels(self, part: Tensors) -> None:
+        """Run the model once as it is, before it is compiled.
+
+        A GPU without recorded evidence checks the kernels at a plain call. While torch.compile traces it cannot, so a
+        training would run plain torch from then on.
+        """
+        eager = torch.compiler.set_stance("force_eager")
+        with eager, torch.no_grad(), self.devices.autocast(), torch.random.fork_rng([self.devices.device]):
+            self.loss(self.plain.eval(), part)
+        self.plain.train()
+        self.checked = True
+
     def _recorded(self, parts: list[Tensors]) -> "Replay":
         """Record an update of parts with these shapes.
 
@@ -126,7 +142,15 @@ class Engine:
         replay = Replay(self._learn, self.optimizer)
         self.verdict[0] = 1
         with torch.random.fork_rng(devices=[self.devices.device]):
-            replay.record(parts)
+            try:
+                replay.record(parts)
+            except RuntimeError as error:
+                if "captur" not in str(error):
+                    raise
+                raise UnsupportedError(
+                    "an update of this model cannot be recorded as a CUDA graph, because something in it waits for "
+                    f"the GPU: train without --graph ({str(error).splitlines()[0]})"
+                ) from error
         for tensor, old in zip(moved, before, strict=True):
             tensor.copy_(old)
         if scaler is not None and scale is not None:

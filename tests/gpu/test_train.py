@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import softless
+from softless.errors import UnsupportedError
+from softless.kernels.common import choice, self_check
 from softless.train.devices import Devices
 from softless.train.loop import Job, fit
 from tests.train.jobs import digest, job
@@ -50,3 +52,19 @@ def test_a_resumed_run_of_graphs_is_the_uninterrupted_one(tmp_path):
         fit(first)
     fit(training(parts, graph=True, resume=True))
     assert digest(whole, generators=False) == digest(parts, generators=False)
+
+
+def test_a_compiled_training_checks_the_kernels_before_it_is_compiled(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(choice, "TESTED", frozenset())
+    monkeypatch.setattr(self_check, "VERDICTS", {})
+    fit(training(tmp_path / "run", graph=True, compile=True))
+    assert [verdict.passed for verdict in self_check.VERDICTS.values()] == [True]
+
+
+def test_a_model_that_waits_for_the_gpu_cannot_be_recorded(tmp_path):
+    made = training(tmp_path / "run", graph=True)
+    wait = made.task.model.register_forward_hook(lambda _module, _inputs, out: out * out.sum().isfinite().item())
+    with pytest.raises(UnsupportedError, match="train without --graph"):
+        fit(made)
+    wait.remove()
