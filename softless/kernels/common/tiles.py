@@ -88,7 +88,7 @@ WHOLE_HEADS = {
     "whole regress": (Tile(32, 1, 2, registers=168), Tile(64, 4, 2, registers=168)),
     "whole regress gradient": (Tile(32, 2, 1), Tile(64, 4, 1)),
     "whole local": (Tile(32, 2, 1), Tile(32, 4, 1)),
-    "whole local gradient": (Tile(32, 2, 1), Tile(32, 4, 2)),
+    "residual gradient": (Tile(32, 2, 1), Tile(32, 4, 1)),
 }
 # Where the tile of an H200 does not fit, by the shared memory that a program may have; `WIDE` sums are larger than
 # 64 x 64. Most have one load in flight instead of two or three.
@@ -191,7 +191,7 @@ def is_few(keys: int, channels: int) -> bool:
     Then they are multiplied with twice the bits, which takes twice the shared memory: only where there is as much as on
     an H200, because the tiles of smaller GPUs were not made for it.
     """
-    return keys <= 4 * channels and shared_memory() >= 227 * KIB
+    return keys <= 16 * channels and shared_memory() >= 227 * KIB
 
 
 def solvers(bd: int) -> int:

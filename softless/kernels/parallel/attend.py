@@ -17,7 +17,12 @@ from softless.kernels.common.features import folded, may_cancel, named
 from softless.kernels.common.launch import as_triton, block, launch
 from softless.kernels.common.rows import Packs, Rows, dense, mask_of, numbers, output_like, rows_of, sequences
 from softless.kernels.common.tiles import Tile, finer, slice_width, spans, tile
-from softless.kernels.parallel.gradients import key_gradient_kernel, query_gradient_kernel, query_sums_kernel
+from softless.kernels.parallel.gradients import (
+    key_gradient_kernel,
+    query_gradient_kernel,
+    query_sums_kernel,
+    residual_gradient_kernel,
+)
 from softless.kernels.parallel.observe import merge_kernel, observe_kernel
 from softless.kernels.parallel.read import Taps, read_kernel
 from softless.kernels.parallel.regress import (
@@ -202,20 +207,21 @@ def backward(
     if tiles.is_whole(queries, keys, *wide):
         kind = "whole regress gradient" if x.more else "whole gradient"
         kind = "whole gradient divide" if spec.reader in DIVIDES else kind
-        cut = tile(kind if taps is None else "whole local gradient", *wide, dtype)
-        d_taps = None if taps is None else q.new_empty(batch, heads, 9, v.shape[3], dtype=torch.float32)
+        cut = tile(kind, *wide, dtype)
+        local, d_taps = (None, None) if taps is None else _residual_gradient(d_out, x, dtype)
+        of_residual = None if local is None else x.rows(local)[0]
         if spec.reader == "regress":
             launch(
-                whole_regress_gradient_kernel, batch * groups, *x.rows(q, k, v, d_out), x.tapped(), mask, *x.offsets,
-                *x.rows(d_q, d_k, d_v), d_taps, shares := x.shares(1), factors, queries, keys, groups, spec.ridge,
-                spec.scale, spec.t, picture, GROUP=heads // groups, STAGES=cut.stages, CENTERED=spec.centered,
+                whole_regress_gradient_kernel, batch * groups, *x.rows(q, k, v, d_out), mask, *x.offsets,
+                *x.rows(d_q, d_k, d_v), shares := x.shares(1), of_residual, factors, queries, keys, groups, spec.ridge,
+                spec.scale, spec.t, GROUP=heads // groups, STAGES=cut.stages, CENTERED=spec.centered,
                 FOLDED=folded(spec), KEYS=as_triton(_key_products(x, dtype)), **constants, **named(spec),
                 **_meta(cut))  # fmt: skip
             return d_taps, None if shares is None else shares.sum((0, 2))
         launch(
-            whole_gradient_kernel, batch * groups, *x.rows(q, k, v, d_out), x.tapped(), mask, *x.offsets,
-            *x.rows(d_q, d_k, d_v), d_taps, shares := x.shares(1), factors, queries, keys, groups, spec.scale, spec.t,
-            picture, GROUP=heads // groups, STAGES=cut.stages, **constants, **named(spec), **_meta(cut))  # fmt: skip
+            whole_gradient_kernel, batch * groups, *x.rows(q, k, v, d_out), mask, *x.offsets,
+            *x.rows(d_q, d_k, d_v), shares := x.shares(1), of_residual, factors, queries, keys, groups, spec.scale,
+            spec.t, GROUP=heads // groups, STAGES=cut.stages, **constants, **named(spec), **_meta(cut))  # fmt: skip
         return d_taps, None if shares is None else shares.sum((0, 2))
     if records is None:
         records = _observe(x, dtype)
@@ -235,6 +241,18 @@ def backward(
         NUMBERS=records.shape[1], PHI_K=spec.phi_k, EVEN=mask is None and x.even(keys, cut.tokens), MORE=x.more,
         **sizes, DTYPE=as_triton(dtype), **_meta(cut))  # fmt: skip
     return None if d_taps is None else d_taps.sum(2), d_factors
+
+
+def _residual_gradient(d_out: Tensor, x: Operands, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return what the residual adds to dv, and the gradient of the taps, both in float32."""
+    (batch, _, keys), groups, e, width = x.extent, x.k.shape[1], x.v.shape[3], x.sizes()["BE"]
+    local = x.v.new_empty(x.v.shape, dtype=torch.float32)
+    d_taps = x.q.new_empty(batch, groups, 9, e, dtype=torch.float32)
+    launch(
+        residual_gradient_kernel, batch * groups, *x.rows(x.v, d_out), x.tapped(), mask_of(x.key_mask), *x.rows(local),
+        d_taps, keys, groups, x.picture, E=e, BE=width, DTYPE=as_triton(dtype),
+        **_meta(tile("residual gradient", width, width, dtype)))  # fmt: skip
+    return local, d_taps
 
 
 def _query_gradient(

@@ -106,13 +106,14 @@ def query_gradient_tokens(q, d_out, d_q, scalars, plane, b, h, begin, end, n, k_
 
 
 @triton.jit
-def key_gradient_tokens(k, v, d_out, taps, mask, d_k, d_v, b, g, begin, end, n, k_mean, v_mean, shift, d_k_total,
+def key_gradient_tokens(k, v, d_out, taps, local, mask, d_k, d_v, b, g, begin, end, n, k_mean, v_mean, shift, d_k_total,
                         d_v_mean, d_comoment, d_spread, t, picture, D: tl.constexpr, E: tl.constexpr,
                         BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI: tl.constexpr,
                         DTYPE: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
     """Write dk and dv of tokens begin..end; return dtaps [ONES, BE].
 
-    `d_comoment` is a factor; so is `d_spread`, S / n of `regress`, or it is None.
+    `d_comoment` is a factor; so is `d_spread`, S / n of `regress`, or it is None. `local` is what the residual adds to
+    dv, if `residual_gradient_kernel` computed it before.
     """
     columns, channels = tl.arange(0, BD), tl.arange(0, BE)
     FULL_K: tl.constexpr = EVEN and D == BD
@@ -132,9 +133,11 @@ def key_gradient_tokens(k, v, d_out, taps, mask, d_k, d_v, b, g, begin, end, n, 
         gradient = product(keys, d_comoment, tl.zeros((T, BE), tl.float32), DTYPE)
         gradient += (d_v_mean / tl.maximum(n, 1.0))[None, :]
         if taps is not None:
-            local, d_taps = residual_gradient(d_out, taps, values, d_taps, b, g, tokens, seen, picture[0], picture[1],
-                                              picture[2], E, BE, DTYPE)  # fmt: skip
-            gradient += local
+            residual, d_taps = residual_gradient(d_out, taps, values, d_taps, b, g, tokens, seen, picture[0],
+                                                 picture[1], picture[2], E, BE, DTYPE)  # fmt: skip
+            gradient += residual
+        if local is not None:
+            gradient += load(local, b, g, tokens, channels, of_values, FULL_V)
         gradient = keep(gradient, seen[:, None], 0.0, EVEN)
         store(d_v, b, g, tokens, channels, within & (channels < E)[None, :], gradient, FULL_V)
         values = factor(keep((values - v_mean[None, :]) * ROOM, of_values, 0.0, FULL_V), DTYPE)
@@ -225,10 +228,31 @@ def key_gradient_kernel(k, v, d_out, taps, mask, k_offsets, d_k, d_v, d_taps, re
     if MORE > 0:
         d_spread = factor(read_square(gradients + head * NUMBERS + E, E + MORE, D, BD), DTYPE)
     sums = key_gradient_tokens(
-        k, v, d_out, taps, mask, d_k, d_v, b, g, begin, tl.minimum(begin + span, M), n, k_mean, v_mean, shift,
+        k, v, d_out, taps, None, mask, d_k, d_v, b, g, begin, tl.minimum(begin + span, M), n, k_mean, v_mean, shift,
         d_k_total, d_v_mean, d_comoment, d_spread, t, picture, D, E, BD, BE, T, PHI_K, DTYPE, EVEN)  # fmt: skip
     if taps is not None:
         write_taps(d_taps + program * 9 * E, sums, E)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def residual_gradient_kernel(v, d_out, taps, mask, local, d_taps, M, G, picture, E: tl.constexpr, BE: tl.constexpr,
+                             T: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
+    """What the residual adds to dv, in float32, and dtaps; one program per head.
+
+    Kernels that do a whole head hold its State and the gradient of it, and have no registers left for this.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    b, g = program // G, program % G
+    channels, sums = tl.arange(0, BE), tl.zeros((ONES, BE), tl.float32)
+    for start in range(0, M, T):
+        tokens = start + tl.arange(0, T)
+        seen, real = visible(mask, b, tokens, M), (channels < E)[None, :]
+        values = load(v, b, g, tokens, channels, seen[:, None] & real)
+        gradient, sums = residual_gradient(
+            d_out, taps, values, sums, b, g, tokens, seen, picture[0], picture[1], picture[2], E, BE, DTYPE
+        )
+        store(local, b, g, tokens, channels, (tokens < M)[:, None] & real, gradient)
+    write_taps(d_taps + program * 9 * E, sums, E)
 
 
 @triton.jit

@@ -27,7 +27,7 @@ import triton.language as tl
 from softless.kernels.common.arithmetic import factor, precise
 from softless.kernels.common.launch import SIZES
 from softless.kernels.common.rows import read_square, read_state, sequence, write_spread, write_square, write_state
-from softless.kernels.parallel.gradients import key_gradient_tokens, query_gradient_tokens, write_taps
+from softless.kernels.parallel.gradients import key_gradient_tokens, query_gradient_tokens
 from softless.kernels.parallel.observe import observe_tokens
 from softless.kernels.parallel.read import ALIVE, factors_of, read_tokens
 
@@ -310,8 +310,8 @@ def whole_regress_kernel(q, k, v, out, taps, mask, q_offsets, k_offsets, factors
 
 
 @triton.jit(do_not_specialize=SIZES)
-def whole_regress_gradient_kernel(q, k, v, d_out, taps, mask, q_offsets, k_offsets, d_q, d_k, d_v, d_taps, d_factors,
-                                  factors, N, M, G, ridge, scale, t, picture, GROUP: tl.constexpr, D: tl.constexpr,
+def whole_regress_gradient_kernel(q, k, v, d_out, mask, q_offsets, k_offsets, d_q, d_k, d_v, d_factors, local,
+                                  factors, N, M, G, ridge, scale, t, GROUP: tl.constexpr, D: tl.constexpr,
                                   E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr,
                                   PHI_Q: tl.constexpr, PHI_K: tl.constexpr, READER: tl.constexpr,
                                   SIGNED: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr,
@@ -348,9 +348,7 @@ def whole_regress_gradient_kernel(q, k, v, d_out, taps, mask, q_offsets, k_offse
         if factors is not None:
             tl.store(d_factors + 2 * (program * GROUP + each), d_ridge)
             tl.store(d_factors + 2 * (program * GROUP + each) + 1, scale * d_gain)
-    sums = key_gradient_tokens(
-        k, v, d_out, taps, mask, d_k, d_v, b, g, 0, M, n, k_mean, v_mean, shift, d_key, d_v_mean,
-        factor(d_comoment, KEYS), factor(d_spread, KEYS), t, picture, D, E, BD, BE, T, PHI_K, KEYS,
+    key_gradient_tokens(
+        k, v, d_out, None, local, mask, d_k, d_v, b, g, 0, M, n, k_mean, v_mean, shift, d_key, d_v_mean,
+        factor(d_comoment, KEYS), factor(d_spread, KEYS), t, None, D, E, BD, BE, T, PHI_K, KEYS,
         False)  # fmt: skip
-    if taps is not None:
-        write_taps(d_taps + program * 9 * E, sums, E)

@@ -24,7 +24,7 @@ from softless.kernels.common.features import feature
 from softless.kernels.common.launch import SIZES
 from softless.kernels.common.reference import typical
 from softless.kernels.common.rows import keep, load, sequence, store, visible
-from softless.kernels.parallel.gradients import key_gradient_tokens, query_gradient_tokens, write_taps
+from softless.kernels.parallel.gradients import key_gradient_tokens, query_gradient_tokens
 from softless.kernels.parallel.observe import observe_tokens
 from softless.kernels.parallel.read import TINY, contrast, factors_of, read_tokens
 
@@ -50,8 +50,8 @@ def whole_kernel(q, k, v, out, taps, mask, q_offsets, k_offsets, factors, N, M, 
 
 
 @triton.jit(do_not_specialize=SIZES)
-def whole_gradient_kernel(q, k, v, d_out, taps, mask, q_offsets, k_offsets, d_q, d_k, d_v, d_taps, d_factors, factors,
-                          N, M, G, scale, t, picture, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+def whole_gradient_kernel(q, k, v, d_out, mask, q_offsets, k_offsets, d_q, d_k, d_v, d_factors, local, factors,
+                          N, M, G, scale, t, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
                           BD: tl.constexpr, BE: tl.constexpr, T: tl.constexpr, PHI_Q: tl.constexpr, PHI_K: tl.constexpr,
                           READER: tl.constexpr, SIGNED: tl.constexpr, CONSTANT: tl.constexpr, DTYPE: tl.constexpr,
                           STAGES: tl.constexpr):  # fmt: skip
@@ -74,11 +74,9 @@ def whole_gradient_kernel(q, k, v, d_out, taps, mask, q_offsets, k_offsets, d_q,
             tl.store(d_factors + 2 * (program * GROUP + member), d_share)
             tl.store(d_factors + 2 * (program * GROUP + member) + 1, scale * d_scale)
         d_k_total, d_v_mean, d_comoment = d_k_total + of_k, d_v_mean + of_v, d_comoment + of_comoment
-    sums = key_gradient_tokens(
-        k, v, d_out, taps, mask, d_k, d_v, b, g, 0, M, n, k_mean, v_mean, shift, d_k_total, d_v_mean,
-        factor(d_comoment, DTYPE), None, t, picture, D, E, BD, BE, T, PHI_K, DTYPE, False)  # fmt: skip
-    if taps is not None:
-        write_taps(d_taps + program * 9 * E, sums, E)
+    key_gradient_tokens(
+        k, v, d_out, None, local, mask, d_k, d_v, b, g, 0, M, n, k_mean, v_mean, shift, d_k_total, d_v_mean,
+        factor(d_comoment, DTYPE), None, t, None, D, E, BD, BE, T, PHI_K, DTYPE, False)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=SIZES)
