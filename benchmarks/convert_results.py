@@ -152,19 +152,19 @@ class Told:
 
 
 def convert_smollm2(given: argparse.Namespace) -> None:
-    """Both budgets on one split of the data: the second reads what the first one stored.
+    """All budgets on one split of the data: the second reads what the first one stored.
 
-    On a CPU, 1 % alone, on as many pieces as `softless convert` reads by default.
+    On a CPU, 1 % alone unless --budgets says more, on as many pieces as `softless convert` reads by default.
     """
     on_gpu, size = given.device == "cuda", given.size
     model, tokenizer = smollm2(given.weights)
     data = pieces(tokenizer, given.text, size if on_gpu else replace(size, pieces=min(MOST, size.pieces)), given.seed)
     model.to(given.device)
-    for budget in (0.05, 0.01) if on_gpu else (0.01,):
+    for budget in map(float, (given.budgets or ("0.05,0.01" if on_gpu else "0.01")).split(",")):
         compare = given.compare and budget == 0.05 and given.seed == SEEDS[0]
         found, document = converted(given, model, data, f"smollm2-{given.seed}", budget=budget, compare=compare)
         found.undo()
-        name = f"smollm2-{100 * budget:g}-{given.seed}" if on_gpu else "smollm2-cpu"
+        name = "smollm2-cpu" if budget == 0.01 and not on_gpu else f"smollm2-{100 * budget:g}-{given.seed}"
         record(given, name, document)
 
 
@@ -355,6 +355,7 @@ def main() -> None:
     parser.add_argument("--model", choices=RECIPES, default="deit")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--budgets", default="", help="of smollm2: 0.05,0.01")
     parser.add_argument("--small", action="store_true")
     parser.add_argument(
         "--no-compare", dest="compare", action="store_false", help="leave out the other orders and the cost"
