@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from math import log10
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +73,22 @@ def frontier(document: Mapping[str, Any]) -> Chapter:
     for at, points in enumerate(randoms):
         traces.append(_line("random", points, ORDER_COLORS["random"]) | {"showlegend": not at, "line": THIN})
     most = len(document["layers"])
-    traces.append(_budget([0, most], document))
+    traces.append(_budget([0, most], 100 * document["budget"]))
     x = {"title": "layers converted", "tickformat": "d"}
     y: dict[str, Any] = {"title": LOSSES[document["metric"]]}
     harms = [point["harm"]["mean"] for points in document["frontier"].values() for point in points if point["harm"]]
     if max(harms, default=0) > 20 * document["budget"]:
         y |= {"range": [_least(harms), 100 * 20 * document["budget"]]}
+    caption = "The thick line converts layers in the order of their measured damage. "
+    if others:
+        caption += (
+            "The others convert as many in another order: from the first layer, from the last, every second, by the "
+            "range of scores that softless probe measures, at random. "
+        )
+    caption += "The dashed line is the budget."
     return Chapter(
         "More layers, more harm",
-        "The thick line converts layers in the order of their measured damage. The others convert as many in another "
-        "order: from the first layer, from the last, every second, by the range of scores that softless probe "
-        "measures, at random. The dashed line is the budget. Lines that leave the figure are over 20 times above it.",
+        caption + (" Lines that leave the figure are over 20 times above it." if "range" in y else ""),
         plot(traces, x=x, y=y, height=420, showlegend=True, legend=LEGEND),
     )
 
@@ -115,8 +119,7 @@ def _shifted(bars: dict[str, Any]) -> dict[str, Any]:
     return bars
 
 
-def _budget(x: Sequence[Any], document: Mapping[str, Any]) -> Trace:
-    level = 100 * document["budget"]
+def _budget(x: Sequence[Any], level: float) -> Trace:
     line = {"color": GRAYS[0], "width": 1.2, "dash": "dash"}
     return {"x": list(x), "y": [level] * len(x), "mode": "lines", "name": "budget", "line": line, "hoverinfo": "skip"}
 
@@ -126,21 +129,31 @@ def promise(document: Mapping[str, Any]) -> Chapter | None:
     pairs = [(name, document[name]) for name in ("predicted", "delivered") if document[name] is not None]
     if not pairs:
         return None
-    names = [name for name, _ in pairs]
-    traces: list[Trace] = [
-        {
-            "x": names, "y": [100 * harm["mean"] for _, harm in pairs], "mode": "markers", "showlegend": False,
-            "error_y": whiskers([harm for _, harm in pairs]), "marker": {"color": COLORS[0], "size": 11},
-            "hovertemplate": "%{x}: %{y:.2f}<extra></extra>",
-        },
-        _budget(names, document),
-    ]  # fmt: skip
     return Chapter(
         "Predicted and delivered",
         "Predicted is measured on the samples that chose the layers, delivered on samples that took no part in "
         f"anything before. The dashed line is the budget, {100 * document['budget']:g} %.{_unhealed(document)}",
-        plot(traces, x={"showgrid": False}, y={"title": LOSSES[document["metric"]]}, height=300),
+        _side_by_side(pairs, [COLORS[0]] * 2, LOSSES[document["metric"]], 100 * document["budget"]),
     )
+
+
+def _side_by_side(
+    pairs: Sequence[tuple[str, Mapping[str, Any]]], colors: Sequence[str], title: str, level: float | None = None
+) -> Any:
+    """Draw a line for each number and its interval, one above the other; dashed where the level is."""
+    names, harms, lines = [name for name, _ in pairs], [harm for _, harm in pairs], list(range(len(pairs)))
+    traces: list[Trace] = [
+        {
+            "y": lines, "x": [100 * harm["mean"] for harm in harms], "mode": "markers", "showlegend": False,
+            "error_x": whiskers(harms), "marker": {"color": list(colors), "size": 11}, "text": names,
+            "hovertemplate": "%{text}: %{x:.2f}<extra></extra>",
+        }
+    ]  # fmt: skip
+    ends = [len(names) - 0.5, -0.5]
+    if level is not None:
+        traces.append(_budget((), level) | {"y": ends, "x": [level] * 2, "showlegend": False})
+    y = {"showgrid": False, "zeroline": False, "range": ends, "tickvals": lines, "ticktext": names}
+    return plot(traces, x={"title": title, "rangemode": "tozero"}, y=y, height=170)
 
 
 def _unhealed(document: Mapping[str, Any]) -> str:
@@ -159,17 +172,12 @@ def recalled(document: Mapping[str, Any]) -> Chapter | None:
     if recall is None:
         return None
     sides = [("original", recall["before"]), ("converted", recall["after"])]
-    trace = {
-        "x": [name for name, _ in sides], "y": [100 * harm["mean"] for _, harm in sides], "mode": "markers",
-        "error_y": whiskers([harm for _, harm in sides]), "marker": {"color": [INK, COLORS[0]], "size": 11},
-        "hovertemplate": "%{x}: %{y:.1f} %<extra></extra>",
-    }  # fmt: skip
     return Chapter(
         "Recall",
         f"The model reads tokens in a random order, then {recall['cue']} of them once more from a place in the first "
         f"half, and writes the next {recall['asked']}. The mark is the share that it gets right, over "
         f"{recall['prompts']} prompts. Bars are 95 % intervals. The original may be bad at this, too.",
-        plot([trace], x={"showgrid": False}, y={"title": "right, %", "rangemode": "tozero"}, height=300),
+        _side_by_side(sides, [INK, COLORS[0]], "right, %"),
     )
 
 
@@ -195,6 +203,10 @@ def seconds(document: Mapping[str, Any]) -> Chapter | None:
     rows = [row for row in document["cost"] if row["seconds"] is not None and row["tokens"]]
     if not rows:
         return None
+    if len(rows) == 1:
+        (tokens, (before, after)) = rows[0]["tokens"], rows[0]["seconds"]
+        told = f"One pass over {tokens:,} tokens takes {before:.3g} s with the original and {after:.3g} s converted."
+        return Chapter("Time", told, "")
     return Chapter(
         "Time against length",
         "Seconds of one pass over one input, without a cache. Where the lines cross, the converted model becomes "
@@ -227,8 +239,6 @@ def _against_length(rows: Points, key: str, title: str, factor: float) -> Any:
         for which, (name, color) in enumerate((("original", INK), ("converted", COLORS[0])))
     ]  # fmt: skip
     x = {"title": "tokens", "type": "log", "tickvals": tokens, "ticktext": [f"{count:,}" for count in tokens]}
-    if len(tokens) == 1:
-        x["range"] = [log10(tokens[0]) - 0.3, log10(tokens[0]) + 0.3]
     return plot(
         traces, x=x, y={"title": title, "type": "log", "dtick": "D2"}, height=360, showlegend=True, legend=LEGEND
     )
