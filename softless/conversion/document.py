@@ -68,7 +68,7 @@ def assemble(
     plan: ConversionSettings, *, fitted: Sequence[Fitted], alone: Sequence[Rows | None], order: Sequence[int],
     chosen: Sequence[int], frontier: Mapping[int, Estimate | None], counts: Sequence[int],
     compared: Mapping[str, Sequence[Estimate | None]], proof: Proof, before: Tensor, cost: Sequence[CostRow],
-    seconds: float,
+    seconds: float, looks: Mapping[str, Any] | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Put the document together."""
     metric = plan.metric
@@ -97,7 +97,7 @@ def assemble(
         "after": None if chosen and proof.rows is None else metric.value(before, proof.rows),
         "predicted": predicted and asdict(predicted), "delivered": delivered and asdict(delivered),
         "promise_kept": kept, "healing": proof.healing, "recall": proof.recall, "texts": list(proof.texts),
-        "cost": list(cost), "verdict": "",
+        "looks": looks, "cost": list(cost), "verdict": "",
     }  # fmt: skip
     return document | {"verdict": verdict(document, metric)}
 

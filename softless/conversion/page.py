@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from math import floor, log10
 from pathlib import Path
 from typing import Any
 
 from softless.conversion.choosing import MEASURED
+from softless.conversion.maps import table_of
 from softless.io.files import write_text
 from softless.report.page import COLORS, GRAYS, INK, Chapter, Trace, plot, write_chapters
 from softless.report.units import counted, listed
@@ -26,7 +28,7 @@ def write_page(folder: Path, document: Mapping[str, Any]) -> Path:
     """Write folder/index.html; an old page is replaced in one step."""
     drawn = (
         damages(document), frontier(document), promise(document), recalled(document), seconds(document),
-        sizes(document), texts(document),
+        sizes(document), texts(document), looks(document),
     )  # fmt: skip
     parts = document["samples"]
     model = f"{document['name']}, {counted(len(document['layers']), 'layer')}, on {document['machine']['processor']}."
@@ -198,6 +200,20 @@ def texts(document: Mapping[str, Any]) -> Chapter | None:
     )
 
 
+def looks(document: Mapping[str, Any]) -> Chapter | None:
+    """Show what a query of both models looks at."""
+    found = document.get("looks")
+    if found is None:
+        return None
+    return Chapter(
+        "Where it looks",
+        "The weights of the patch in the middle, of the picture or of the first window, in one picture that took no "
+        "part in the conversion: mean over heads, without a local residual. Both maps of a layer share their colors. "
+        "Blue is positive, orange is negative, white is 0.",
+        table_of(found),
+    )
+
+
 def seconds(document: Mapping[str, Any]) -> Chapter | None:
     """Draw the seconds of a pass of both models against the number of tokens."""
     rows = [row for row in document["cost"] if row["seconds"] is not None and row["tokens"]]
@@ -239,9 +255,15 @@ def _against_length(rows: Points, key: str, title: str, factor: float) -> Any:
         for which, (name, color) in enumerate((("original", INK), ("converted", COLORS[0])))
     ]  # fmt: skip
     x = {"title": "tokens", "type": "log", "tickvals": tokens, "ticktext": [f"{count:,}" for count in tokens]}
-    return plot(
-        traces, x=x, y={"title": title, "type": "log", "dtick": "D2"}, height=360, showlegend=True, legend=LEGEND
-    )
+    y = {"title": title, "type": "log", **_ticks([factor * value for row in rows for value in row[key]])}
+    return plot(traces, x=x, y=y, height=360, showlegend=True, legend=LEGEND)
+
+
+def _ticks(values: Sequence[float]) -> dict[str, Any]:
+    """Return the ticks of a logarithmic axis: 1, 2 and 5 times the powers of ten, around the values."""
+    low, high = (floor(log10(max(end(values), 1e-12))) for end in (min, max))
+    ticks = [digit * 10.0**power for power in range(low, high + 2) for digit in (1, 2, 5)]
+    return {"tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
 def whiskers(harms: Points) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from softless.conversion.document import ConversionSettings, LayerReport, assemb
 from softless.conversion.healing import Healing, Untouched
 from softless.conversion.layers import Layers
 from softless.conversion.layers_images import ImageLayers, knows
+from softless.conversion.maps import Looks
 from softless.conversion.metrics import metric_of
 from softless.conversion.proving import prove
 from softless.conversion.samples import SampleSet, as_set, split
@@ -150,15 +151,15 @@ class ConversionPlan(ConversionSettings):
             named = {choosing.MEASURED: order, **choosing.orders(fitted, self.seed)}
             compared = choosing.compare(choose, named, counts)
         cost = self._cost(asked, chosen, choosing.stand_ins_of(fitted, chosen), advance)
-        before = prover.before
+        before, looks = prover.before, Looks(self.layers, self.parts.prove, chosen)
         proof = prove(
             choose, prover, fitted, chosen, heal=self.heal, untouched=untouched, learn=self.parts.fit, seed=self.seed,
             advance=advance, size=max(1, (healing.PATCHES if pictures else healing.TOKENS) // self.tokens),
         )  # fmt: skip
         document = assemble(
             self, fitted=fitted, alone=alone, order=order, chosen=chosen, frontier=frontier, counts=counts,
-            compared=compared, proof=proof, before=before,
-            cost=cost, seconds=time.monotonic() - start,
+            compared=compared, proof=proof, before=before, cost=cost, seconds=time.monotonic() - start,
+            looks=looks.compared(),
         )  # fmt: skip
         reports = tuple(LayerReport.of(row) for row in document["layers"])
         return Conversion(self.layers.model, reports, document, self.layers, untouched)

@@ -116,14 +116,17 @@ class ProbeReport:
 
 
 def overall_verdict(layers: Sequence[LayerFindings]) -> str:
-    """Say what a linear kernel would cost the softmax layers, and how many pairs of queries the others confuse."""
+    """Say what a linear kernel would cost the softmax layers to first order, and how many pairs of queries the others confuse."""
     costs = [cost(x.first_order_error.mean, x.uniform_error.mean) for x in layers if x.mechanism == "softmax"]
     sentences = []
     if costs:
         words = {"too much": "lose more than looking at no score at all"}
         parts = [f"{words.get(word, f'cost {word}')} in {costs.count(word)}" for word in COSTS if word in costs]
         of = f" of {len(costs)} layers" if len(costs) > 1 else " layer"
-        sentences.append(f"Instead of the softmax, a linear kernel would {' and '.join(parts)}{of}.")
+        sentences.append(
+            f"To first order, a linear kernel in place of the softmax would {' and '.join(parts)}{of}. What fitted "
+            "layers cost the model, softless convert measures."
+        )
     for name in dict.fromkeys(layer.mechanism for layer in layers if layer.mechanism != "softmax"):
         confused = [layer.confusions.mean for layer in layers if layer.mechanism == name]
         mean = sum(confused) / len(confused)

@@ -126,12 +126,15 @@ def cost(error: float, uniform: float) -> str:
 
 
 def verdict(error: float, uniform: float, reach: float, runs: str = "softmax") -> str:
-    """Return the cost as a sentence, from means over a layer's queries; `runs` is the layer's own mechanism."""
+    """Return the cost as a sentence, from means over a layer's queries; `runs` is the layer's own mechanism.
+
+    It is about these weights, and says little about what a fitted layer would cost the model (docs/probes.md).
+    """
     word = cost(error, uniform)
     more = ", more than looking at no score at all" if word == "too much" else ""
     whose = "its scores" if runs == "softmax" else f"the scores a softmax would see (it runs {runs})"
     return (
-        f"A linear kernel would cost {word} here{more}: {whose} span {reach:.2g} per query, and to first order the "
+        f"To first order, a linear kernel would cost {word} here{more}: {whose} span {reach:.2g} per query, and the "
         f"weights are {_percent(error)} away from softmax's, where uniform weights are {_percent(uniform)} away."
     )
 

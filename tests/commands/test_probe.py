@@ -118,7 +118,7 @@ def test_pretrained_weights_come_from_timm_and_are_named(softless, monkeypatch):
     found = document(softless("probe", *VIT, "--pretrained", "--json"))
     assert asked == [True]
     assert found["weights"] == "pretrained"
-    assert found["verdict"].startswith("Instead of the softmax")
+    assert found["verdict"].startswith("To first order, a linear kernel in place of the softmax")
 
 
 def test_pretrained_weights_that_cannot_be_downloaded_are_a_one_line_error(softless, monkeypatch):

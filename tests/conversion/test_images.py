@@ -177,3 +177,20 @@ def test_a_damaged_folder_is_refused_in_one_sentence(tmp_path, damage):
     with pytest.raises((FileError, SoftlessError)) as caught:
         softless.load_converted(tmp_path / "model")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_document_shows_where_the_middle_query_looks_before_and_after(name):
+    """Weights over a picture without other tokens add up to one, before and after; the others are in the prefix."""
+    model = model_of(name)
+    layers = ImageLayers(model)
+    found = softless.convert(model, samples_for(model), **LOOSE).document["looks"]
+    assert [row["layer"] for row in found["layers"]] == [
+        layers.names[at] for at in sorted({0, len(layers) - 1, (len(layers) - 1) // 2})
+    ]
+    for row in found["layers"]:
+        before, after = (torch.tensor(row[side]) for side in ("original", "converted"))
+        assert before.shape == after.shape
+        assert before.min() >= 0
+        assert not torch.allclose(before, after, atol=1e-3)
+        assert all(x.sum().item() == pytest.approx(1, abs=0.01) for x in (before, after) if not layers.prefix)
