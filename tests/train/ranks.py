@@ -8,6 +8,7 @@
     python -m tests.train.ranks FOLDER RANKS again            a training as the command makes one, and another
     python -m tests.train.ranks FOLDER RANKS language         language models on FOLDER/book.txt
     python -m tests.train.ranks FOLDER RANKS segment          segmentations on FOLDER/data
+    python -m tests.train.ranks FOLDER RANKS detect           detections on FOLDER/boxes
     python -m tests.train.ranks FOLDER RANKS die              rank 1 is killed during a training
 
 Several words make several acts. Each act of rank 0 writes FOLDER/ACT.json.
@@ -33,7 +34,7 @@ from softless.models.blocks import Stage
 from softless.train import assemble, snapshot
 from softless.train.assemble import Runtime, train
 from softless.train.assemble_dense import train_dense
-from softless.train.dense_recipe import SegmentModel, SegmentRecipe
+from softless.train.dense_recipe import DetectModel, DetectRecipe, SegmentModel, SegmentRecipe
 from softless.train.devices import Devices
 from softless.train.engine import Engine
 from softless.train.language_recipe import LanguageModel, LanguageRecipe
@@ -41,8 +42,10 @@ from softless.train.loop import fit
 from softless.train.metrics import ClassCounts
 from softless.train.recipe import Recipe, read_recipe
 from softless.train.tasks import all_skipped, evaluate
+from softless.train.tasks import detect as detecting
 from softless.train.tasks import segment as segmenting
 from softless.train.tasks.classify import ClassificationLoss, image_loader
+from softless.train.tasks.detect_heads import build_detector
 from softless.train.tasks.language import build as build_language
 from softless.train.tasks.segment_heads import build_network
 from tests.ranks import fork
@@ -186,10 +189,36 @@ def segment(place, way="ddp"):
         return train_dense(place, recipe, data, Quiet(), runtime=runtime).last
 
 
+def detect(place, way="ddp"):
+    """A training of a detection in float64; its last scores. The head draws nothing, so ranks draw nothing apart."""
+
+    def in_double(*args):
+        network = build_detector(*args).double()
+        network.register_forward_pre_hook(lambda _module, inputs: tuple(map(doubled, inputs)))
+        return network
+
+    model = DetectModel(
+        name="inline_pvt_tiny", head="retinanet", dims=[16, 32], depths=[1, 1], heads=[1, 2], channels=16
+    )
+    recipe = DetectRecipe(model=model, height=32, width=48, batch=4, epochs=2, warmup_epochs=0, lr=1e-3, ema=0.5)
+    data, runtime = str(place.parent / "boxes/x-train.parquet"), Runtime(device="cpu", sharing=way)
+    with patch.object(detecting, "build_detector", in_double):
+        return train_dense(place, recipe, data, Quiet(), runtime=runtime).last
+
+
+def doubled(x):
+    """The same, with float64 for float32."""
+    if isinstance(x, torch.Tensor):
+        return x.double() if x.dtype == torch.float32 else x
+    if isinstance(x, dict):
+        return {key: doubled(each) for key, each in x.items()}
+    return [doubled(each) for each in x] if isinstance(x, list) else x
+
+
 def perform(folder, way, act, *words):
     """What an act finds with one way of sharing."""
-    if act in ("language", "segment"):
-        return {"language": language, "segment": segment}[act](folder / f"{act}-{way}", way)
+    if act in ("language", "segment", "detect"):
+        return {"language": language, "segment": segment, "detect": detect}[act](folder / f"{act}-{way}", way)
     if act == "again":
         runtime = Runtime(device="cpu", sharing=way)
         return train(folder / f"again-{way}", read_recipe("digits", SMALL), None, Quiet(), runtime=runtime).steps

@@ -11,10 +11,11 @@ import torch
 from softless.io import checkpoint
 from softless.train.loop import fit
 from softless.train.run import Run
+from tests.data.boxed import pair_of_files as boxes
 from tests.data.masked import pair_of_files
 from tests.ranks import run
 from tests.train.jobs import job
-from tests.train.ranks import EXACT, Blocks, language, segment
+from tests.train.ranks import EXACT, Blocks, detect, language, segment
 
 EXACTLY = 1e-12
 IN_SINGLE = 1e-6
@@ -61,7 +62,9 @@ def pair(tmp_path_factory):
         (folder / name).mkdir()
     (folder / "book.txt").write_text(BOOK)
     pair_of_files(folder / "data")
-    return folder, start(folder, 2, "compare:10", "uneven", "train", "apart", "again", "language", "segment", "die")
+    boxes(folder / "boxes")
+    acts = ("compare:10", "uneven", "train", "apart", "again", "language", "segment", "detect", "die")
+    return folder, start(folder, 2, *acts)
 
 
 def middle(folder, place):
@@ -142,13 +145,14 @@ def test_a_language_model_of_two_ranks_equals_that_of_one(pair, tmp_path, way):
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
-def test_a_segmentation_of_two_ranks_equals_that_of_one(pair, tmp_path, way):
+@pytest.mark.parametrize(("act", "alone", "files"), [("segment", segment, "data"), ("detect", detect, "boxes")])
+def test_a_dense_training_of_two_ranks_equals_that_of_one(pair, tmp_path, act, alone, files, way):
     folder, ended = pair
-    assert (folder / "segment.json").exists(), ended
-    pair_of_files(tmp_path / "data")
-    found, expected = json.loads((folder / "segment.json").read_text())[way], segment(tmp_path / "alone")
+    assert (folder / f"{act}.json").exists(), ended
+    shutil.copytree(folder / files, tmp_path / files)
+    found, expected = json.loads((folder / f"{act}.json").read_text())[way], alone(tmp_path / "alone")
     assert found == pytest.approx(expected, abs=EXACTLY)
-    weights = [checkpoint.newest(Run(place).last).parts for place in (folder / f"segment-{way}", tmp_path / "alone")]
+    weights = [checkpoint.newest(Run(place).last).parts for place in (folder / f"{act}-{way}", tmp_path / "alone")]
     for part in ("model", "ema"):
         for name, tensor in weights[1][part].items():
             torch.testing.assert_close(weights[0][part][name], tensor, rtol=0, atol=1e-9)
