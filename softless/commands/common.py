@@ -160,6 +160,16 @@ def console() -> "Console":
     return Console(highlight=False, emoji=False, markup=False)
 
 
+def print_whole(out: "Console", table: "Table") -> None:
+    """Print a table that is wider than the terminal without cutting its cells."""
+    from rich.measure import Measurement
+
+    width = out.width
+    out.width = max(width, Measurement.get(out, out.options.update(max_width=10_000), table).maximum)
+    out.print(table)
+    out.width = width
+
+
 def plain_table(*headings: str, gap: int = 3, style: str = "bold") -> "Table":
     """Return a table without lines; the first column is aligned left, the others right."""
     from rich.table import Table

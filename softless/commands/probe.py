@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from softless.commands.arguments import Where, layer_choice
-from softless.commands.common import console, emit_json, prepare_folder, reports_errors
+from softless.commands.common import console, emit_json, prepare_folder, print_whole, reports_errors
 from softless.errors import ArgumentError, SoftlessError
 from softless.io.files import write_json, write_text
 from softless.report.units import duration, short
@@ -175,7 +175,6 @@ def counted(count: int, what: str) -> str:
 
 def show(report: "ProbeReport", folder: Path | None) -> None:
     """Print the subject, a table with one row per layer, the verdict, and how to read them."""
-    from rich.measure import Measurement
     from rich.text import Text
 
     out, layers = console(), report.layers
@@ -190,10 +189,8 @@ def show(report: "ProbeReport", folder: Path | None) -> None:
         more = f" and {counted(len(missed) - 1, 'more layers')}" if len(missed) > 1 else ""
         out.print(f"Not in the table: {missed[0]}{more}, whose attention cannot be captured.", soft_wrap=True)
     out.print()
-    table, width = _table(report), out.width
-    out.width = max(width, Measurement.get(out, out.options.update(max_width=10_000), table).maximum)
-    out.print(table)  # not cut where it is wider than the terminal
-    out.width = width
+    table = _table(report)
+    print_whole(out, table)
     out.print()
     if report.verdict is None:
         out.print("Random weights get no verdict: give trained ones with --weights FILE, or --pretrained for timm.")

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from softless.commands.arguments import Where, lengths
-from softless.commands.common import console, emit_json, importing, plain_table, prepare_folder, refuse, reports_errors
+from softless.commands.common import (
+    console,
+    emit_json,
+    importing,
+    plain_table,
+    prepare_folder,
+    print_whole,
+    refuse,
+    reports_errors,
+)
 from softless.commands.ctrl_c import continues
 from softless.commands.progress import Bar, progress
 from softless.commands.study_text import show_text
@@ -232,9 +241,9 @@ def show(document: "StudyDocument", path: Path, out: "Console") -> None:
     out.print(lines)
     out.print()
     if document["decision"] and (pairs := document["decision"]["pairs"]):
-        out.print(decision_table(pairs))
+        print_whole(out, decision_table(pairs))
         out.print()
-    out.print(twins_table(document["twins"]))
+    print_whole(out, twins_table(document["twins"]))
     out.print()
     printable = str(path).encode("utf-8", "replace").decode("utf-8")
     out.print(Text(f"The report: {printable}"), soft_wrap=True)

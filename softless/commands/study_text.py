@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from softless.commands.common import plain_table
+from softless.commands.common import plain_table, print_whole
 from softless.report import units
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def show_text(document: "TextDocument", path: Path, out: "Console") -> None:
         lines.add_row(Text(row["about"], style="bold"), row["says"])
     out.print(lines)
     out.print()
-    out.print(text_twins_table(document))
+    print_whole(out, text_twins_table(document))
     out.print()
     printable = str(path).encode("utf-8", "replace").decode("utf-8")
     out.print(Text(f"The report: {printable}"), soft_wrap=True)

@@ -116,7 +116,7 @@ class ProbeReport:
 
 
 def overall_verdict(layers: Sequence[LayerFindings]) -> str:
-    """Say what a linear kernel would cost the softmax layers to first order, and how many pairs of queries the others confuse."""
+    """Say what a linear kernel would cost softmax layers to first order, and how many queries the others confuse."""
     costs = [cost(x.first_order_error.mean, x.uniform_error.mean) for x in layers if x.mechanism == "softmax"]
     sentences = []
     if costs:

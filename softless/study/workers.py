@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -135,7 +136,12 @@ class Worker:
         self.end, theirs = spawn.Pipe()
         self.run: GridRun | None = None
         self.process: BaseProcess = spawn.Process(target=work, args=(theirs,), daemon=True)
-        self.process.start()
+        resource_tracker.ensure_running()  # starting it later would unblock SIGINT
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # inherited: Ctrl-C must not end its imports
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
 
     def close(self) -> None:
@@ -213,6 +219,7 @@ def work(end: Connection) -> None:
     A message that arrives during a training stops it: there are no more runs, or the parent has died.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer notes Ctrl-C itself and saves the run
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     torch.set_num_threads(1)
     reported, material, known = 0.0, None, None
 

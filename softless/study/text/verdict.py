@@ -33,6 +33,13 @@ def text_verdict(document: schema.TextDocument, twins: Mapping[str, Group], spre
     return [row for row in rows if row["says"]]
 
 
+OTHERS = (
+    ("no", "does as well", "do as well"),
+    ("yes", "does worse", "do worse"),
+    (CANNOT, "cannot be judged yet", "cannot be judged yet"),
+)  # an answer, and what it says of one twin and of several
+
+
 def _answer(decision: DecisionPart, twins: Mapping[str, Group], sequences: float | None) -> str:
     pairs, headline = decision["pairs"], decision["headline"]
     if headline is None:
@@ -45,9 +52,12 @@ def _answer(decision: DecisionPart, twins: Mapping[str, Group], sequences: float
     if first["answer"] == CANNOT:
         settle = f" What would settle it: {first['would_tell']}." if first["would_tell"] else ""
         sentences.append(f"Why: {first['because']}.{settle}")
-    for answer, says in (("no", "would do as well"), ("yes", "would not"), (CANNOT, "cannot be judged yet")):
+    parts = []
+    for answer, one, several in OTHERS:
         if others := [twins[pair["linear"]].label for pair in pairs if pair is not first and pair["answer"] == answer]:
-            sentences.append(f"Of the others, {listed(others)} {says}.")
+            parts.append(f"{listed(others)} {one if len(others) == 1 else several}")
+    if parts:
+        sentences.append(f"Of the others, {'; '.join(parts)}.")
     return " ".join(sentences)
 
 
