@@ -16,7 +16,7 @@ TEXT = Path(__file__).parent / "lighthouse.txt"
 KEYS = {
     "schema", "date", "seconds", "versions", "machine", "model", "metric", "noun", "budget", "seed", "steps",
     "candidates", "samples", "tokens", "layers", "frontier", "before", "after", "predicted", "delivered",
-    "promise_kept", "cost", "verdict", "command", "name", "data", "healing", "recall", "texts",
+    "promise_kept", "cost", "verdict", "command", "name", "data", "healing", "recall", "texts", "looks",
 }  # fmt: skip
 
 
