@@ -1,7 +1,8 @@
 """Non-causal attention on the kernels: which kernels are launched, and with what.
 
     forward    observe -> (merge) -> (solve) -> read                                 or one kernel for short sequences
-    backward   queries' gradient -> sum over spans -> (solve) -> keys' gradient      or one kernel for short sequences
+    backward   queries' gradient -> sum over spans -> (solve) -> keys' gradient      or one kernel for short sequences,
+                                                                                     after one for the residual
 
 Shapes: q [B, H, N, d]   k [B, G, M, d]   v [B, G, M, e]   key_mask [B, M]   taps [B, H, 9, e]   records [B G, numbers].
 """
