@@ -1,4 +1,4 @@
-"""Blend and regress on a CUDA device: 500 random calls each, many tokens, repeats, the residual, compiled."""
+"""Blend and regress on a CUDA device: 500 random calls each, also with the residual, many tokens, repeats, compiled."""
 
 import pytest
 import torch
@@ -6,9 +6,10 @@ from torch import Tensor
 
 import softless
 from softless.functional import attention_with_residual
-from tests.gpu.test_kernels import SHAPES, cases, every_half, hold, ulps
+from tests.gpu.test_kernels import SAMPLES, SHAPES, cases, every_half, hold, resolved, ulps
 from tests.kernels.cases import REGIMES, regime
 from tests.kernels.test_learned import CASES
+from tests.numerics.budget import FORWARD, GRADIENT
 
 pytestmark = [
     pytest.mark.gpu,
@@ -16,6 +17,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning"),  # its compiler imports it
 ]
 READERS = "blend", "regress", "regress-learned"
+# Grids, tokens before them, and widths of heads. The tiles of up to 128 tokens differ from those of more.
+PICTURES = (
+    ((8, 8), 1, 32), ((7, 7), 0, 32), ((4, 5), 1, 20), ((11, 11), 1, 32), ((9, 14), 2, 16), ((8, 8), 1, 64),
+    ((8, 17), 0, 32), ((14, 14), 1, 32), ((14, 14), 1, 64), ((17, 20), 1, 48),
+)  # fmt: skip
 
 
 def inputs_of(case: str, heads: int) -> dict[str, Tensor]:
@@ -101,6 +107,32 @@ def test_the_local_residual_matches_the_reference(case: str, grid: tuple[int, in
     for at, pair in enumerate(zip(run(torch.float32, "triton"), run(torch.float64, "reference"), strict=True)):
         mine, exact = pair
         assert (mine - exact).abs().max() <= 1e-5 * (1 + exact.abs().max()), f"result {at}"
+
+
+@every_half
+@pytest.mark.parametrize("case", ["inline", "linear", *READERS])
+def test_500_random_calls_with_the_residual_are_within_budget(case: str, dtype: torch.dtype) -> None:
+    made = CASES[case].mechanism if case in CASES else softless.mechanism(case)
+    learned = inputs_of(case, 2) if case in CASES else {}
+    wrong = {}
+    for seed, (grid, prefix, dim) in enumerate(PICTURES):
+        qkv = cases(prefix + grid[0] * grid[1], dim, dtype, seed)
+        given = [*qkv, torch.randn(SAMPLES, 2, 9, dim, device="cuda").to(dtype), torch.randn_like(qkv[2])]
+
+        def run(kind: torch.dtype, backend: str) -> list[Tensor]:
+            *leaves, upstream = (x.to(kind, copy=True) for x in given)  # noqa: B023  runs in this round
+            leaves = [x.requires_grad_() for x in leaves]
+            inputs = {name: x.to(kind) for name, x in learned.items()}
+            out = attention_with_residual(*leaves, made, grid=grid, prefix=prefix, inputs=inputs, backend=backend)  # noqa: B023
+            return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
+
+        found = run(dtype, "triton"), run(torch.float64, "reference"), run(torch.float32, "torch")
+        for name, ours, exact, float32 in zip(("o", "dq", "dk", "dv", "taps"), *found, strict=True):
+            allowed = (FORWARD if name == "o" else GRADIENT)["ulps"] + 1
+            error = torch.where(resolved(float32, exact, dtype), ulps(ours, exact), 0.0)
+            if error.max() > allowed:
+                wrong[grid, prefix, dim, name] = f"{error.max():.1f} ulp, {int((error > allowed).sum())} samples"
+    assert not wrong, wrong
 
 
 @pytest.mark.parametrize("case", READERS)

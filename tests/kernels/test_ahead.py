@@ -125,6 +125,8 @@ FAMILIES = {
     "whole blend": Family(parallel(BLEND, 197), set()),
     "spans blend": Family(parallel(BLEND, 1000), {"query_gradient_kernel"}),
     "whole regress": Family(parallel(REGRESS, 197), set()),
+    "fine": Family(parallel(INLINE, 65, grid=(8, 8)), {"residual_gradient_kernel"}),
+    "fine regress": Family(parallel(REGRESS, 65, grid=(8, 8)), {"residual_gradient_kernel"}),
     "spans regress": Family(parallel(REGRESS, 1000), SOLVED),
     "few regress": Family(parallel(REGRESS, 300), SOLVED),  # keys per channel, for wide heads
     "learned regress": Family(parallel(LEARNED, 1000), SOLVED),

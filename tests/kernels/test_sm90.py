@@ -86,15 +86,24 @@ def test_kernels_for_short_sequences_fit_into_registers_and_shared_memory(name, 
     ],
 )
 def test_spans_fit_into_registers_and_shared_memory(name, dim, tokens):
-    """A division of wide heads reads its queries twice."""
-    twice = {"query_sums_kernel"} if name == "elu" and dim == 128 else set()
-    twice |= {"solve_kernel", "solve_gradient_kernel"} if name == "regress" else set()
-    assert_fits(build(name, dim, tokens), SPANS | twice, dim)
+    """A division of wide heads reads its queries twice. Of narrow heads that regress, one program merges and solves."""
+    more = {"query_sums_kernel"} if name == "elu" and dim == 128 else set()
+    more |= {"solve_kernel", "solve_gradient_kernel"} if name == "regress" else set()
+    fewer = {"merge_kernel"} if name == "regress" and dim <= 64 else set()
+    assert_fits(build(name, dim, tokens), (SPANS | more) - fewer, dim)
 
 
-@pytest.mark.slow
-def test_the_residual_fits_into_registers_and_shared_memory():
-    assert_fits(build("inline", 64, 197, grid=(14, 14)), WHOLE, 64)
+@pytest.mark.parametrize(
+    ("name", "dim", "grid"),
+    [
+        pytest.param("inline", 64, (14, 14), marks=pytest.mark.slow),
+        ("inline", 32, (8, 8)),
+        ("regress", 32, (8, 8)),
+    ],
+)
+def test_the_residual_fits_into_registers_and_shared_memory(name, dim, grid):
+    names = (SOLVED if name == "regress" else WHOLE) | {"residual_gradient_kernel"}
+    assert_fits(build(name, dim, 1 + grid[0] * grid[1], grid=grid), names, dim)
 
 
 @pytest.mark.slow

@@ -61,11 +61,12 @@ class SampleCall(NamedTuple):
     step: bool = False
 
 
-# Every width is compiled anew: one that fills no tile, with a mask and shared keys, and the two that models use most.
+# Every width is compiled anew: one that fills no tile, with a mask and shared keys, and those that models use most.
 PARALLEL = (
     *(SampleCall(n, m, 40, 24, groups=1, masked=True) for n, m in ((7, 5), (130, 200), (300, 290))),
     *(SampleCall(n, m, 64, 64) for n, m in ((17, 33), (100, 100), (197, 197), (257, 650), (333, 333))),
     *(SampleCall(1 + h * w, 1 + h * w, 64, 64, grid=(h, w)) for h, w in ((7, 9), (19, 17))),
+    SampleCall(65, 65, 32, 32, grid=(8, 8)),  # short and narrow heads have finer tiles
     *(SampleCall(n, n, 128, 128) for n in (33, 300)),
 )
 # Two segments from 640 tokens on with 16 channels, and from 2,560 tokens on with 64.

@@ -25,6 +25,7 @@ OBSERVERS = 396  # three per multiprocessor, for sums of 64 x 64 or less, which 
 READERS = 4 * PROGRAMS  # programs of a pass that keeps no sums, for heads of 64 x 64 or less
 PAIRS = torch.float64  # stands for `arithmetic.PAIRS`: bfloat16 inputs, multiplied with 16 bits
 MOST_SPLITS = 128  # parts of a head that `merge_kernel` holds at once
+MERGED_BY_ONE = 16  # parts of a head that the program which solves for it merges, one after another
 
 
 class Tile(NamedTuple):
@@ -88,7 +89,16 @@ WHOLE_HEADS = {
     "whole regress": (Tile(32, 1, 2, registers=168), Tile(64, 4, 2, registers=168)),
     "whole regress gradient": (Tile(32, 2, 1), Tile(64, 4, 1)),
     "whole local": (Tile(32, 2, 1), Tile(32, 4, 1)),
+    "whole regress local": (Tile(32, 2, 1), Tile(32, 4, 1)),
     "residual gradient": (Tile(32, 2, 1), Tile(32, 4, 1)),
+}
+# Up to FINE tokens and 32 x 32 in bf16: 65 tokens, an 8 x 8 picture and its class, fill 80 rows instead of 96.
+FINE = 128
+FINE_HEADS = {
+    "whole gradient": Tile(16, 1, 1),
+    "whole regress gradient": Tile(16, 1, 1),
+    "whole regress local": Tile(16, 1, 1),
+    "residual gradient": Tile(16, 1, 1),
 }
 # Where the tile of an H200 does not fit, by the shared memory that a program may have; `WIDE` sums are larger than
 # 64 x 64. Most have one load in flight instead of two or three.
@@ -123,15 +133,17 @@ def finer(dtype: torch.dtype) -> torch.dtype:
     return PAIRS if dtype == torch.bfloat16 else torch.float32
 
 
-def tile(kind: str, bd: int, be: int, dtype: torch.dtype) -> Tile:
+def tile(kind: str, bd: int, be: int, dtype: torch.dtype, tokens: int = WHOLE) -> Tile:
     """Return the tile of a pass whose sums are bd x be numbers, for the GPU that the plan is for.
 
-    float32 multiplies without tensor cores, in short tiles. PAIRS have the tiles of bfloat16, except for wide heads,
-    whose factors would not fit twice.
+    `tokens` are those of a whole head, and count there alone. float32 multiplies without tensor cores, in short tiles.
+    PAIRS have the tiles of bfloat16, except for wide heads, whose factors would not fit twice.
     """
     wide = bd * be > 64 * 64
     if dtype == torch.float32 or (dtype == PAIRS and wide):
         cut = Tile(32, 8 if wide else 4, 1)
+    elif kind in FINE_HEADS and tokens <= FINE and bd * be <= 32 * 32 and dtype == torch.bfloat16:
+        cut = FINE_HEADS[kind]
     elif kind in WHOLE_HEADS:
         table = WHOLE_HEADS if dtype == torch.bfloat16 else WHOLE_HEADS | WHOLE_FP16
         cut = table[kind][bd * be > 32 * 32]

@@ -163,8 +163,8 @@ def forward(x: Operands, out: Tensor | None = None) -> tuple[Tensor, Tensor | No
     wide = sizes["BD"], sizes["BE"]
     whole = tiles.is_whole(queries, keys, *wide)
     alone = "whole regress" if x.more else "whole"
-    kind = (alone if whole else "read") if taps is None else ("whole local" if whole else "local")
-    cut = tile(kind, *wide, dtype)
+    kind = (alone if whole else "read") if taps is None else (f"{alone} local" if whole else "local")
+    cut = tile(kind, *wide, dtype, max(queries, keys))
     constants = {"GROUP": heads // groups, "DTYPE": as_triton(dtype), **sizes, **named(spec), **_meta(cut)}
     records = None if whole else _observe(x, dtype)
     solved = None if records is None or spec.reader != "regress" else Solutions.of(records, x)
@@ -208,7 +208,7 @@ def backward(
     if tiles.is_whole(queries, keys, *wide):
         kind = "whole regress gradient" if x.more else "whole gradient"
         kind = "whole gradient divide" if spec.reader in DIVIDES else kind
-        cut = tile(kind, *wide, dtype)
+        cut = tile(kind, *wide, dtype, max(queries, keys))
         local, d_taps = (None, None) if taps is None else _residual_gradient(d_out, x, dtype)
         of_residual = None if local is None else x.rows(local)[0]
         if spec.reader == "regress":
@@ -252,7 +252,7 @@ def _residual_gradient(d_out: Tensor, x: Operands, dtype: torch.dtype) -> tuple[
     launch(
         residual_gradient_kernel, batch * groups, *x.rows(x.v, d_out), x.tapped(), mask_of(x.key_mask), *x.rows(local),
         d_taps, keys, groups, x.picture, E=e, BE=width, DTYPE=as_triton(dtype),
-        **_meta(tile("residual gradient", width, width, dtype)))  # fmt: skip
+        **_meta(tile("residual gradient", width, width, dtype, keys)))  # fmt: skip
     return local, d_taps
 
 
@@ -286,11 +286,11 @@ def _query_gradient(
     return gradients, None if shares is None else shares.sum((0, 2))
 
 
-def _solve(x: Operands, solved: Solutions, dtype: torch.dtype) -> None:
-    """Write W and the inverse of every head from its record."""
+def _solve(x: Operands, solved: Solutions, dtype: torch.dtype, parts: Tensor | None = None, splits: int = 1) -> None:
+    """Write W and the inverse of every head from its record, or from the parts of a record that is not merged yet."""
     count, spec, sizes, heads = solved.states.shape[0], x.spec, x.sizes(), x.q.shape[1] // x.group
     launch(
-        solve_kernel, count, *solved, x.factors, heads, spec.ridge, spec.scale,
+        solve_kernel, count, parts, *solved, x.factors, heads, splits, spec.ridge, spec.scale,
         GROUP=heads // x.k.shape[1], FOLDED=folded(spec), DTYPE=as_triton(dtype), **_widths(solved), **sizes,
         num_warps=tiles.solvers(sizes["BD"]), num_stages=1)  # fmt: skip
 
@@ -376,6 +376,10 @@ def _observe(x: Operands, dtype: torch.dtype) -> Tensor:
         splits, spec.t, NUMBERS=parts.shape[1], PHI=spec.phi_k, CENTERED=spec.reader != "none",
         DTYPE=as_triton(of_keys), EVEN=mask is None and x.even(keys, cut.tokens), SPREAD=x.more > 0, **sizes,
         **_meta(cut))  # fmt: skip
+    if memory is None and _merges(x, splits):
+        memory = kept(x)
+        _solve(x, Solutions.of(memory, x), dtype, parts, splits)
+        return memory
     if memory is None:
         memory, e = kept(x), e + x.more
         launch(
@@ -384,6 +388,13 @@ def _observe(x: Operands, dtype: torch.dtype) -> Tensor:
     if x.more:
         _solve(x, Solutions.of(memory, x), dtype)
     return memory
+
+
+def _merges(x: Operands, splits: int) -> bool:
+    """Whether the program that solves for a head merges its splits: they are few, and no other program needs them."""
+    alone = x.more > 0 and x.group * x.k.shape[1] == x.q.shape[1]
+    narrow = x.sizes()["BD"] * x.sizes()["BE"] <= 64 * 64
+    return alone and narrow and splits <= tiles.MERGED_BY_ONE and x.spec.phi_k != "exp"
 
 
 def _meta(cut: Tile) -> dict[str, Any]:

@@ -213,21 +213,57 @@ def predict_gradient(n, k_mean, spread, weights, inverse, d_weights, d_v_mean, r
     return d_covariance / tl.maximum(n, 1.0), d_spread, d_key, d_ridge, tl.sum(d_weights * weights)
 
 
+@triton.jit
+def read_parts(parts, splits, NUMBERS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
+               BE: tl.constexpr):  # fmt: skip
+    """(n, k_mean, v_mean, comoment, spread) of all splits of a head: `observe.merge_kernel` by one program."""
+    ROW: tl.constexpr = E + D
+    columns, channels = tl.arange(0, BD), tl.arange(0, BE)
+    k_first = tl.load(parts + D * ROW + columns, mask=columns < D, other=0.0)
+    v_first = tl.load(parts + D * ROW + D + channels, mask=channels < E, other=0.0)
+    comoment, spread = tl.zeros((BD, BE), tl.float32), tl.zeros((BD, BD), tl.float32)
+    total, k_sum, v_sum = 0.0, tl.zeros((BD,), tl.float32), tl.zeros((BE,), tl.float32)
+    for s in tl.range(splits, num_stages=3):
+        n, k_mean, v_mean, of_values, _shift = read_state(parts + s * NUMBERS, D, E, BD, BE, D)
+        of_keys = read_square(parts + s * NUMBERS + E, ROW, D, BD)
+        k_step, v_step = k_mean - k_first, v_mean - v_first
+        comoment += of_values + (n * k_step)[:, None] * v_step[None, :]
+        spread += of_keys + (n * k_step)[:, None] * k_step[None, :]
+        total, k_sum, v_sum = total + n, k_sum + n * k_step, v_sum + n * v_step
+    k_step, v_step = k_sum / tl.maximum(total, 1.0), v_sum / tl.maximum(total, 1.0)
+    comoment, spread = comoment - k_sum[:, None] * v_step[None, :], spread - k_sum[:, None] * k_step[None, :]
+    return total, k_first + k_step, v_first + v_step, comoment, spread
+
+
 @triton.jit(do_not_specialize=SIZES)
-def solve_kernel(records, solved, inverses, factors, H, ridge, scale, GROUP: tl.constexpr, NUMBERS: tl.constexpr,
-                 SOLVED: tl.constexpr, SQUARE: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
-                 BE: tl.constexpr, FOLDED: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
-    """One program per head that has a W of its own: each key head, or each query head if its ridge or gain differ."""
+def solve_kernel(parts, records, solved, inverses, factors, H, splits, ridge, scale, GROUP: tl.constexpr,
+                 NUMBERS: tl.constexpr, SOLVED: tl.constexpr, SQUARE: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+                 BD: tl.constexpr, BE: tl.constexpr, FOLDED: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
+    """One program per head that has a W of its own: each key head, or each query head if its ridge or gain differ.
+
+    Given the parts of a few splits, it merges them into the record first.
+    """
     program = tl.program_id(0).to(tl.int64)
     record, inverse_at = records + program // GROUP * NUMBERS, inverses + program * SQUARE
-    n, k_mean, v_mean, comoment, shift = read_state(record, D, E, BD, BE, D)
-    spread = read_square(record + E, E + D, D, BD)
+    if parts is not None:
+        n, k_mean, v_mean, comoment, spread = read_parts(parts + program * splits * NUMBERS, splits, NUMBERS, D, E,
+                                                         BD, BE)  # fmt: skip
+        shift = tl.zeros_like(k_mean)
+        write_state(record, n, k_mean, v_mean, comoment, shift, D, E, D)
+        write_spread(record, k_mean, spread, D, E)
+    else:
+        n, k_mean, v_mean, comoment, shift = read_state(record, D, E, BD, BE, D)
+        spread = read_square(record + E, E + D, D, BD)
     ridge, gain = factors_of(factors, program % H, ridge, scale)
     covariance, r, size, _tau, _free, lost = ridges(spread, n, k_mean, ridge, D)
     count, state = tl.maximum(n, 1.0), solved + program * SOLVED
-    write_square(inverse_at, swept(covariance, r, size, lost, D), D)
-    tl.debug_barrier()
-    weights = stored_times(inverse_at, D, record, E + D, 1, D, D, E, BD, BE, DTYPE) / count
+    inverse = swept(covariance, r, size, lost, D)
+    write_square(inverse_at, inverse, D)
+    if DTYPE != tl.float32 and BD * BE <= 64 * 64:
+        weights = times(inverse, comoment / count, tl.zeros_like(comoment), DTYPE)
+    else:
+        tl.debug_barrier()
+        weights = stored_times(inverse_at, D, record, E + D, 1, D, D, E, BD, BE, DTYPE) / count
     if DTYPE == tl.float32:
         write_state(state, n, k_mean, v_mean, weights, shift, D, E)
         tl.debug_barrier()
