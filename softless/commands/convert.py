@@ -35,8 +35,9 @@ SUMMARY = "Make layers of a trained model linear, as many as a budget allows, an
 HELP = """Make layers of a trained softmax model linear, as many as a budget allows, and prove it on unseen data.
 
 MODEL is hf: and either a folder with config.json and model.safetensors or a name on the Hugging Face hub, the folder of
-a run of softless train on images or text, timm:NAME (ViT, DeiT, Swin) with --pretrained or --weights, or a name from
-softless list --models with --weights. Without MODEL, a small model is trained first, in seconds, and converted.
+a run of softless train on images or text, timm:NAME (ViT, DeiT, Swin) with --pretrained or --weights, a name from
+softless list --models with --weights, or a model whose weights ship with softless. Without MODEL, a small model is
+trained first, in seconds, and converted.
 
 The data are cut into three parts at random: half to fit, a quarter to choose the layers, a quarter to prove the result.
 The command prints a verdict, writes a page with figures, and saves the model in DIR/model for softless.load_converted.

@@ -158,6 +158,13 @@ def _pictures(subject: Subject, source: str | None, classes: int, count: int | N
         raise ArgumentError(
             f"{subject.name} knows {classes} classes, and {source or 'digits'} has {len(images.classes)}"
         )
+    names = getattr(subject.model, "pretrained_cfg", {}).get("label_names") or images.classes  # few models say
+    if tuple(names) != images.classes:
+        theirs, ours = (", ".join(part[:3]) for part in (names, images.classes))
+        raise ArgumentError(
+            f"{subject.name} knows the classes {theirs}, ..., and {source or 'digits'} has {ours}, ...: give images of "
+            "these classes with --data"
+        )
     count = min(MOST_IMAGES, len(images)) if count is None else count
     options: dict[str, Any] = {"tokens": 0, "device": "cpu", "seed": seed, "batch": 2**30}
     batch = next(load_samples(subject, source, "test", count, **options).batches)

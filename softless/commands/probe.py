@@ -31,9 +31,9 @@ SUMMARY = "Measure the attention in each layer of a model: ours, timm's, Hugging
 HELP = """Look into every attention layer of a model: which queries it confuses, how local it is, how far its
 scores spread, and what a linear kernel instead of the softmax would cost there.
 
-MODEL is a name from softless list --models, the folder of a run of softless train, timm:NAME, or hf: and either a
-folder with config.json and model.safetensors or a name on the Hugging Face hub. Without --weights or --pretrained, the
-weights of a name are random, and there is no verdict.
+MODEL is a name from softless list --models, a model whose weights ship with softless, the folder of a run of softless
+train, timm:NAME, or hf: and either a folder with config.json and model.safetensors or a name on the Hugging Face hub.
+Without --weights or --pretrained, other names have random weights, and there is no verdict.
 
 \b
 $ softless probe runs/a

@@ -26,8 +26,8 @@ from softless.data.reading import Damage, Draw, Reader, read_all
 from softless.data.sampler import ResumableSampler
 from softless.errors import ArgumentError, FileError, UnsupportedError, did_you_mean, needs_extra
 from softless.io.weights import load_weights
-from softless.models import create_model
-from softless.models.table import CONFIGS, settings
+from softless.models import create_model, list_models
+from softless.models.table import CONFIGS
 
 TIMM, HUGGING_FACE = "timm:", "hf:"
 RANDOM, TRAINED, PRETRAINED = "random", "trained", "pretrained"
@@ -90,14 +90,13 @@ def load_subject(name: str, weights: Path | None, size: int | None, seed: int, *
         subject = hugging_face(name)
     elif name.startswith(TIMM):
         subject = _timm(name, name.removeprefix(TIMM), pretrained)
-    elif name in CONFIGS and not Path(name).is_dir():
-        images = ImageInput(CONFIGS[name].img_size[0], as_timm_tests(settings(name, CONFIGS[name])))
-        subject = Subject(name, create_model(name), RANDOM, images)
+    elif name in (*CONFIGS, *list_models(pretrained=True)) and not Path(name).is_dir():
+        subject = _ours(name, trained=name not in CONFIGS and weights is None)
     elif Path(name).is_dir():
         refuse({"--weights": weights}, f"{name} is a run, which has its own")
         subject = _run(name)
     else:
-        close = did_you_mean(name, CONFIGS)
+        close = did_you_mean(name, [*CONFIGS, *list_models(pretrained=True)])
         raise ArgumentError(
             f"{name!r} is neither a model of ours (softless list --models), nor the folder of a run, nor timm:NAME, "
             f"nor hf:FOLDER or hf:NAME{f': {close}' if close else ''}"
@@ -110,6 +109,12 @@ def load_subject(name: str, weights: Path | None, size: int | None, seed: int, *
     if not isinstance(subject.takes, ImageInput):
         raise ArgumentError(f"--size is in pixels, and {name} reads text")
     return replace(subject, takes=replace(subject.takes, side=size))
+
+
+def _ours(name: str, *, trained: bool) -> Subject:
+    model = create_model(name, pretrained=trained)
+    images = ImageInput(model.config.img_size[0], as_timm_tests(model.pretrained_cfg))
+    return Subject(name, model, TRAINED if trained else RANDOM, images)
 
 
 def _run(name: str) -> Subject:

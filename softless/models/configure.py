@@ -13,6 +13,7 @@ from typing import Any
 from softless.errors import ArgumentError, UnsupportedError, no_such, shown
 from softless.mechanisms import resolve
 from softless.mechanisms.scored import check_count
+from softless.models.shipped import shipped_names
 from softless.models.table import CONFIGS, Config
 
 MOST = {"dims": 2**20, "depths": 10_000, "heads": 2**20}
@@ -73,7 +74,7 @@ def customize(
 ) -> Config:
     """Return the named configuration with these changes. A change that would have no effect raises."""
     if not isinstance(name, str) or name not in CONFIGS:
-        raise ArgumentError(no_such("model", name, CONFIGS))
+        raise ArgumentError(no_such("model", name, [*CONFIGS, *shipped_names()]))
     for option, value in (("local", local), ("qk_conv", qk_conv)):
         if not (value is None or isinstance(value, bool)):
             raise ArgumentError(f"{option} is {shown(value)} and must be True, False or None")

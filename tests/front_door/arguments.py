@@ -262,7 +262,7 @@ FUNCTIONS: dict[str, Case] = {
             "seed": 1,
         },
     ),
-    "list_models": Case(softless.list_models, softless.list_models, {}, {}),
+    "list_models": Case(softless.list_models, softless.list_models, {}, {"pretrained": True}),
     "parallel.attention": Case(
         parallel.attention,
         shared,
@@ -582,6 +582,7 @@ def model_case(name: str) -> Case:
         "dims": 32 if one == 1 else (32, 64),
         "depths": 1 if one == 1 else (1, 1),
         "heads": 4 if one == 1 else (4, 8),
+        "pretrained": True,
         "device": "meta",
         "dtype": torch.float64,
         "in_chans": 4,

@@ -33,10 +33,10 @@ SIGNATURES = {
     "threshold_report": "q, k, *, tau=1.0, expansion='max', tail='drop', is_causal=False, key_mask=None, bias=None, "
     "scale=None",
     "load_weights": "model, path, *, key=None, fit=None",
-    "create_model": "name, *, mechanism=None, local=None, qk_conv=None, window=None, pattern=None, num_classes=1000, "
-    "img_size=None, patch_size=None, dims=None, depths=None, heads=None, "
+    "create_model": "name, *, mechanism=None, local=None, qk_conv=None, window=None, pattern=None, num_classes=None, "
+    "img_size=None, patch_size=None, dims=None, depths=None, heads=None, pretrained=False, "
     "device=None, dtype=None, **options",
-    "list_models": "",
+    "list_models": "pretrained=False",
     "convert": "model, data, *, budget=0.01, candidates=None, metric=None, steps=40, layers=None, heal=None, "
     "rank=None, compare=False, seed=0, work=None, watch=None",
     "load_converted": "folder",

@@ -1,6 +1,7 @@
 """What is built is what was written: the wheel works in an empty environment, the sdist holds the whole project."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -46,10 +47,25 @@ def test_wheel_installs_and_imports_where_nothing_else_is_installed(wheel, tmp_p
 def test_wheel_holds_the_package_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     kept = [*(ROOT / "softless").rglob("*.py"), *(ROOT / "softless/study/page/static").iterdir()]
+    kept += (ROOT / "softless/weights").glob("*.safetensors")
     sources = {str(path.relative_to(ROOT)) for path in kept}
     assert sources | {"softless/py.typed"} <= set(names)
     assert {name.split("/")[0] for name in names} == {"softless", f"softless-{VERSION}.dist-info"}
     assert f"softless-{VERSION}.dist-info/licenses/LICENSE" in names
+
+
+def test_weights_that_are_added_to_the_tree_ship(tmp_path):
+    tree, weights = tmp_path / "tree", "softless/weights/tiny.safetensors"
+    for name in ("softless", "recipes"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    (tree / weights).parent.mkdir(exist_ok=True)
+    (tree / weights).write_bytes(b"weights")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, tree, cwd=tmp_path)
+    assert weights in zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        assert f"softless-{VERSION}/{weights}" in archive.getnames()
 
 
 def test_sdist_holds_everything_needed_to_test_and_document(dist):
