@@ -206,9 +206,8 @@ def backward(
     wide, constants = (sizes["BD"], sizes["BE"]), {"DTYPE": as_triton(dtype), **sizes}
     d_out = dense(d_out)
     if tiles.is_whole(queries, keys, *wide):
-        kind = "whole regress gradient" if x.more else "whole gradient"
-        kind = "whole gradient divide" if spec.reader in DIVIDES else kind
-        cut = tile(kind, *wide, dtype, max(queries, keys))
+        kind = "regress gradient" if x.more else "gradient divide" if spec.reader in DIVIDES else "gradient"
+        cut = tile(f"whole {kind}", *wide, dtype, max(queries, keys))
         local, d_taps = (None, None) if taps is None else _residual_gradient(d_out, x, dtype)
         of_residual = None if local is None else x.rows(local)[0]
         if spec.reader == "regress":
@@ -303,9 +302,8 @@ def _solve_gradient(
     d_records, shares, members = x.records(count, x.more), x.shares(1), heads // x.k.shape[1]
     launch(
         solve_gradient_kernel, count, *solved, gradients, d_records, shares, x.factors, heads, spec.ridge, spec.scale,
-        GROUP=members, CENTERED=spec.centered, FOLDED=folded(spec),
-        DTYPE=as_triton(dtype), **_widths(solved), **sizes, num_warps=tiles.solvers(sizes["BD"]),
-        num_stages=1)  # fmt: skip
+        GROUP=members, CENTERED=spec.centered, FOLDED=folded(spec), DTYPE=as_triton(dtype), **_widths(solved), **sizes,
+        num_warps=tiles.solvers(sizes["BD"]), num_stages=1)  # fmt: skip
     d_records = d_records if members == 1 else d_records.view(-1, members, d_records.shape[1]).sum(1)
     return d_records, None if shares is None else shares.sum((0, 2))
 
