@@ -1,7 +1,8 @@
 """A model as the backbone of a head of segmentation or detection, to be timed as one.
 
-    forward             of a segmentation: the logits of every pixel; of a detection: the boxes that are found
-    forward+backward    of a segmentation: through these logits; of a detection: through the losses of `OBJECTS` boxes
+    forward             of a segmentation: the logits of every pixel; of a detection: the boxes that are found, and with
+                        mask_rcnn the masks in them
+    forward+backward    of a segmentation: through these logits; of a detection: through the losses of `OBJECTS` objects
                         in each image
 
 A head begins with random weights. An untrained detector finds few boxes, so sorting out many is not in its time.
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from softless.errors import ArgumentError
 
-TASKS = {"segment": ("upernet", "fpn"), "detect": ("faster_rcnn", "retinanet")}  # the first head is the default
+TASKS = {"segment": ("upernet", "fpn"), "detect": ("faster_rcnn", "retinanet", "mask_rcnn")}  # the default is the first
 CLASSES = {"segment": 150, "detect": 80}  # as ADE20K and COCO have
 OBJECTS = 8
 
@@ -27,7 +28,7 @@ def head_of(task: str | None, head: str | None) -> str | None:
             raise ArgumentError(f"--head {head} needs --task {task_of(head)}, or it would not be used")
         return None
     if head is not None and head not in TASKS[task]:
-        raise ArgumentError(f"--head {head} is no head of --task {task}, which has {' and '.join(TASKS[task])}")
+        raise ArgumentError(f"--head {head} is no head of --task {task}, which has {', '.join(TASKS[task])}")
     return head or TASKS[task][0]
 
 
@@ -68,7 +69,7 @@ class Segmenting(nn.Module):
 class Detecting(nn.Module):
     """A `DetectNetwork` as one tensor: the corners that are found, or in training the sum of the losses.
 
-    The boxes to find lie on a diagonal, and each is an eighth of the image high and wide.
+    The boxes to find lie on a diagonal, and each is an eighth of the image high and wide. Masks fill their boxes.
     """
 
     def __init__(self, network: nn.Module, size: tuple[int, int]):
@@ -78,13 +79,18 @@ class Detecting(nn.Module):
         steps = torch.arange(OBJECTS) / OBJECTS
         near = torch.stack([steps * width, steps * height], 1)
         far = near + torch.tensor([width, height]) / OBJECTS
+        inside = [
+            (near[:, at, None] <= torch.arange(side)) & (torch.arange(side) < far[:, at, None])
+            for at, side in enumerate((width, height))
+        ]
         self.register_buffer("boxes", torch.cat([near, far], 1).float(), persistent=False)
+        self.register_buffer("masks", inside[1][:, :, None] & inside[0][:, None], persistent=False)
         self.register_buffer("labels", torch.arange(OBJECTS) % CLASSES["detect"], persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         shown = torch.tensor([self.size] * len(images))
         if self.training:
-            targets = [{"boxes": self.boxes, "labels": self.labels}] * len(images)
+            targets = [{"boxes": self.boxes, "labels": self.labels, "masks": self.masks}] * len(images)
             losses, _ = self.network(images, shown, targets)
             return torch.stack([*losses.values()]).sum()
         _, found = self.network(images, shown)

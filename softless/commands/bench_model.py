@@ -57,7 +57,7 @@ def run(
         Literal["segment", "detect"] | None, typer.Option(help="Time the model in a head; none: the classifier.")
     ] = None,
     head: Annotated[
-        Literal["upernet", "fpn", "faster_rcnn", "retinanet"] | None,
+        Literal["upernet", "fpn", "faster_rcnn", "retinanet", "mask_rcnn"] | None,
         typer.Option(help="Of --task.", show_default="upernet or faster_rcnn"),
     ] = None,
     bound: Annotated[bool, typer.Option("--bound", help="Also time the model without attention.")] = False,

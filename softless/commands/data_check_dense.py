@@ -45,9 +45,12 @@ def check_annotated_set(source: str, values: "Values", workers: int | None, json
             check_annotated_part(name, part, workers=workers, tick=partial(advance, f"decoding {name}"))
             for name, part in opened.items()
         ]
-    masks = isinstance(values, MaskValues)
+    if isinstance(values, MaskValues):
+        schema, counted, fitting = MASKS, "pixels", "masks"
+    else:
+        schema, counted, fitting = BOXES, "boxes", "boxes and masks" if values.masked else "boxes"
     document: DenseCheck = {
-        "schema": MASKS if masks else BOXES,
+        "schema": schema,
         "source": source,
         "images": sum(part["images"] for part in parts),
         "ok": not any(part["damaged"] for part in parts),
@@ -56,12 +59,12 @@ def check_annotated_set(source: str, values: "Values", workers: int | None, json
     if json:
         emit_json(document)
     else:
-        _show(document, "pixels" if masks else "boxes")
+        _show(document, counted, fitting)
     if not document["ok"]:
         raise typer.Exit(CHECK_FAILED)
 
 
-def _show(document: DenseCheck, counted: str) -> None:
+def _show(document: DenseCheck, counted: str, fitting: str) -> None:
     from rich.text import Text
 
     out = console()
@@ -89,7 +92,7 @@ def _show(document: DenseCheck, counted: str) -> None:
     for bad in (bad for part in document["parts"] for bad in part["damaged"]):
         out.print(Text(plain(f"{bad['name']}: {bad['why']}")), soft_wrap=True)
     images, count = units.counted(document["images"], "image"), sum(len(part["damaged"]) for part in document["parts"])
-    fit = f"All {images} fit their {'masks' if counted == 'pixels' else 'boxes'}."
+    fit = f"All {images} fit their {fitting}."
     out.print(Text(f"{count:,} bad among {images}." if count else fit, style="bold"))
 
 

@@ -1,6 +1,9 @@
-"""What `softless evaluate` says about a detection: average precision, as COCO defines it, and that of each class."""
+"""What `softless evaluate` says about a detection: average precision, as COCO defines it, and that of each class.
 
-from typing import TypedDict
+For Mask R-CNN, the same of its masks.
+"""
+
+from typing import Any, TypedDict
 
 from softless.commands.common import console, plain, plain_table
 from softless.commands.evaluate_dense import DenseResult, share
@@ -9,8 +12,21 @@ from softless.report import units
 SCHEMA = "softless.evaluate-boxes/1"
 
 
-class EvaluatedBoxes(TypedDict):
-    """The JSON document of a detection. Shares run from 0 to 1, and are None where there is no box to find."""
+class EvaluatedPrecisions(TypedDict):
+    """The average precision of boxes or of masks. Shares run from 0 to 1, and are None where there is none to find."""
+
+    ap: float | None  # over IoU 0.5 to 0.95
+    ap50: float | None
+    ap75: float | None
+    ap_small: float | None  # objects below 32 x 32 pixels
+    ap_medium: float | None
+    ap_large: float | None  # above 96 x 96
+    by_class: dict[str, float | None]  # AP
+    by_class50: dict[str, float | None]  # AP50
+
+
+class EvaluatedBoxes(EvaluatedPrecisions):
+    """The JSON document of a detection: the average precision of its boxes, and more."""
 
     schema: str
     target: str
@@ -19,16 +35,9 @@ class EvaluatedBoxes(TypedDict):
     device: str
     images: int
     boxes: int  # to be found, without crowds
-    ap: float | None  # over IoU 0.5 to 0.95
-    ap50: float | None
-    ap75: float | None
-    ap_small: float | None  # objects below 32 x 32 pixels
-    ap_medium: float | None
-    ap_large: float | None  # above 96 x 96
+    masks: EvaluatedPrecisions | None  # None if the head finds boxes alone
     loss: float
     images_per_second: float  # with decoding
-    by_class: dict[str, float | None]  # AP
-    by_class50: dict[str, float | None]  # AP50
     skipped: dict[str, str]  # name of each image that is bad, and why
 
 
@@ -42,33 +51,50 @@ def document_of(measured: DenseResult) -> EvaluatedBoxes:
         "device": measured.device,
         "images": measured.images,
         "boxes": scores.boxes,
+        **precisions_of(scores, measured.classes),
+        "masks": None if scores.masks is None else precisions_of(scores.masks, measured.classes),
+        "loss": scores.loss,
+        "images_per_second": measured.rate,
+        "skipped": measured.skipped,
+    }
+
+
+def precisions_of(scores: Any, classes: tuple[str, ...]) -> EvaluatedPrecisions:
+    """Return the part of a document that boxes and masks share."""
+    return {
         "ap": scores.ap,
         "ap50": scores.ap50,
         "ap75": scores.ap75,
         "ap_small": scores.small,
         "ap_medium": scores.medium,
         "ap_large": scores.large,
-        "loss": scores.loss,
-        "images_per_second": measured.rate,
-        "by_class": dict(zip(measured.classes, scores.by_class, strict=True)),
-        "by_class50": dict(zip(measured.classes, scores.by_class50, strict=True)),
-        "skipped": measured.skipped,
+        "by_class": dict(zip(classes, scores.by_class, strict=True)),
+        "by_class50": dict(zip(classes, scores.by_class50, strict=True)),
     }
 
 
 def show(measured: DenseResult) -> None:
-    out, scores = console(), measured.scores
-    lines = (
-        *measured.lines(),
-        f"AP     {share(scores.ap)}   mean over the classes and IoU 0.5 to 0.95; {scores.boxes:,} boxes to find",
+    out, scores, masks = console(), measured.scores, measured.scores.masks
+    shown = {"AP": scores.by_class, "AP50": scores.by_class50}
+    lines = measured.lines() + lines_of(
+        scores, f"   mean over the classes and IoU 0.5 to 0.95; {scores.boxes:,} boxes to find"
+    )
+    if masks is not None:
+        shown |= {"mask AP": masks.by_class, "mask AP50": masks.by_class50}
+        lines += [f"mask {line}" for line in lines_of(masks)]
+    lines += [f"speed  {units.short(measured.rate)} images/s, decoding included", ""]
+    out.print("\n".join(lines), soft_wrap=True)
+    table = plain_table("class", *shown)
+    for name, *shares in zip(measured.classes, *shown.values(), strict=True):
+        table.add_row(plain(name), *map(share, shares))
+    out.print(table)
+
+
+def lines_of(scores: Any, meaning: str = "") -> list[str]:
+    """Return what boxes and masks show alike."""
+    return [
+        f"AP     {share(scores.ap)}{meaning}",
         f"AP50   {share(scores.ap50)}",
         f"AP75   {share(scores.ap75)}",
         f"sizes  small {share(scores.small)}, medium {share(scores.medium)}, large {share(scores.large)}",
-        f"speed  {units.short(measured.rate)} images/s, decoding included",
-        "",
-    )
-    out.print("\n".join(lines), soft_wrap=True)
-    table = plain_table("class", "AP", "AP50")
-    for name, *shares in zip(measured.classes, scores.by_class, scores.by_class50, strict=True):
-        table.add_row(plain(name), *map(share, shares))
-    out.print(table)
+    ]

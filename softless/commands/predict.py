@@ -3,7 +3,8 @@
 A classifier writes FOLDER/NAME.txt with its five best classes. A segmentation writes FOLDER/NAME.png, the picture with
 the colors of its classes over it, and FOLDER/NAME-mask.png, the numbers of the classes as the training masks have them.
 A detection writes FOLDER/NAME.png, the picture with the boxes whose score is at least 0.5, and FOLDER/NAME-boxes.json,
-all boxes: [{"class", "score", "box": [left, top, right, bottom]}].
+all boxes: [{"class", "score", "box": [left, top, right, bottom]}]. With Mask R-CNN, the masks are drawn too, and each
+box has its "mask" as a compressed run-length code of COCO: {"size": [height, width], "counts"}.
 
 JSON (schema softless.predict/1): {"schema", "run", "task", "images": [{"name", "files", "classes": {name: share}}]}. A
 share is a probability, the share of the pixels that the class has, or the highest score of its boxes.
@@ -12,6 +13,7 @@ Exit status: 0 predicted, 2 usage, 3 bad input.
 """
 
 from collections.abc import Callable
+from itertools import compress
 from json import dumps as json_text
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
@@ -42,8 +44,8 @@ SUMMARY = "Let a trained model answer for pictures, and draw its masks or boxes.
 HELP = """Let the best model of a run answer for pictures, and write its answers to a folder.
 
 IMAGES is a picture, a folder of pictures, or a parquet file with a column image. A classifier writes its five best
-classes as text; a segmentation draws the classes onto the picture, and writes the mask; a detection draws boxes onto
-the picture, and writes them as JSON.
+classes as text; a segmentation draws the classes onto the picture, and writes the mask; a detection draws boxes (and
+masks, if it has them) onto the picture, and writes them as JSON.
 
 \b
 $ softless predict runs/flowers photos/ --out answers
@@ -150,8 +152,9 @@ def segmentation(folder: Path, device: "torch.device") -> "Callable[[Image], Ans
 
 
 def detection(folder: Path, device: "torch.device") -> "Callable[[Image], Answer]":
-    """Return what a detection answers: the picture with its boxes drawn, and the boxes."""
+    """Return what a detection answers: the picture with its boxes and masks drawn, and both as JSON."""
     from softless.data.drawing import framed
+    from softless.data.object_masks import decode
     from softless.train.assemble_dense import trained
     from softless.train.tasks.detect import answered
 
@@ -159,14 +162,17 @@ def detection(folder: Path, device: "torch.device") -> "Callable[[Image], Answer
     model, names = model.to(device).eval(), tuple(about["classes"])
 
     def answer(image: "Image") -> Answer:
-        corners, labels, scores = answered(model, recipe, image, device)
-        found = [
+        corners, labels, scores, masks = answered(model, recipe, image, device)
+        found: list[dict[str, Any]] = [
             {"class": names[label], "score": round(float(score), 4), "box": [round(float(side), 2) for side in box]}
             for box, label, score in zip(corners, labels, scores, strict=True)
         ]
         classes = {each["class"]: each["score"] for each in reversed(found)}  # the highest score comes last
+        for each, code in zip(found, masks, strict=False):  # a head that finds boxes alone has no masks
+            each["mask"] = code | {"counts": code["counts"].decode()}
         sure = scores >= DRAWN
-        drawn = framed(image, corners[sure], labels[sure], scores[sure], names)
+        outlines = [decode(code) for code in compress(masks, sure)]
+        drawn = framed(image, corners[sure], labels[sure], scores[sure], names, outlines)
         return classes, {".png": drawn, "-boxes.json": f"{json_text(found)}\n"}
 
     return answer

@@ -131,7 +131,8 @@ class DenseStart:
 
     def scores(self, numbers: Mapping[str, float]) -> str:
         if "ap" in numbers:
-            return "   ".join(f"{name.upper()} {numbers[name]:7.2%}" for name in ("ap", "ap50", "ap75"))
+            names = {"ap": "AP", "ap50": "AP50", "ap75": "AP75", "mask_ap": "mask AP"}
+            return "   ".join(f"{name} {numbers[key]:7.2%}" for key, name in names.items() if key in numbers)
         return f"mIoU {numbers['miou']:7.2%}   pixel accuracy {numbers['pixel_accuracy']:7.2%}"
 
     def best(self, number: float) -> str:

@@ -13,6 +13,8 @@ from torch import Tensor
 from softless.data.images import fingerprint
 from softless.io.pictures import picture_size
 
+SLACK = 1.0  # pixels by which an annotation may reach beyond its image, as rounding and counting from 1 do
+
 
 class Pictures(Protocol):
     """Encoded images, by row.

@@ -8,11 +8,13 @@
     FILE.json                                  one part, with images in the places that the lines above say
 
 An optional column `crowd` of a parquet file says which boxes surround many objects, as `iscrowd` does in COCO's JSON.
+If masks are needed, the column `masks` has a picture for each box, and COCO's JSON a `segmentation`.
 """
 
 import json
 import re
-from itertools import accumulate
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,23 @@ import numpy as np
 
 from softless.data.boxes import BoxedImages, BoxTable, BoxValues, stacked
 from softless.data.images import MissingPartError, Split
-from softless.data.parquet import ParquetPictures, columns_of, find_file, names_of, read_column, rows_of
+from softless.data.object_masks import ObjectMasks, from_coco, from_picture
+from softless.data.parquet import (
+    ParquetPictures,
+    as_lists,
+    bytes_of_lists,
+    columns_of,
+    find_file,
+    names_of,
+    read_column,
+    read_picture_lists,
+    rows_of,
+)
 from softless.errors import FileError
 from softless.io.pictures import read
 
 IMAGES = "images"
-CROWD = "crowd"
+CROWD, MASKS = "crowd", "masks"
 PARTS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("val", "valid", "validation", "test")}
 
 
@@ -69,7 +82,11 @@ def open_boxed(source: str | Path, split: Split, values: BoxValues) -> BoxedImag
     rows = rows_of(file, pictures.file, split, len(pictures.sizes))
     if len(rows) == 0:
         raise FileError(f"{file}: it holds no images")
-    return BoxedImages(pictures, _table_of(pictures, values), rows, values, classes)
+    table = _table_of(pictures, values)
+    if values.masked:
+        encoded = read_picture_lists(file, pictures.file, MASKS)
+        table = table._replace(masks=ObjectMasks(encoded, from_picture, measures=True))
+    return _boxed(pictures, table, rows, values, classes)
 
 
 def has_boxes(source: str | Path | None, column: str) -> bool:
@@ -140,11 +157,30 @@ def _open_coco(path: Path, values: BoxValues) -> BoxedImages:
     counts = np.bincount([row_of[entry["image_id"]] for entry in found], minlength=len(images))
     folder = _folder_of(path, files[0])
     if not values.values:
-        values = BoxValues(classes=values.classes or classes, values=numbers, empty=values.empty)
-    return BoxedImages(
-        ListedFiles([folder / file for file in files]), BoxTable(_ends(counts.tolist()), boxes),
-        np.arange(len(images)), values, values.classes or classes,
+        values = replace(values, classes=values.classes or classes, values=numbers)
+    ends = _ends(counts.tolist())
+    masks = ObjectMasks(_segmentations(found, ends), from_coco, measures=False) if values.masked else None
+    return _boxed(
+        ListedFiles([folder / file for file in files]), BoxTable(ends, boxes, masks), np.arange(len(images)), values,
+        values.classes or classes,
     )  # fmt: skip
+
+
+def _segmentations(entries: list[dict[str, Any]], ends: np.ndarray) -> Any:
+    """Return the JSON of COCO's `segmentation` of the boxes of each image."""
+    outlines = [entry.get("segmentation") for entry in entries]
+    encoded = [json.dumps(outline).encode() if outline else None for outline in outlines]
+    return as_lists([encoded[start:end] for start, end in pairwise(ends.tolist())])
+
+
+def _boxed(
+    pictures: ParquetPictures | ListedFiles, table: BoxTable, rows: np.ndarray, values: BoxValues,
+    classes: tuple[str, ...],
+) -> BoxedImages:  # fmt: skip
+    """Return the images of these rows; the bytes of their masks count in the fingerprint."""
+    if table.masks is not None:
+        pictures.sizes = np.stack([pictures.sizes, bytes_of_lists(table.masks.encoded)], 1)
+    return BoxedImages(pictures, table, rows, values, classes)
 
 
 def _folder_of(path: Path, first: str) -> Path:

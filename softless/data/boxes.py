@@ -1,25 +1,27 @@
 """Images with boxes: a picture, and for each object in it a rectangle and a class.
 
 A box is (left, top, right, bottom) in pixels of its image, from the outer edge of the first pixel to that of the last.
+An object may have a mask too (`object_masks`), which is read if it is needed.
 `BoxValues` says which class a number stands for. `BoxedImages` are read from parquet files and COCO's JSON by
 `boxed_sources`.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from softless.data.annotated import AnnotatedImages, Pictures
+from softless.data.annotated import SLACK, AnnotatedImages, Pictures
 from softless.errors import ArgumentError, FileError
 from softless.io.pictures import BadImage, decode
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SLACK = 1.0  # pixels by which a box may reach beyond its image, as rounding and counting from 1 do
+    from softless.data.object_masks import ObjectMasks
+
 MOST_CLASSES = 10_000
 SMALL, LARGE = 32**2, 96**2  # square pixels: objects below and above are small and large, as COCO has it
 
@@ -45,6 +47,8 @@ class BoxValues:
     classes: tuple[str, ...] = ()
     values: tuple[int, ...] = ()
     empty: Empty = "refuse"
+
+    masked: ClassVar[bool] = False  # whether every object needs a mask
 
     def __post_init__(self) -> None:
         for name in ("column", "labels"):
@@ -75,6 +79,13 @@ class BoxValues:
         return self.values or tuple(range(len(classes)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class MaskedBoxValues(BoxValues):
+    """The meaning of boxes of objects that have masks: in the column `masks`, or as `segmentation` in COCO's JSON."""
+
+    masked: ClassVar[bool] = True
+
+
 class Boxes(NamedTuple):
     """Some boxes.
 
@@ -83,15 +94,18 @@ class Boxes(NamedTuple):
     crowd     bool [N]: whether a box surrounds many objects; such boxes are not learned, and what is found in them is
               no mistake
     areas     float32 [N]: square pixels of each object
+    masks     object [N]: the `object_masks.Code` of each object; None if masks are not needed
     """
 
     corners: np.ndarray
     labels: np.ndarray
     crowd: np.ndarray
     areas: np.ndarray
+    masks: np.ndarray | None = None
 
     def at(self, places: Any) -> "Boxes":
-        return Boxes(*(part[places] for part in self))
+        corners, labels, crowd, areas = (part[places] for part in self[:4])
+        return Boxes(corners, labels, crowd, areas, None if self.masks is None else self.masks[places])
 
 
 class BoxedSample(NamedTuple):
@@ -106,11 +120,13 @@ class BoxTable(NamedTuple):
     """The boxes of many images, as they were read. Those of row i lie from ends[i] to ends[i + 1].
 
     ends    int64 [rows + 1]
-    boxes   Boxes: with the numbers of the classes as labels
+    boxes   Boxes: with the numbers of the classes as labels, and without masks
+    masks   ObjectMasks; None if they are not needed
     """
 
     ends: np.ndarray
     boxes: Boxes
+    masks: "ObjectMasks | None" = None
 
     def row(self, row: int) -> Boxes:
         return self.boxes.at(slice(self.ends[row], self.ends[row + 1]))
@@ -146,7 +162,7 @@ class BoxedImages(AnnotatedImages):
         return BoxedSample(image, self.boxes(index, image.size), name)
 
     def boxes(self, index: int, size: tuple[int, int]) -> Boxes:
-        """Return the boxes of an image of this width and height; raise `BadImage` if one is bad."""
+        """Return the boxes of an image of this width and height; raise `BadImage` if one or its mask is bad."""
         name, found = self.names(index), self.table.row(self.rows[index])
         for place, (corners, label) in enumerate(zip(found.corners, found.labels.tolist(), strict=True)):
             if why := self._flaw(corners, label, size):
@@ -154,8 +170,10 @@ class BoxedImages(AnnotatedImages):
                 raise BadImage(name, f"its box {place} ({shown}) {why}")
         corners = found.corners.clip(0, np.array([*size, *size], np.float32))
         labels = np.array([self.label_of[label] for label in found.labels.tolist()], np.int64)
-        kept = (corners[:, 2:] > corners[:, :2]).all(1)
-        return Boxes(corners, labels, found.crowd, found.areas).at(kept)
+        kept = np.all(corners[:, 2:] > corners[:, :2], axis=1)
+        boxes = Boxes(corners, labels, found.crowd, found.areas).at(kept)
+        masks = self.table.masks
+        return boxes if masks is None else masks.put_on(boxes, self.rows[index], size, name, kept)
 
     def _flaw(self, corners: np.ndarray, label: int, size: tuple[int, int]) -> str | None:
         """Return what is wrong with a box."""
@@ -218,6 +236,8 @@ def stacked(corners: np.ndarray, labels: np.ndarray, crowd: np.ndarray, areas: n
     return Boxes(corners.astype(np.float32), labels.astype(np.int64), crowd.astype(bool), areas.astype(np.float32))
 
 
-def as_tensors(boxes: Boxes) -> tuple[Tensor, Tensor, Tensor]:
-    """Return corners, labels and crowd as tensors."""
-    return torch.from_numpy(boxes.corners), torch.from_numpy(boxes.labels), torch.from_numpy(boxes.crowd)
+def to_learn(boxes: Boxes) -> tuple[Tensor, Tensor, list[Any]]:
+    """Return the corners, labels and masks of boxes that surround no crowd; no masks if they are not needed."""
+    alone = boxes.at(~boxes.crowd)
+    masks = [] if alone.masks is None else [*alone.masks]
+    return torch.from_numpy(alone.corners), torch.from_numpy(alone.labels), masks

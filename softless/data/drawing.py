@@ -1,6 +1,7 @@
 """Draw masks and boxes onto pictures: a color for every class, and a legend beside the picture."""
 
 import colorsys
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -30,7 +31,12 @@ def painted(image: Image.Image, mask: np.ndarray, classes: tuple[str, ...]) -> I
 
 
 def framed(
-    image: Image.Image, corners: np.ndarray, labels: np.ndarray, scores: np.ndarray, classes: tuple[str, ...]
+    image: Image.Image,
+    corners: np.ndarray,
+    labels: np.ndarray,
+    scores: np.ndarray,
+    classes: tuple[str, ...],
+    masks: Sequence[np.ndarray],
 ) -> Image.Image:
     """Return a picture with boxes in the colors of their classes, their scores, and a legend of the classes that occur.
 
@@ -39,21 +45,22 @@ def framed(
     labels    int [N]: the class of each box
     scores    float [N]: from 0 to 1
     classes   their names
+    masks     uint8 [height, width] for each box: 1 where its object is; no masks if only boxes were found
     """
-    table, over = colors(len(classes)), image.copy()
+    table, over, order = colors(len(classes)), image.copy(), np.argsort(scores, kind="stable")
+    for place in order if len(masks) else ():
+        whole = Image.new("RGB", image.size, tuple(map(int, table[labels[place]])))
+        over.paste(Image.blend(over, whole, COVER), mask=Image.fromarray(255 * masks[place]))
     draw = ImageDraw.Draw(over)
-    for box, label, score in sorted(zip(corners.tolist(), labels.tolist(), scores.tolist(), strict=True), key=_score):
-        color = tuple(map(int, table[label]))
+    for place in order:
+        box, score = corners[place].tolist(), float(scores[place])
+        color = tuple(map(int, table[labels[place]]))
         draw.rectangle(box, outline=color, width=FRAME)
         text = f"{score:.0%}"
-        place = box[0] + FRAME, box[1] + FRAME
-        draw.rectangle(draw.textbbox(place, text), fill=color)
-        draw.text(place, text, fill="black")
+        corner = box[0] + FRAME, box[1] + FRAME
+        draw.rectangle(draw.textbbox(corner, text), fill=color)
+        draw.text(corner, text, fill="black")
     return with_legend(over, sorted({*labels.tolist()}), classes)
-
-
-def _score(found: tuple[list[float], int, float]) -> float:
-    return found[2]
 
 
 def with_legend(picture: Image.Image, shown: list[int], classes: tuple[str, ...]) -> Image.Image:

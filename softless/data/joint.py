@@ -3,11 +3,11 @@
     to train   change colors, scale by a random factor, crop, flip; what the crop adds is black, and `VOID` in the mask
     to test    resize the image to the size of the recipe; its mask keeps its own size
 
-The transforms are torchvision's, and `moved_together` moves boxes too (`joint_boxes`). As for classification, (seed,
-epoch, index) seed the augmentation of an image.
+The transforms are torchvision's, and `moved_together` moves boxes and masks of objects too (`joint_boxes`). As for
+classification, (seed, epoch, index) seed the augmentation of an image.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,25 +82,30 @@ class MaskBatch(NamedTuple):
     ids: Tensor
 
 
-def moved_together(augment: JointAugment, size: tuple[int, int]) -> Callable[["Image", Any], tuple[Tensor, Any]]:
-    """Return a random change of a picture and its annotation, a `Mask` or `BoundingBoxes` of torchvision."""
+def moved_together(
+    augment: JointAugment, size: tuple[int, int], added: int = 0
+) -> Callable[["Image", Iterable[Any]], tuple[Tensor, ...]]:
+    """Return a random change of a picture and its annotations, each a `Mask` or `BoundingBoxes` of torchvision.
+
+    added   int: the number in a mask where the picture is filled up with black
+    """
     with needs_extra("images with masks or boxes are augmented by torchvision", "models,train"):
         from torchvision.transforms import v2
     to_image = v2.ToImage()
     color = v2.ColorJitter(augment.brightness, augment.contrast, augment.saturation, augment.hue)
     crop = v2.Compose([v2.RandomCrop(list(size)), v2.RandomHorizontalFlip(augment.flip)])
 
-    def change(image: "Image", annotation: Any) -> tuple[Tensor, Any]:
+    def change(image: "Image", annotations: Iterable[Any]) -> tuple[Tensor, ...]:
         pixels = color(to_image(image))
         # not v2.ScaleJitter, which confuses height and width where the size is no square
         scaled = fitted(image.size[::-1], size, torch.empty(1).uniform_(*augment.scale).item())
         missing = [max(wanted - side, 0) for wanted, side in zip(size, scaled, strict=True)]
-        filled = [
-            v2.functional.pad(v2.functional.resize(x, scaled, antialias=True), [0, 0, *missing[::-1]], fill)
-            for x, fill in ((pixels, 0), (annotation, VOID))
-        ]
-        pixels, annotation = crop(*filled)
-        return pixels.as_subclass(Tensor), annotation
+
+        def filled(x: Any, fill: int) -> Any:
+            return v2.functional.pad(v2.functional.resize(x, scaled, antialias=True), [0, 0, *missing[::-1]], fill)
+
+        moved = crop(filled(pixels, 0), *(filled(annotation, added) for annotation in annotations))
+        return tuple(x.as_subclass(Tensor) for x in moved)
 
     return change
 
@@ -113,7 +118,7 @@ def fitted(shape: tuple[int, int], size: tuple[int, int], factor: float = 1.0) -
 
 def joint_transform(augment: JointAugment, size: tuple[int, int], *, train: bool) -> Change:
     """Return a function from a picture and its mask to uint8 [3, H, W] and uint8 [h, w]."""
-    move = moved_together(augment, size)
+    move = moved_together(augment, size, VOID)
     from torchvision.transforms import v2
     from torchvision.tv_tensors import Mask
 
@@ -122,8 +127,8 @@ def joint_transform(augment: JointAugment, size: tuple[int, int], *, train: bool
         return lambda image, mask: (resize(to_image(image)).as_subclass(Tensor), torch.from_numpy(mask))
 
     def change(image: "Image", mask: np.ndarray) -> tuple[Tensor, Tensor]:
-        pixels, classes = move(image, Mask(torch.from_numpy(mask)))
-        return pixels, classes.as_subclass(Tensor)
+        pixels, classes = move(image, [Mask(torch.from_numpy(mask))])
+        return pixels, classes
 
     return change
 

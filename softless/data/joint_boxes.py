@@ -3,19 +3,26 @@
 to train   change colors, scale by a random factor, crop, flip; what the crop adds is black; of each box, the part
            in the crop is kept
 to test    scale the image until it just fits into the size of the recipe, and fill up with black on the right or at
-           the bottom; its boxes keep their own size
+           the bottom
+
+Masks of objects, if the images have them, move with their boxes. One mask at a time is decoded at the size of its
+image. In a batch, each takes a bit per pixel.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import chain, compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from softless.data.boxes import BoxedImages, Boxes, as_tensors
+from softless.data.boxes import BoxedImages, Boxes, to_learn
 from softless.data.device_augment import normalize
 from softless.data.joint import JointAugment, fitted, moved_together
 from softless.data.loading import WorkerLoader, check_workers
+from softless.data.object_masks import decode
 from softless.data.reading import Damage, Draw, SafeReader, augmented_by
 from softless.data.sampler import ResumableSampler
 
@@ -32,6 +39,8 @@ class BoxBatch(NamedTuple):
     pixels   [B, 3, H, W]: uint8 as they were read, float32 once a loader has normalized them
     boxes    float32 [B, M, 4]: left, top, right, bottom, in these pixels
     labels   int64 [B, M]: classes, and `NOTHING` where there is no box to learn
+    masks    uint8 [B, P, H, W]: the masks of the boxes in these pixels, eight in each byte (`unpacked`); P is 0 if the
+             images have no masks
     shown    int64 [B, 2]: height and width of the part of the pixels, from the top left, that shows the image
     shapes   int64 [B, 2]: height and width of the image before it was scaled
     ids      int64 [B]: the index of each image in its set
@@ -40,36 +49,37 @@ class BoxBatch(NamedTuple):
     pixels: Tensor
     boxes: Tensor
     labels: Tensor
+    masks: Tensor
     shown: Tensor
     shapes: Tensor
     ids: Tensor
 
 
-Moved = tuple[Tensor, Tensor, Tensor, list[int]]  # pixels, boxes, labels, height and width of what is shown
+Moved = tuple[Tensor, Tensor, Tensor, Tensor, list[int]]  # as in a `BoxBatch`: pixels, boxes, labels, masks, shown
 BoxChange = Callable[["Image", Boxes], Moved]
 
 
 def box_transform(augment: JointAugment, size: tuple[int, int], *, train: bool) -> BoxChange:
-    """Return a function from a picture and its boxes to uint8 [3, H, W], float32 [n, 4], int64 [n], and what is shown.
-
-    Crowds are left out.
-    """
+    """Return a function from a picture and its boxes to what a batch has of both. Crowds are left out."""
     move = moved_together(augment, size)
-    from torchvision.tv_tensors import BoundingBoxes
+    from torchvision.transforms import v2
+    from torchvision.tv_tensors import BoundingBoxes, Mask
 
     def change(image: "Image", boxes: Boxes) -> Moved:
-        corners, labels, crowd = as_tensors(boxes)
-        given = BoundingBoxes(corners[~crowd], format="XYXY", canvas_size=image.size[::-1])
-        pixels, moved = move(image, given)
-        moved = moved.as_subclass(Tensor)
+        corners, labels, codes = to_learn(boxes)
+        given = BoundingBoxes(corners, format="XYXY", canvas_size=image.size[::-1])
+        pixels, moved, *masks = move(image, chain([given], map(Mask, map(decode, codes))))
         kept = (moved[:, 2:] - moved[:, :2] >= LEAST).all(1)
-        return pixels, moved[kept], labels[~crowd][kept], [*size]
+        if masks:
+            kept &= torch.tensor([bool(mask.any()) for mask in masks])
+        return pixels, moved[kept], labels[kept], packed([*compress(masks, kept)], size), [*size]
 
     def fit(image: "Image", boxes: Boxes) -> Moved:
-        corners, labels, crowd = as_tensors(boxes)
+        corners, labels, codes = to_learn(boxes)
         pixels, shown = scaled_into(image, size)
         ratios = torch.tensor([shown[1] / image.width, shown[0] / image.height]).repeat(2)
-        return pixels, corners[~crowd] * ratios, labels[~crowd], shown
+        masks = [placed(v2.functional.resize(Mask(decode(code)), shown), size) for code in codes]
+        return pixels, corners * ratios, labels, packed(masks, size), shown
 
     return change if train else fit
 
@@ -79,20 +89,36 @@ def scaled_into(image: "Image", size: tuple[int, int]) -> tuple[Tensor, list[int
     from torchvision.transforms import v2
 
     shown = fitted(image.size[::-1], size)
-    small = v2.functional.resize(v2.ToImage()(image), shown, antialias=True).as_subclass(Tensor)
-    pixels = small.new_zeros(3, *size)
-    pixels[:, : shown[0], : shown[1]] = small
-    return pixels, shown
+    return placed(v2.functional.resize(v2.ToImage()(image), shown, antialias=True), size), shown
+
+
+def placed(pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return zeros of this size with these pixels at the top left."""
+    whole = torch.zeros(*pixels.shape[:-2], *size, dtype=pixels.dtype)
+    whole[..., : pixels.shape[-2], : pixels.shape[-1]] = pixels
+    return whole
+
+
+def packed(masks: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
+    """Return masks of this size, each uint8 [H, W], with eight in each byte: uint8 [P, H, W]."""
+    stack = np.stack(masks) if masks else np.zeros((0, *size), np.uint8)
+    return torch.from_numpy(np.packbits(stack, axis=0))
+
+
+def unpacked(masks: Tensor) -> Tensor:
+    """Return packed masks as bool [8 P, H, W]; after the last mask, there is nothing."""
+    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=masks.device)
+    return (masks[:, None] >> shifts[:, None, None] & 1).flatten(0, 1).bool()
 
 
 class BoxReader(SafeReader):
-    """A dataset of (pixels, boxes, labels, what is shown, shape, index)."""
+    """A dataset of (pixels, boxes, labels, masks, what is shown, shape, index)."""
 
     def __init__(self, images: BoxedImages, change: BoxChange) -> None:
         super().__init__(images)
         self.images, self.change = images, change
 
-    def read(self, draw: Draw) -> tuple[Tensor, Tensor, Tensor, list[int], tuple[int, int], int]:
+    def read(self, draw: Draw) -> tuple[Any, ...]:
         image, boxes, _ = self.images[draw.image]
         with augmented_by(draw):
             return *self.change(image, boxes), (image.height, image.width), draw.image
@@ -101,13 +127,11 @@ class BoxReader(SafeReader):
         if not sound:
             none = torch.empty(0, 0, dtype=torch.int64)
             pixels, boxes = torch.empty(0, 3, 1, 1, dtype=torch.uint8), torch.empty(0, 0, 4)
-            return BoxBatch(pixels, boxes, none, none.reshape(0, 2), none.reshape(0, 2), none.flatten())
-        images, found, numbers, shown, shapes, ids = zip(*sound, strict=True)
-        most = max(map(len, found))
-        boxes, labels = torch.zeros(len(ids), most, 4), torch.full((len(ids), most), NOTHING)
-        for place, (own, classes) in enumerate(zip(found, numbers, strict=True)):
-            boxes[place, : len(own)], labels[place, : len(own)] = own, classes
-        return BoxBatch(torch.stack(images), boxes, labels, *map(torch.tensor, (shown, shapes, ids)))
+            return BoxBatch(pixels, boxes, none, pixels[:, :0], none.reshape(0, 2), none.reshape(0, 2), none.flatten())
+        images, found, numbers, bits, shown, shapes, ids = map(list, zip(*sound, strict=True))
+        boxes, masks = (pad_sequence(parts, batch_first=True) for parts in (found, bits))
+        labels = pad_sequence(numbers, batch_first=True, padding_value=NOTHING)
+        return BoxBatch(torch.stack(images), boxes, labels, masks, *map(torch.tensor, (shown, shapes, ids)))
 
 
 class BoxLoader(WorkerLoader):
@@ -121,7 +145,8 @@ class BoxLoader(WorkerLoader):
         """Return a batch of one image without a box."""
         pixels, size = torch.zeros(1, 3, *self.size, dtype=torch.uint8), torch.tensor([self.size])
         none = torch.zeros(1, 0, dtype=torch.int64)
-        return self._finished(BoxBatch(pixels, torch.zeros(1, 0, 4), none, size, size, torch.zeros(1).long()), 0)
+        batch = BoxBatch(pixels, torch.zeros(1, 0, 4), none, pixels[:, :0], size, size, torch.zeros(1).long())
+        return self._finished(batch, 0)
 
     def _finished(self, batch: BoxBatch, update: int) -> BoxBatch:
         pixels, *rest = (part.to(self.device, non_blocking=True) for part in batch)

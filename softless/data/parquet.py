@@ -115,6 +115,15 @@ def read_pictures(path: Path, file: pq.ParquetFile, name: str = "image") -> pa.C
     return column
 
 
+def read_picture_lists(path: Path, file: pq.ParquetFile, name: str) -> pa.ChunkedArray:
+    """Read a column that has a list of encoded pictures in each row."""
+    column = read_column(path, file, name)
+    kind = getattr(column.type, "value_type", column.type)
+    if kind == column.type or not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+        raise FileError(f"{path}: its column {name} is {column.type}, and lists of the bytes of pictures are needed")
+    return column
+
+
 class ParquetPictures:
     """The encoded images of a file, by row.
 
@@ -144,6 +153,17 @@ def columns_of(path: Path) -> list[str]:
 def bytes_of(pictures: pa.ChunkedArray) -> np.ndarray:
     """Return the size of each encoded picture in bytes, 0 for a missing one."""
     return pc.binary_length(pictures).fill_null(0).to_numpy()
+
+
+def as_lists(rows: list[list[bytes | None]]) -> pa.Array:
+    """Return lists of bytes in the memory that forked worker processes share."""
+    return pa.array(rows, pa.list_(pa.large_binary()))
+
+
+def bytes_of_lists(lists: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """Return the sizes in bytes of what each list holds, added up."""
+    rows, sizes = pc.list_parent_indices(lists).to_numpy(), bytes_of(pc.list_flatten(lists))
+    return np.bincount(rows, sizes, minlength=len(lists)).astype(np.int64)
 
 
 def _labels(path: Path, column: pa.ChunkedArray) -> np.ndarray:

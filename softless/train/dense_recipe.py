@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from softless.data.boxes import BoxValues
+from softless.data.boxes import BoxValues, MaskedBoxValues
 from softless.data.joint import JointAugment
 from softless.data.masks import MaskValues
 from softless.errors import ArgumentError
@@ -16,8 +16,8 @@ from softless.train.architecture import Architecture
 from softless.train.settings import Settings, check_type
 
 SegmentHead = Literal["upernet", "fpn"]
-DetectHead = Literal["faster_rcnn", "retinanet"]
-MASK_RCNN = "mask_rcnn"
+DetectHead = Literal["faster_rcnn", "retinanet", "mask_rcnn"]
+MASK_RCNN = "mask_rcnn"  # which finds the mask of each object too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +71,9 @@ class SegmentModel(DenseModel):
 class DetectModel(DenseModel):
     """A backbone with a head that finds objects. The keys of `DenseModel`, and:
 
-    head      "faster_rcnn" (default) or "retinanet"
+    head      "faster_rcnn" (default), "retinanet", or "mask_rcnn", which needs a mask of each object
     anchor    float, default 0.0: width in pixels of the smallest square anchors, which double from scale to scale; 0 is
-              8 strides of the finest scale of faster_rcnn, and 4 of that of retinanet
+              8 strides of the finest scale of faster_rcnn and mask_rcnn, and 4 of that of retinanet
     """
 
     head: DetectHead = "faster_rcnn"
@@ -83,11 +83,6 @@ class DetectModel(DenseModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if str(self.head) == MASK_RCNN:
-            raise ArgumentError(
-                f"recipe: model.head {MASK_RCNN!r} learns from a mask of each object, and softless reads boxes alone: "
-                "'faster_rcnn' is the same head without masks"
-            )
         check_type("model.head", self.head, DetectHead)
         check_type("model.anchor", self.anchor, float)
         if not 0 <= self.anchor <= 2**14:
@@ -160,7 +155,7 @@ class DetectRecipe(DenseRecipe):
     @property
     def values(self) -> BoxValues:
         """Return what the annotations mean."""
-        return self.boxes
+        return MaskedBoxValues(**vars(self.boxes)) if self.model.head == MASK_RCNN else self.boxes
 
 
 AnyDense = SegmentRecipe | DetectRecipe

@@ -50,17 +50,19 @@ def test_the_bound_is_the_twin_with_a_sum_instead_of_attention(monkeypatch):
     assert contest.bound("swin_tiny", TINY, SMALL).model is not None  # a softmax model is its own twin
 
 
-def test_half_precision_leaves_the_head_of_a_detection_in_single():
-    ours = contest.ours("inline_pvt_tiny", TINY, replace(SMALL, head="faster_rcnn", dtype=torch.bfloat16)).model
+@pytest.mark.parametrize("head", ["faster_rcnn", "mask_rcnn"])
+def test_half_precision_leaves_the_head_of_a_detection_in_single(head):
+    ours = contest.ours("inline_pvt_tiny", TINY, replace(SMALL, head=head, dtype=torch.bfloat16)).model
     assert {weight.dtype for weight in ours.network.head.parameters()} == {torch.float32}
     assert {weight.dtype for weight in ours.network.features.parameters()} == {torch.bfloat16}
     with torch.no_grad():
         assert ours(SMALL.images.bfloat16()).shape[1:] == (4,)
+        assert ours.train()(SMALL.images.bfloat16()).isfinite()
 
 
 def test_a_head_needs_its_task():
     assert (head_of("segment", None), head_of("detect", None), head_of(None, None)) == ("upernet", "faster_rcnn", None)
     with pytest.raises(ArgumentError, match="--head fpn needs --task segment, or it would not be used"):
         head_of(None, "fpn")
-    with pytest.raises(ArgumentError, match="--head fpn is no head of --task detect, which has faster_rcnn and ret"):
+    with pytest.raises(ArgumentError, match="--head fpn is no head of --task detect, which has faster_rcnn, ret"):
         head_of("detect", "fpn")

@@ -1,10 +1,12 @@
-"""`softless train`, `evaluate`, `predict` and `data check` on images with boxes."""
+"""`softless train`, `evaluate`, `predict` and `data check` on images with boxes, and with masks of objects."""
 
 import json
 
 import pytest
 from PIL import Image
+from pycocotools import mask as codes
 
+from tests.data import outlined
 from tests.data.boxed import coco, drawn, pair_of_files, parquet, row
 from tests.data.masked import png
 
@@ -26,42 +28,49 @@ head = "retinanet"
 channels = 16
 """
 NUMBERS = ["ap", "ap50", "ap75", "test_loss"]
+MASK_NUMBERS = ["mask_ap", "mask_ap50", "mask_ap75"]
+HEADS = ("retinanet", "mask_rcnn")
 
 
 @pytest.fixture
 def rectangles(tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY)
-    return pair_of_files(tmp_path / "data")
+    return pair_of_files(tmp_path / "data", draw=outlined.row)
 
 
 def words(*more):
     return ["train", "--recipe", "tiny.toml", "--data", "data/x-train.parquet", "--device", "cpu", *more]
 
 
-def test_a_detection_trains_is_evaluated_and_draws_its_boxes(softless, rectangles, tmp_path):
-    result = softless(*words("--out", "a"))
+@pytest.mark.parametrize("head", HEADS)
+def test_a_detection_trains_is_evaluated_and_draws_its_boxes_and_masks(softless, rectangles, tmp_path, head):
+    masks = head == "mask_rcnn"
+    result = softless(*words("--out", "a", "--set", f"model.head={head}"))
     assert (result.exit_code, result.stderr) == (0, "")
     _, images, model, _, one, last = result.stdout.splitlines()
     assert images == "images   8 with boxes to train on, 4 to test on, 2 classes, seen in 32 x 48"
-    assert model.startswith("model    inline_pvt_tiny with retinanet, ")
+    assert model.startswith(f"model    inline_pvt_tiny with {head}, ")
     assert "AP " in one
     assert "AP50 " in one
+    assert ("mask AP " in one) == masks
     assert last.startswith("best AP ")
     assert softless("train", "--out", "a", "--resume", "--device", "cpu").exit_code == 0
     shown = softless("evaluate", "a", "--device", "cpu").stdout.splitlines()
     assert shown[0] == "4 images of data/x-train.parquet, cpu"
     assert [line.split()[0] for line in shown if line] == [
-        "4", "AP", "AP50", "AP75", "sizes", "speed", "class", "red", "blue",
+        "4", "AP", "AP50", "AP75", "sizes", *["mask"] * (4 * masks), "speed", "class", "red", "blue",
     ]  # fmt: skip
     found = json.loads(softless("evaluate", "a", "--json", "--device", "cpu", "--batch", "3").stdout)
+    precisions = ["ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large", "by_class", "by_class50"]
     assert list(found) == [
-        "schema", "target", "step", "data", "device", "images", "boxes", "ap", "ap50", "ap75", "ap_small", "ap_medium",
-        "ap_large", "loss", "images_per_second", "by_class", "by_class50", "skipped",
+        "schema", "target", "step", "data", "device", "images", "boxes", *precisions, "masks", "loss",
+        "images_per_second", "skipped",
     ]  # fmt: skip
+    assert found["masks"] is None or list(found["masks"]) == precisions
     assert (found["schema"], found["images"], found["boxes"]) == ("softless.evaluate-boxes/1", 4, 8)
     best = json.loads((tmp_path / "a/result.json").read_text())
     assert found["ap"] == pytest.approx(best["best_ap"], abs=1e-6)
-    assert list(best["last"]) == NUMBERS
+    assert sorted(best["last"]) == sorted(NUMBERS + MASK_NUMBERS * masks)
 
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/one.png").write_bytes(png(drawn(1, 64, 96)[0]))
@@ -71,7 +80,8 @@ def test_a_detection_trains_is_evaluated_and_draws_its_boxes(softless, rectangle
     (image,) = document["images"]
     assert image["files"] == ["answers/one.png", "answers/one-boxes.json"]
     boxes = json.loads((tmp_path / "answers/one-boxes.json").read_text())
-    assert all(list(box) == ["class", "score", "box"] for box in boxes)
+    assert all(list(box) == ["class", "score", "box", *["mask"] * masks] for box in boxes)
+    assert all((box["mask"]["size"], codes.area(box["mask"]) >= 0) == ([64, 96], True) for box in boxes if masks)
     assert image["classes"] == {
         name: max(box["score"] for box in boxes if box["class"] == name) for name in image["classes"]
     }
@@ -104,6 +114,18 @@ def test_data_check_counts_the_boxes_and_names_bad_ones(softless, rectangles, tm
     assert result.exit_code == 0
 
 
+def test_data_check_reads_the_masks_that_a_recipe_needs(softless, rectangles, tmp_path):
+    (tmp_path / "masks.toml").write_text(TINY.replace("retinanet", "mask_rcnn"))
+    words = ["data", "check", "data/x-train.parquet", "--recipe", "masks.toml"]
+    assert softless(*words).stdout.endswith("All 12 images fit their boxes and masks.\n")
+    parquet(tmp_path / "data/x-test.parquet", [outlined.row(1), outlined.row(2) | {"masks": [png(drawn(2)[0]), None]}])
+    assert softless(*words[:3]).stdout.endswith("All 10 images fit their boxes.\n")
+    result = softless(*words)
+    assert result.exit_code == 1
+    assert "row 1]: its mask 0: its pixels are RGB, and a mask has one whole number per pixel\n" in result.stdout
+    assert result.stdout.endswith("1 bad among 10 images.\n")
+
+
 def test_data_check_names_images_that_are_missing(softless, tmp_path):
     coco(tmp_path / "d/train.json", tmp_path / "d/images", [0, 1])
     coco(tmp_path / "d/val.json", tmp_path / "d/images", [2])
@@ -117,7 +139,7 @@ WRONG = [
     (["--teacher", "b"], "--teacher: a detection learns from boxes alone"),
     (["--data", "none.parquet"], "there is no such parquet file, JSON file or folder of images and boxes"),
     (["--set", "image_size=8"], "'image_size' is not a key of a detection recipe: only recipes of task 'classify'"),
-    (["--set", "model.head=mask_rcnn"], "learns from a mask of each object, and softless reads boxes alone"),
+    (["--set", "model.head=mask_rcnn"], "it has columns image, boxes, labels, and masks is needed"),
     (["--set", "boxes.values=[1, 2]"], "its box 0 (2, 4, 22, 31) has class 0, and the classes are 1, 2"),
     (["--set", "batch=16"], "a batch of 16 needs 16 images, and an epoch has 8"),
 ]

@@ -1,7 +1,9 @@
 """Small sets of images with boxes: colored rectangles on a ground."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,8 +12,10 @@ import pyarrow.parquet as pq
 from softless.data.boxes import BoxValues
 from tests.data.masked import png
 
+Draw = Callable[..., dict[str, Any]]
 CLASSES = ("red", "blue")
 VALUES = BoxValues(classes=CLASSES)
+OPTIONAL = {"crowd": pa.list_(pa.bool_()), "masks": pa.list_(pa.binary())}  # columns
 GROUND, COLORS = (40, 90, 40), ((220, 30, 30), (30, 30, 220))
 
 
@@ -37,19 +41,19 @@ def row(seed: int, **size: int) -> dict[str, object]:
 
 def parquet(path: Path, rows: list[dict[str, object]]) -> Path:
     kinds = {"image": pa.binary(), "boxes": pa.list_(pa.list_(pa.float32())), "labels": pa.list_(pa.int8())}
-    kinds |= {name: pa.list_(pa.bool_()) for name in rows[0] if name == "crowd"}
+    kinds |= {name: kind for name, kind in OPTIONAL.items() if name in rows[0]}
     pq.write_table(
         pa.table({name: pa.array([each[name] for each in rows], kind) for name, kind in kinds.items()}), path
     )
     return path
 
 
-def pair_of_files(folder: Path, train: int = 8, test: int = 4, **size: int) -> Path:
+def pair_of_files(folder: Path, train: int = 8, test: int = 4, draw: Draw = row, **size: int) -> Path:
     """x-train.parquet and x-test.parquet with the names of the classes beside them; the first of the two."""
     folder.mkdir(exist_ok=True)
     (folder / "x-classes.json").write_text('["red", "blue"]')
-    parquet(folder / "x-test.parquet", [row(100 + seed, **size) for seed in range(test)])
-    return parquet(folder / "x-train.parquet", [row(seed, **size) for seed in range(train)])
+    parquet(folder / "x-test.parquet", [draw(100 + seed, **size) for seed in range(test)])
+    return parquet(folder / "x-train.parquet", [draw(seed, **size) for seed in range(train)])
 
 
 def coco(path: Path, images: Path, seeds: list[int], **more: object) -> dict[str, object]:

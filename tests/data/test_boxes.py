@@ -170,8 +170,9 @@ def test_an_image_and_its_boxes_move_together(tmp_path):
     augment = JointAugment(scale=(1.5, 2.5), brightness=0, contrast=0, saturation=0, hue=0)
     reader, seen, boxes = BoxReader(images, box_transform(augment, (24, 36), train=True)), set(), 0
     for draw in range(40):
-        pixels, corners, labels, shown, shape, _ = reader[Draw(draw % 8, (0, draw))]
-        assert (tuple(pixels.shape), shown, shape) == ((3, 24, 36), [24, 36], (32, 48))
+        pixels, corners, labels, masks, shown, shape, _ = reader[Draw(draw % 8, (0, draw))]
+        assert (tuple(pixels.shape), tuple(masks.shape)) == ((3, 24, 36), (0, 24, 36))
+        assert (shown, shape) == ([24, 36], (32, 48))
         seen.add(pixels.numpy().tobytes())
         for box, label in zip(corners, labels.tolist(), strict=True):
             if (box[2:] - box[:2]).min() > 3:

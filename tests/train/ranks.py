@@ -9,6 +9,7 @@
     python -m tests.train.ranks FOLDER RANKS language         language models on FOLDER/book.txt
     python -m tests.train.ranks FOLDER RANKS segment          segmentations on FOLDER/data
     python -m tests.train.ranks FOLDER RANKS detect           detections on FOLDER/boxes
+    python -m tests.train.ranks FOLDER RANKS masks            the masks that are found in the images of FOLDER/masks
     python -m tests.train.ranks FOLDER RANKS die              rank 1 is killed during a training
 
 Several words make several acts. Each act of rank 0 writes FOLDER/ACT.json.
@@ -29,6 +30,8 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from softless.data.annotated_sources import open_annotated
+from softless.data.reading import Damage
 from softless.errors import FileError
 from softless.models.blocks import Stage
 from softless.train import assemble, snapshot
@@ -206,6 +209,23 @@ def detect(place, way="ddp"):
         return train_dense(place, recipe, data, Quiet(), runtime=runtime).last
 
 
+def masks(devices, alone, source):
+    """Index of an image -> the masks that an untrained network finds in it: of this group, and of one process."""
+    torch.manual_seed(0)
+    model = DetectModel(
+        name="inline_pvt_tiny", head="mask_rcnn", dims=[16, 32], depths=[1, 1], heads=[1, 2], channels=16
+    )
+    network, found = build_detector(model, (32, 48), 2), []
+    for where in (devices, alone):
+        recipe = DetectRecipe(model=model, height=32, width=48, batch=where.ranks)
+        images = open_annotated(source, "test", recipe.values)
+        damage = Damage("fail", len(images))
+        batches = detecting.Detection.loader(images, recipe, 0, where, damage, train=False, workers=0)
+        counted = evaluate(network, batches, partial(detecting.BoxCounts, images, where.device), where)
+        found.append({index: [code["counts"].decode() for code in codes] for index, codes in counted.kept.items()})
+    return found
+
+
 def doubled(x):
     """The same, with float64 for float32."""
     if isinstance(x, torch.Tensor):
@@ -223,10 +243,9 @@ def perform(folder, way, act, *words):
         runtime = Runtime(device="cpu", sharing=way)
         return train(folder / f"again-{way}", read_recipe("digits", SMALL), None, Quiet(), runtime=runtime).steps
     devices = Devices("cpu", sharing=way)
-    if act == "compare":
-        return compare(devices, one_process(devices), int(words[0]))
-    if act == "uneven":
-        return uneven(devices, one_process(devices))
+    if act in ("compare", "uneven", "masks"):
+        more = {"compare": map(int, words), "uneven": (), "masks": [folder / "masks/x-train.parquet"]}[act]
+        return {"compare": compare, "uneven": uneven, "masks": masks}[act](devices, one_process(devices), *more)
     if act == "apart":
         return apart(devices, folder / way)
     doomed = act == "die" and devices.rank == 1

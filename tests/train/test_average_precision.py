@@ -1,58 +1,70 @@
 """Average precision equals a computation from COCO's definition, written down without pycocotools."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from softless.data.boxes import Boxes, stacked
+from softless.data.object_masks import decode, encode
 from softless.train.tasks.average_precision import box_scores
+from tests.data.outlined import ellipse
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
 RANGES = {"all": (0, 1e10), "small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, 1e10)}
 
 
-def overlap(box, other, crowd):
-    """Intersection over union; with a crowd, the share of the box that lies in it."""
-    width = min(box[2], other[2]) - max(box[0], other[0])
-    height = min(box[3], other[3]) - max(box[1], other[1])
-    inside = max(width, 0) * max(height, 0)
-    area, others = ((b[2] - b[0]) * (b[3] - b[1]) for b in (box, other))
+def areas(one, other):
+    """Of two boxes, or of two masks: the area that both have, and that of each."""
+    if np.ndim(one) == 2:
+        return (one & other).sum(), one.sum(), other.sum()
+    width, height = min(one[2], other[2]) - max(one[0], other[0]), min(one[3], other[3]) - max(one[1], other[1])
+    return (max(width, 0) * max(height, 0), *((b[2] - b[0]) * (b[3] - b[1]) for b in (one, other)))
+
+
+def overlap(one, other, crowd):
+    """Intersection over union; with a crowd, the share of the first shape that lies in it."""
+    inside, area, others = areas(one, other)
     return inside / (area if crowd else area + others - inside) if inside else 0.0
 
 
-def judged(known, rows, label, threshold, low, high):
-    """For one image: (score, whether it is right) of what counts, and how many boxes there are to find."""
-    boxes = [
-        (corners, crowd or not low <= area <= high, crowd)
-        for corners, own, crowd, area in zip(*known, strict=True)
+def judged(known, called, label, threshold, low, high):
+    """For one image: (score, whether it is right) of what counts, and how many objects there are to find.
+
+    `known` has shapes, labels, crowds and areas, and `called` has shapes, scores and labels.
+    """
+    objects = [
+        (shape, crowd or not low <= area <= high, crowd)
+        for shape, own, crowd, area in zip(*known, strict=True)
         if own == label
     ]
-    boxes.sort(key=lambda box: box[1])  # those that count come first
-    called = sorted((row for row in rows if row[5] == label), key=lambda row: -row[4])[:100]
+    objects.sort(key=lambda thing: thing[1])  # those that count come first
+    mine = sorted((one for one in zip(*called, strict=True) if one[2] == label), key=lambda one: -one[1])[:100]
     taken, answers = set(), []
-    for row in called:
+    for own, score, _ in mine:
         best, at = min(threshold, 1 - 1e-10), None
-        for place, (corners, ignored, crowd) in enumerate(boxes):
+        for place, (shape, ignored, crowd) in enumerate(objects):
             if place in taken and not crowd:
                 continue
-            if at is not None and not boxes[at][1] and ignored:
-                break  # a box that counts is found already
-            share = overlap(row[:4], corners, crowd)
+            if at is not None and not objects[at][1] and ignored:
+                break  # an object that counts is found already
+            share = overlap(own, shape, crowd)
             if share >= best:
                 best, at = share, place
         if at is not None:
             taken.add(at)
-            if not boxes[at][1]:
-                answers.append((row[4], True))
-        elif low <= (row[2] - row[0]) * (row[3] - row[1]) <= high:
-            answers.append((row[4], False))
-    return answers, sum(not ignored for _, ignored, _ in boxes)
+            if not objects[at][1]:
+                answers.append((score, True))
+        elif low <= areas(own, own)[0] <= high:
+            answers.append((score, False))
+    return answers, sum(not ignored for _, ignored, _ in objects)
 
 
 def precision_of(truth, found, label, threshold, low, high):
     """Mean over the 101 recalls of the highest precision at that recall or above; None without a box to find."""
     answers, boxes = [], 0
-    for known, rows in zip(truth, found, strict=True):
-        own, count = judged(known, rows.tolist(), label, threshold, low, high)
+    for known, called in zip(truth, found, strict=True):
+        own, count = judged(known, called, label, threshold, low, high)
         answers, boxes = answers + own, boxes + count
     if not boxes:
         return None
@@ -67,6 +79,17 @@ def by_hand(truth, found, classes, size="all", thresholds=THRESHOLDS):
         for label in range(classes)
     ]
     return [float(np.mean(each)) if each[0] is not None else None for each in values]
+
+
+def check(scores, truth, found, classes):
+    """Whether these scores are those of the definition."""
+    expected, halves = by_hand(truth, found, classes), by_hand(truth, found, classes, thresholds=THRESHOLDS[:1])
+    assert list(scores.by_class) == pytest.approx(expected, abs=1e-9)
+    assert list(scores.by_class50) == pytest.approx(halves, abs=1e-9)
+    assert (scores.ap, scores.ap50) == (pytest.approx(mean(expected)), pytest.approx(mean(halves)))
+    assert scores.ap75 == pytest.approx(mean(by_hand(truth, found, classes, thresholds=THRESHOLDS[5:6])))
+    for size in ("small", "medium", "large"):
+        assert getattr(scores, size) == pytest.approx(mean(by_hand(truth, found, classes, size)))
 
 
 def mean(values):
@@ -142,17 +165,78 @@ CASES = {
 def test_scores_equal_the_definition(case):
     truth, found, classes = CASES[case](np.random.default_rng(7))
     scores = box_scores(truth, found, classes, 1.5)
-    assert (scores.images, scores.loss) == (len(truth), 1.5)
+    assert (scores.images, scores.loss, scores.masks) == (len(truth), 1.5, None)
     assert scores.boxes == sum(int((~boxes.crowd).sum()) for boxes in truth)
-    expected, halves = by_hand(truth, found, classes), by_hand(truth, found, classes, thresholds=THRESHOLDS[:1])
-    assert list(scores.by_class) == pytest.approx(expected, abs=1e-9)
-    assert list(scores.by_class50) == pytest.approx(halves, abs=1e-9)
-    assert (scores.ap, scores.ap50) == (pytest.approx(mean(expected)), pytest.approx(mean(halves)))
-    assert scores.ap75 == pytest.approx(mean(by_hand(truth, found, classes, thresholds=THRESHOLDS[5:6])))
-    for size in ("small", "medium", "large"):
-        assert getattr(scores, size) == pytest.approx(mean(by_hand(truth, found, classes, size)))
+    called = [(rows[:, :4].tolist(), rows[:, 4].tolist(), rows[:, 5].tolist()) for rows in found]
+    check(scores, [boxes[:4] for boxes in truth], called, classes)
     if case == "all found":
         assert scores.ap == pytest.approx(1)
+
+
+SIDES = 110, 130  # height and width of the images below
+
+
+def outlined(rng, images=4, classes=2, crowds=0.0, quantum=None, counts=(1, 5), shift=3.0):
+    """Ellipses of all sizes, many of which overlap, and answers that are shifted; scores in steps of `quantum`."""
+    truth, found, masks = [], [], []
+    for _ in range(images):
+        count = int(rng.integers(*counts))
+        corner, size = rng.uniform(0, 60, (count, 2)), rng.uniform(8, 120, (count, 2))
+        corners, labels = np.concatenate([corner, corner + size], 1), rng.integers(0, classes, count)
+        shapes = [ellipse(box, *SIDES) for box in corners]
+        own = np.array([encode(shape) for shape in shapes] + [None])[:-1]
+        boxes = stacked(corners, labels, rng.random(count) < crowds, np.array([x.sum() for x in shapes]), "xyxy")
+        near = np.repeat(corners, 2, 0) + rng.normal(0, shift, (2 * count, 4))
+        scores = rng.random(len(near))
+        scores = scores if quantum is None else np.ceil(scores / quantum) * quantum
+        truth.append(boxes._replace(masks=own))
+        found.append(np.concatenate([near, scores[:, None], np.repeat(labels, 2)[:, None]], 1).astype(np.float32))
+        masks.append([encode(ellipse(box, *SIDES)) for box in near])
+    return truth, found, masks, classes
+
+
+def no_masks_found(rng):
+    truth, found, _, classes = outlined(rng)
+    return truth, [rows[:0] for rows in found], [[] for _ in found], classes
+
+
+def two_that_overlap(_rng):
+    """Two objects in one place, which differ by their masks alone, and one answer that has the wrong half."""
+    halves = [np.arange(SIDES[1]) < 50, (np.arange(SIDES[1]) >= 50) & (np.arange(SIDES[1]) < 100)]
+    codes = [encode(np.tile(half, (SIDES[0], 1))) for half in halves]
+    corners = np.array([[0.0, 0, 100, 110]] * 2)
+    boxes = stacked(corners, np.zeros(2), np.zeros(2), None, "xyxy")._replace(masks=np.array(codes))
+    rows = np.array([[0, 0, 100, 110, 0.9, 0], [0, 0, 100, 110, 0.8, 0]], np.float32)
+    return [boxes] * 2, [rows] * 2, [codes, codes[:1] * 2], 1
+
+
+OUTLINED = {
+    "random": outlined,
+    "crowds": lambda rng: outlined(rng, crowds=0.5),
+    "ties": lambda rng: outlined(rng, quantum=0.5),
+    "all scores equal": lambda rng: outlined(rng, quantum=1.0),
+    "no detections": no_masks_found,
+    "images without objects": lambda rng: outlined(rng, images=8, counts=(0, 2)),
+    "no objects at all": lambda rng: outlined(rng, counts=(0, 1)),
+    "two objects that overlap": two_that_overlap,
+    "all found": lambda rng: outlined(rng, shift=0.0),
+}
+
+
+@pytest.mark.parametrize("case", OUTLINED)
+def test_scores_of_masks_equal_the_definition(case):
+    truth, found, masks, classes = OUTLINED[case](np.random.default_rng(3))
+    scores = box_scores(truth, found, classes, masks=masks)
+    alone = box_scores([boxes._replace(masks=None) for boxes in truth], found, classes)
+    assert replace(scores, masks=None) == alone
+    known = [([decode(code).astype(bool) for code in boxes.masks], *boxes[1:4]) for boxes in truth]
+    called = [
+        ([decode(code).astype(bool) for code in own], rows[:, 4].tolist(), rows[:, 5].tolist())
+        for own, rows in zip(masks, found, strict=True)
+    ]
+    check(scores.masks, known, called, classes)
+    if case == "two objects that overlap":
+        assert (scores.ap, scores.masks.ap) == (pytest.approx(1), pytest.approx(0.75, abs=0.01))
 
 
 def test_a_box_found_twice_counts_once():

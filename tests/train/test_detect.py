@@ -1,4 +1,7 @@
-"""Detection: heads learn to find objects, runs resume to the same bits, and what is found is counted correctly."""
+"""Detection: heads learn to find objects, runs resume to the same bits, and what is found is counted correctly.
+
+Mask R-CNN also learns the mask of each object.
+"""
 
 import json
 from dataclasses import replace
@@ -6,20 +9,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torchvision.models.detection.roi_heads import project_masks_on_boxes
 
 from softless.data import reading
 from softless.data.boxed_sources import open_boxed
 from softless.data.joint import JointAugment
-from softless.data.joint_boxes import NOTHING, BoxBatch
+from softless.data.joint_boxes import NOTHING, BoxBatch, packed
+from softless.data.object_masks import decode, encode
 from softless.errors import ArgumentError, FileError
 from softless.io import checkpoint
 from softless.train.assemble import Runtime
 from softless.train.assemble_dense import train_dense, trained
 from softless.train.dense_recipe import DetectModel, DetectRecipe
 from softless.train.run import Run
-from softless.train.tasks.detect import BoxCounts, BoxLoss, answered, at_own_size, targets_of
+from softless.train.tasks.detect import BoxCounts, BoxLoss, answered, at_own_size, in_image, targets_of
 from softless.train.tasks.detect_heads import Found, build_detector
 from softless.train.tasks.features import start_backbone
+from tests.data import outlined
 from tests.data.boxed import VALUES, pair_of_files, parquet, row
 from tests.train.jobs import Killed, Quiet, digest
 from tests.train.test_resume import Impatient
@@ -34,7 +40,7 @@ MODELS = {
     "softmax swin": DetectModel(name="swin_tiny", **TWO),
     "timm": DetectModel(name="resnet10t"),
 }
-HEADS = ("faster_rcnn", "retinanet")
+HEADS = ("faster_rcnn", "retinanet", "mask_rcnn")
 SMALL = replace(MODELS["pvt"], channels=16)
 RECIPE = DetectRecipe(
     model=SMALL, height=32, width=48, batch=4, epochs=3, warmup_epochs=1, lr=1e-3, warmup_lr=1e-4, min_lr=1e-4,
@@ -50,13 +56,16 @@ def run(folder, data, recipe=RECIPE, watch=None, **options):
 
 @pytest.fixture
 def rectangles(tmp_path):
-    return pair_of_files(tmp_path / "data")
+    """Images with boxes and masks; the masks are read by Mask R-CNN alone."""
+    return pair_of_files(tmp_path / "data", draw=outlined.row)
 
 
 def targets(*counts):
-    """As many boxes in each image."""
+    """As many objects in each image."""
+    box = [2.0, 3.0, 20.0, 30.0]
+    boxes, mask = torch.tensor([box]), torch.from_numpy(outlined.ellipse(box, 32, 48))[None]
     return [
-        {"boxes": torch.tensor([[2.0, 3.0, 20.0, 30.0]]).repeat(count, 1), "labels": torch.arange(count)}
+        {"boxes": boxes.repeat(count, 1), "labels": torch.arange(count), "masks": mask.repeat(count, 1, 1)}
         for count in counts
     ]
 
@@ -87,6 +96,24 @@ def test_every_family_with_every_head_gives_losses_that_reach_every_weight(famil
         assert (each.corners[:, 2:] <= torch.tensor([48, 32])).all()
         assert (each.scores.diff() <= 0).all()
         assert {*each.labels.tolist()} <= {0, 1}
+        assert (None if each.masks is None else [*each.masks.shape]) == (
+            [len(each.labels), 28, 28] if head == "mask_rcnn" else None
+        )
+
+
+def test_masks_change_nothing_about_features_and_boxes():
+    torch.manual_seed(0)
+    networks = [build_detector(replace(SMALL, head=head), (32, 48), 2) for head in ("mask_rcnn", "faster_rcnn")]
+    weights, found = networks[0].state_dict(), []
+    networks[1].load_state_dict({name: weight for name, weight in weights.items() if "mask" not in name})
+    images = torch.randn(2, 3, 32, 48)
+    for network in networks:
+        torch.manual_seed(0)
+        losses, _ = network(images, SHOWN, targets(2, 1))
+        answers = [each._replace(masks=None) for each in network.eval()(images, SHOWN)[1]]
+        losses.pop("loss_mask", None)
+        found.append((network.features(images), losses, answers))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -104,7 +131,19 @@ def test_nothing_is_found_where_nothing_is_shown(head):
         assert each.corners[:, 2].max() <= width
 
 
-UPDATES = {"faster_rcnn": 60, "retinanet": 150}
+def learned(place, model, updates, images=4, lr=2e-3):
+    """What a training on a few images measures on the same images, of which it sees each twice."""
+    folder, draw = place / "data", outlined.row if model.head == "mask_rcnn" else row
+    pair_of_files(folder, train=images, test=1, draw=draw)
+    parquet(folder / "x-test.parquet", [draw(seed) for seed in range(images)] * 2)
+    recipe = replace(
+        RECIPE, model=replace(model, anchor=24.0), augment=STILL, batch=images, epochs=updates, warmup_epochs=5,
+        ema=0.0, accumulate=1, lr=lr, evaluate_every=updates, checkpoint_every=updates,
+    )  # fmt: skip
+    return run(place / "a", folder / "x-train.parquet", recipe).last
+
+
+UPDATES = {"faster_rcnn": 60, "retinanet": 150, "mask_rcnn": 60}
 OVERFITTED = [
     ("pvt", "retinanet", 60),
     *(pytest.param(family, head, UPDATES[head], marks=pytest.mark.slow) for family in MODELS for head in HEADS),
@@ -113,18 +152,18 @@ OVERFITTED = [
 
 @pytest.mark.parametrize(("family", "head", "updates"), OVERFITTED)
 def test_a_small_set_is_learned_by_heart(tmp_path, family, head, updates):
-    folder = tmp_path / "data"
-    pair_of_files(folder, train=4, test=1)
-    parquet(folder / "x-test.parquet", [row(seed) for seed in range(4)] * 2)  # the same images, twice
-    recipe = replace(
-        RECIPE, model=replace(MODELS[family], head=head, channels=32, anchor=24.0), augment=STILL, epochs=updates,
-        warmup_epochs=5, ema=0.0, accumulate=1, lr=2e-3, evaluate_every=updates, checkpoint_every=updates,
-    )  # fmt: skip
-    assert run(tmp_path / "a", folder / "x-train.parquet", recipe).last["ap50"] >= 0.95
+    numbers = learned(tmp_path, replace(MODELS[family], head=head, channels=32), updates)
+    assert {name: number for name, number in numbers.items() if "ap50" in name and number < 0.95} == {}
+
+
+def test_the_masks_of_two_images_are_learned_by_heart(tmp_path):
+    numbers = learned(tmp_path, replace(SMALL, head="mask_rcnn"), 40, images=2, lr=4e-3)
+    assert min(numbers["ap50"], numbers["mask_ap50"]) >= 0.95
 
 
 @pytest.mark.parametrize(("head", "change", "stop"), [
     ("faster_rcnn", {}, Killed), ("retinanet", {}, Impatient), ("faster_rcnn", {"precision": "bf16"}, Impatient),
+    ("mask_rcnn", {}, Killed),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_a_detection_that_is_interrupted_anywhere_resumes_to_the_same_bits(tmp_path, rectangles, head, change, stop):
@@ -166,16 +205,33 @@ def test_bad_boxes_stop_a_run_before_it_begins_or_are_skipped(tmp_path, rectangl
     assert (outcome.skipped, [*skipped]) == (2, [f"{rectangles}[row {place}]" for place in (2, 5)])
 
 
+def test_bad_masks_stop_a_run_before_it_begins_or_are_skipped(tmp_path, rectangles, monkeypatch):
+    rows = [outlined.row(seed) for seed in range(8)]
+    rows[2] |= {"masks": rows[2]["masks"][:1]}
+    parquet(rectangles, rows)
+    recipe = replace(RECIPE, model=replace(SMALL, head="mask_rcnn"), epochs=1, warmup_epochs=0)
+    with pytest.raises(FileError, match=r"row 2\]: it has 2 boxes and 1 masks, and each box needs a mask"):
+        run(tmp_path / "a", rectangles, recipe)
+    assert not (tmp_path / "a").exists()
+    monkeypatch.setattr(reading, "LIMIT", 0.5)
+    skip = Runtime(device="cpu", on_bad_image="skip")
+    assert train_dense(tmp_path / "b", recipe, str(rectangles), Quiet(), runtime=skip).skipped == 1
+
+
 def test_the_loss_of_parts_is_the_loss_of_the_whole():
     torch.manual_seed(0)
     network, loss = build_detector(replace(SMALL, head="retinanet"), (32, 48), 2), BoxLoss(RECIPE)
     boxes, labels = torch.rand(4, 3, 4) * 10, torch.randint(0, 2, (4, 3))
     boxes[..., 2:] += 15
     labels[0], labels[1, 1:] = NOTHING, NOTHING
-    batch = BoxBatch(torch.randn(4, 3, 32, 48), boxes, labels, SHOWN.repeat(2, 1), SHOWN.repeat(2, 1), torch.arange(4))
+    masks = torch.stack([packed([*torch.eye(48)[None, :32].byte().roll(at, 2)] * 3, (32, 48)) for at in range(4)])
+    shown = SHOWN.repeat(2, 1)
+    batch = BoxBatch(torch.randn(4, 3, 32, 48), boxes, labels, masks, shown, shown, torch.arange(4))
     whole, *parts = (loss(network, part) for count in (1, 2) for part in loss.parts(batch, count))
     torch.testing.assert_close(sum(parts) / 2, whole)
-    assert [len(each["labels"]) for each in targets_of(boxes, labels)] == [0, 1, 3, 3]
+    counted = targets_of(boxes, labels, masks)
+    assert [len(each["labels"]) for each in counted] == [len(each["masks"]) for each in counted] == [0, 1, 3, 3]
+    assert torch.equal(counted[3]["masks"][2], torch.eye(48).bool()[:32].roll(3, 1))
 
 
 def test_what_is_found_is_counted_in_pixels_of_the_image_at_its_own_size(tmp_path):
@@ -186,7 +242,7 @@ def test_what_is_found_is_counted_in_pixels_of_the_image_at_its_own_size(tmp_pat
         boxes = images[index].boxes
         half = Found(torch.from_numpy(boxes.corners) / 2, torch.from_numpy(boxes.labels), torch.tensor([0.9, 0.8]))
         shape = torch.tensor(images.size(index)[::-1])
-        counts.count(index, at_own_size(half, shown[index], shape), shape)
+        counts.count(index, at_own_size(half, shown[index], shape), shown[index], shape)
     for ours, theirs in zip(ranks[0].tensors(), ranks[1].tensors(), strict=True):
         ours.add_(theirs)  # as several ranks add up what they have seen
     scores = ranks[0].scores()
@@ -194,22 +250,58 @@ def test_what_is_found_is_counted_in_pixels_of_the_image_at_its_own_size(tmp_pat
     assert ranks[1].scores().images == 1
 
 
-def test_a_picture_is_answered_in_its_own_pixels(tmp_path, rectangles):
-    network = build_detector(replace(SMALL, head="retinanet"), (32, 48), 2).eval()
+@pytest.mark.parametrize("head", ["retinanet", "mask_rcnn"])
+def test_a_picture_is_answered_in_its_own_pixels(rectangles, head):
+    torch.manual_seed(0)
+    network = build_detector(replace(SMALL, head=head), (32, 48), 2).eval()
     for parameter in network.head.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     image = open_boxed(rectangles, "train", VALUES)[0].image.resize((480, 640))
     with torch.no_grad():
-        corners, labels, scores = answered(network, RECIPE, image, torch.device("cpu"))
+        corners, labels, scores, masks = answered(network, RECIPE, image, torch.device("cpu"))
     assert len(corners) == len(labels) == len(scores) > 0
+    assert [code["size"] for code in masks] == [[640, 480]] * (len(scores) if head == "mask_rcnn" else 0)
     assert (corners >= 0).all()
     assert 48 < corners[:, 2].max() <= 480
     assert np.all(np.diff(scores) <= 0)
 
 
+def test_a_head_that_answers_what_it_was_taught_draws_each_mask_where_it_was():
+    """Of an ellipse of width w and height h, at most the pixels that its outline crosses are wrong: 2 (w + h)."""
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        shape, scale = rng.integers(40, 90, 2), int(rng.integers(1, 4))
+        corner, size = rng.uniform(0, 15, 2), rng.uniform(12, 24, 2)
+        box = [*corner, *(corner + size)]  # in the image as it was seen; at its own size, it is `scale` times as large
+        seen, own = (outlined.ellipse([side * by for side in box], *shape * by) for by in (1, scale))
+        corners = torch.tensor([box])
+        masks = project_masks_on_boxes(torch.from_numpy(seen)[None], corners, torch.tensor([0]), 28)
+        shown, shape = torch.from_numpy(shape), torch.from_numpy(shape * scale)
+        found = at_own_size(Found(corners, torch.tensor([0]), torch.ones(1), masks), shown, shape)
+        (code,) = in_image(found, shown, shape)
+        assert (decode(code) != own).sum() <= 2 * scale * size.sum()
+
+
+def test_masks_are_drawn_by_linear_interpolation_between_the_centers_of_their_cells():
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        shown, shape = (torch.from_numpy(rng.integers(20, 60, 2)) for _ in range(2))
+        sides = shape.flip(0).repeat(2)
+        corners = torch.from_numpy(np.sort(rng.random((1, 2, 2)), 1).reshape(1, 4)) * sides
+        masks = torch.from_numpy(rng.random((1, 28, 28)))
+        (code,) = in_image(Found(corners, torch.zeros(1), torch.zeros(1), masks), shown, shape)
+        axes = [torch.arange(int(side)).double() + 0.5 for side in shape]  # centers of pixels
+        y, x = torch.meshgrid(*axes, indexing="ij")
+        left, top, right, bottom = corners[0]
+        inside = (x >= left) & (x < right) & (y >= top) & (y < bottom)
+        u, v = x - 0.5 * shape[1] / shown[1] - left, y - 0.5 * shape[0] / shown[0] - top
+        places = torch.stack([2 * u / (right - left) - 1, 2 * v / (bottom - top) - 1], 2)[None]
+        expected = torch.nn.functional.grid_sample(masks[None], places, padding_mode="border", align_corners=False)
+        assert code == encode((inside & (expected[0, 0] >= 0.5)).numpy())
+
+
 WRONG = [
-    ({"head": "mask_rcnn"}, "learns from a mask of each object, and softless reads boxes alone: 'faster_rcnn' is the"),
-    ({"head": "yolo"}, r"model\.head is 'yolo' and must be one of faster_rcnn, retinanet"),
+    ({"head": "yolo"}, r"model\.head is 'yolo' and must be one of faster_rcnn, retinanet, mask_rcnn"),
     ({"anchor": -1.0}, r"model\.anchor is -1\.0 and must be from 0 to 16384"),
     ({"channels": 20}, r"model\.channels is 20 and must be a multiple of 16"),
 ]

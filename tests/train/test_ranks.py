@@ -13,6 +13,7 @@ from softless.train.loop import fit
 from softless.train.run import Run
 from tests.data.boxed import pair_of_files as boxes
 from tests.data.masked import pair_of_files
+from tests.data.outlined import row
 from tests.ranks import run
 from tests.train.jobs import job
 from tests.train.ranks import EXACT, Blocks, detect, language, segment
@@ -63,7 +64,8 @@ def pair(tmp_path_factory):
     (folder / "book.txt").write_text(BOOK)
     pair_of_files(folder / "data")
     boxes(folder / "boxes")
-    acts = ("compare:10", "uneven", "train", "apart", "again", "language", "segment", "detect", "die")
+    boxes(folder / "masks", train=1, test=3, draw=row)
+    acts = ("compare:10", "uneven", "train", "apart", "again", "language", "segment", "detect", "masks", "die")
     return folder, start(folder, 2, *acts)
 
 
@@ -156,6 +158,16 @@ def test_a_dense_training_of_two_ranks_equals_that_of_one(pair, tmp_path, act, a
     for part in ("model", "ema"):
         for name, tensor in weights[1][part].items():
             torch.testing.assert_close(weights[0][part][name], tensor, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_two_ranks_find_the_masks_that_one_finds(pair, way):
+    folder, ended = pair
+    assert (folder / "masks.json").exists(), ended
+    found, expected = json.loads((folder / "masks.json").read_text())[way]
+    assert sorted(expected) == ["0", "1", "2"]
+    assert min(map(len, expected.values())) > 0
+    assert found == expected
 
 
 def test_a_killed_rank_ends_the_others(pair):

@@ -13,7 +13,7 @@ A new task is a new file in this folder, and the trainer stays as it is.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +84,16 @@ class Metrics(Protocol):
     def evaluation(self) -> Evaluation: ...
 
 
+@runtime_checkable
+class KeepsApart(Metrics, Protocol):
+    """Metrics that also keep what no sum can hold.
+
+    kept   index of an example -> what was found; the trainer gives every rank that of all ranks
+    """
+
+    kept: dict[int, Any]
+
+
 class Task(Protocol):
     """Everything that the trainer needs to know about what it trains.
 
@@ -128,6 +138,8 @@ def evaluate(model: nn.Module, batches: Batches, metrics: Callable[[], M], devic
         for _ in range(batches.per_epoch - passes if devices.sharing == "fsdp" else 0):
             metrics().add(model, batches.blank())
     devices.add_up(counted.tensors())
+    if isinstance(counted, KeepsApart):
+        counted.kept = {index: found for rank in devices.gather(counted.kept) for index, found in rank.items()}
     return counted
 
 

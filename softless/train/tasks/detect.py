@@ -1,13 +1,15 @@
 """Object detection: boxes with classes and scores, the losses of the head, and the average precision.
 
-    loss   the sum of the head's losses: whether there is an object, of which class, and how far its box is off
+    loss   the sum of the head's losses: whether there is an object, of which class, how far its box is off, and with
+           masks, which pixels it has
     AP     as COCO defines it (`average_precision`)
 
-Boxes are counted in pixels of the images at their own size.
+Boxes and masks are counted in pixels of the images at their own size.
 """
 
+import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,7 +17,8 @@ from torch import Tensor, nn
 
 from softless.data.boxes import BoxedImages
 from softless.data.device_augment import normalize
-from softless.data.joint_boxes import NOTHING, BoxBatch, box_loader, scaled_into
+from softless.data.joint_boxes import NOTHING, BoxBatch, box_loader, scaled_into, unpacked
+from softless.data.object_masks import Code, encode
 from softless.train.dense_recipe import DetectRecipe
 from softless.train.tasks import Evaluation, Tensors
 from softless.train.tasks.average_precision import BoxScores, box_scores
@@ -55,25 +58,29 @@ class BoxLoss:
         pixels = batch.pixels
         if self.channels_last:
             pixels = pixels.contiguous(memory_format=torch.channels_last)
-        columns = (pixels, batch.boxes, batch.labels, batch.shown)
+        columns = (pixels, batch.boxes, batch.labels, batch.masks, batch.shown)
         return list(zip(*(column.chunk(count) for column in columns), strict=True))
 
     def __call__(self, model: nn.Module, part: Tensors) -> Tensor:
-        pixels, boxes, labels, shown = part
-        losses, _ = model(pixels, shown, targets_of(boxes, labels))
+        pixels, boxes, labels, masks, shown = part
+        losses, _ = model(pixels, shown, targets_of(boxes, labels, masks))
         return torch.stack([*losses.values()]).sum()
 
 
-def targets_of(boxes: Tensor, labels: Tensor) -> Targets:
+def targets_of(boxes: Tensor, labels: Tensor, masks: Tensor) -> Targets:
     """Return what to find in each image, as torchvision takes it."""
-    known = labels != NOTHING
-    return [{"boxes": own[here], "labels": name[here]} for own, name, here in zip(boxes, labels, known, strict=True)]
+    counts = (labels != NOTHING).sum(1).tolist()
+    return [
+        {"boxes": own[:count], "labels": names[:count], "masks": unpacked(bits)[:count]}
+        for own, names, bits, count in zip(boxes, labels, masks, counts, strict=True)
+    ]
 
 
 class BoxCounts:
     """The `Metrics` of detection: what was found in each image of the set, and the loss.
 
-    Each rank fills in the images that it has seen, and the others are 0, so the sum over ranks has all of them.
+    Each rank fills in the images that it has seen, and the others are 0, so the sum over ranks has all of them. Masks
+    are kept apart (`KeepsApart`), because their codes have different lengths.
     """
 
     def __init__(self, images: BoxedImages, device: torch.device):
@@ -81,19 +88,22 @@ class BoxCounts:
         self.found = torch.zeros(len(images), MOST, 6, device=device)  # left, top, right, bottom, score, label
         self.seen = torch.zeros(len(images), 3, dtype=torch.int64, device=device)  # boxes found + 1, height, width
         self.loss = torch.zeros(1, dtype=torch.float64, device=device)
+        self.kept: dict[int, list[Code]] = {}  # index of an image -> the masks that were found
 
     def add(self, model: nn.Module, batch: BoxBatch) -> None:
-        losses, found = model(batch.pixels, batch.shown, targets_of(batch.boxes, batch.labels))
+        losses, found = model(batch.pixels, batch.shown, targets_of(batch.boxes, batch.labels, batch.masks))
         self.loss += torch.stack([*losses.values()]).sum().double() * len(batch.ids)
         for each, index, shown, shape in zip(found, batch.ids, batch.shown, batch.shapes, strict=True):
-            self.count(int(index), at_own_size(each, shown, shape), shape)
+            self.count(int(index), at_own_size(each, shown, shape), shown, shape)
 
-    def count(self, index: int, found: Found, shape: Tensor) -> None:
-        """Add what was found in an image of this height and width."""
+    def count(self, index: int, found: Found, shown: Tensor, shape: Tensor) -> None:
+        """Add what was found in an image of height and width `shape`, which was seen as `shown`."""
         number = len(found.scores)
         columns = found.corners, found.scores[:, None], found.labels[:, None]
         self.found[index, :number] = torch.cat([column.float() for column in columns], 1)
         self.seen[index] = torch.tensor([number + 1, *shape.tolist()])
+        if found.masks is not None:
+            self.kept[index] = in_image(found, shown, shape)
 
     def tensors(self) -> list[Tensor]:
         return [self.found, self.seen, self.loss]
@@ -104,14 +114,15 @@ class BoxCounts:
         truth = [self.images.boxes(index, (seen[index][2], seen[index][1])) for index in searched]
         table = self.found.cpu().numpy()
         found = [table[index, : seen[index][0] - 1] for index in searched]
-        return box_scores(truth, found, len(self.images.classes), self.loss.item() / max(len(searched), 1))
+        masks = [self.kept[index] for index in searched] if self.images.values.masked else None
+        return box_scores(truth, found, len(self.images.classes), self.loss.item() / max(len(searched), 1), masks)
 
     def evaluation(self) -> Evaluation:
         scores = self.scores()
         numbers = {"ap": scores.ap, "ap50": scores.ap50, "ap75": scores.ap75, "test_loss": scores.loss}
-        return Evaluation(
-            scores.loss, {name: number or 0.0 for name, number in numbers.items()}, asdict(scores)
-        )  # fmt: skip
+        if scores.masks is not None:
+            numbers |= {f"mask_{name}": getattr(scores.masks, name) for name in ("ap", "ap50", "ap75")}
+        return Evaluation(scores.loss, {name: number or 0.0 for name, number in numbers.items()}, asdict(scores))
 
 
 def at_own_size(found: Found, shown: Tensor, shape: Tensor) -> Found:
@@ -121,10 +132,46 @@ def at_own_size(found: Found, shown: Tensor, shape: Tensor) -> Found:
     return found._replace(corners=corners.clamp(min=0).minimum(sides.to(corners.dtype)))
 
 
-def answered(model: nn.Module, recipe: DetectRecipe, image: "Image", device: torch.device) -> tuple[np.ndarray, ...]:
-    """Return what is found in a picture, in its own pixels: corners [N, 4], labels [N] and scores [N]."""
+def in_image(found: Found, shown: Tensor, shape: Tensor) -> list[Code]:
+    """Return the masks that were found in an image of height and width `shape`, which was seen as `shown`.
+
+    A pixel whose center is in the box belongs to the object if its probability is at least one half. Between the
+    centers of the cells, the probability is interpolated: with hat(x) = max(1 - |x|, 0), in cells,
+
+        p(v, u) = sum_ij hat(v - i) mask_ij hat(u - j)
+    """
+    assert found.masks is not None
+    sides, lost = shape.tolist(), (0.5 * shape / shown).tolist()
+    codes = []
+    for mask, (left, top, right, bottom) in zip(
+        found.masks.cpu().double().numpy(), found.corners.tolist(), strict=True
+    ):
+        rows, down = _hats(top, bottom, sides[0], lost[0], len(mask))
+        columns, across = _hats(left, right, sides[1], lost[1], len(mask))
+        pixels = np.zeros(sides, bool)
+        pixels[rows, columns] = down @ mask @ across.T >= 0.5
+        codes.append(encode(pixels))
+    return codes
+
+
+def _hats(start: float, end: float, side: int, lost: float, cells: int) -> tuple[slice, np.ndarray]:
+    """Return the pixels of a box along one side of an image, and the weight of each cell in each pixel.
+
+    torchvision cuts the masks to learn half a pixel too far to the top left, and what is lost so is added here.
+    """
+    low, high = (min(max(math.ceil(edge - 0.5), 0), side) for edge in (start, end))
+    places = (np.arange(low, high) + 0.5 - lost - start) / (end - start or 1) * cells - 0.5
+    return slice(low, high), np.maximum(1 - np.abs(places.clip(0, cells - 1)[:, None] - np.arange(cells)), 0)
+
+
+def answered(model: nn.Module, recipe: DetectRecipe, image: "Image", device: torch.device) -> tuple[Any, ...]:
+    """Return what is found in a picture, in its own pixels: corners [N, 4], labels [N], scores [N], and masks.
+
+    The masks are N codes (`object_masks.Code`), or none if the head finds boxes alone.
+    """
     pixels, size = scaled_into(image, recipe.size)
-    shown = torch.tensor([size], device=device)
+    shown, shape = (torch.tensor(sides, device=device) for sides in ([size], [image.height, image.width]))
     _, (found,) = model(normalize(pixels[None].to(device), recipe.augment.mean, recipe.augment.std), shown)
-    own = at_own_size(found, shown[0], torch.tensor([image.height, image.width], device=device))
-    return tuple(part.cpu().numpy() for part in own)
+    own = at_own_size(found, shown[0], shape)
+    masks = [] if own.masks is None else in_image(own, shown[0], shape)
+    return *(part.cpu().numpy() for part in own[:3]), masks

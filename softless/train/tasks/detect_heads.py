@@ -1,6 +1,6 @@
-"""Heads of object detection on the features of a backbone: Faster R-CNN, and RetinaNet.
+"""Heads of object detection on the features of a backbone: Faster R-CNN, Mask R-CNN, and RetinaNet.
 
-    features -> feature pyramid -> head -> boxes with classes and scores, and in training the losses
+    features -> feature pyramid -> head -> boxes with classes, scores and perhaps masks, and in training the losses
 
 The modules are those of torchvision, without its transform of images: the loaders give images of one size. The head
 computes in float32 in every precision, because bf16 has 8 bits, and would move a side at 700 pixels by up to 2.
@@ -11,21 +11,23 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.detection import FasterRCNN, RetinaNet
+from torchvision.models.detection import FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
 from softless.errors import ArgumentError
-from softless.train.dense_recipe import DetectModel
+from softless.train.dense_recipe import MASK_RCNN, DetectModel
 from softless.train.tasks.features import Features, build_features
 
 RATIOS = (0.5, 1.0, 2.0)  # height to width of anchors
 THIRDS = (1.0, 2 ** (1 / 3), 2 ** (2 / 3))  # of an octave: the sizes of RetinaNet's anchors on one scale
-STRIDES = {"faster_rcnn": 8, "retinanet": 4}  # that the smallest anchor is wide by default
+STRIDES = {"faster_rcnn": 8, MASK_RCNN: 8, "retinanet": 4}  # that the smallest anchor is wide by default
 REGION = 7  # height and width of what Faster R-CNN reads from the features of a box
+MASK_REGION, CONVOLUTIONS = 14, 4  # the same for a mask, which is answered twice as fine, and the layers that do so
 MOST = 100  # boxes that are found in an image, as COCO counts them
 
 Losses = dict[str, Tensor]
@@ -38,11 +40,14 @@ class Found(NamedTuple):
     corners   float32 [N, 4]: left, top, right, bottom
     labels    int64 [N]
     scores    float32 [N]: from 0 to 1
+    masks     float32 [N, 28, 28]: the probability that the object is in each cell of its box; None if only boxes are
+              found
     """
 
     corners: Tensor
     labels: Tensor
     scores: Tensor
+    masks: Tensor | None = None
 
 
 class DetectNetwork(nn.Module):
@@ -70,16 +75,28 @@ class DetectNetwork(nn.Module):
 
 
 class FasterHead(nn.Module):
-    """The head of Faster R-CNN (Ren et al. 2015): regions that may hold an object, and the class and box of each."""
+    """The head of Faster R-CNN (Ren et al. 2015): regions that may hold an object, and the class and box of each.
 
-    def __init__(self, inner: int, scales: int, anchors: AnchorGenerator, classes: int):
+    With `masks`, it is that of Mask R-CNN (He et al. 2017), which also answers for the mask in each box.
+    """
+
+    def __init__(self, inner: int, scales: int, anchors: AnchorGenerator, classes: int, *, masks: bool):
         super().__init__()
-        stock = FasterRCNN(
-            _stub(inner), rpn_anchor_generator=anchors, box_detections_per_img=MOST,
-            box_roi_pool=MultiScaleRoIAlign([str(scale) for scale in range(scales)], REGION, 2),
-            box_head=TwoMLPHead(inner * REGION**2, 4 * inner),
-            box_predictor=FastRCNNPredictor(4 * inner, classes + 1),
-        )  # fmt: skip
+        names = [str(scale) for scale in range(scales)]
+        options: dict[str, Any] = {
+            "rpn_anchor_generator": anchors,
+            "box_detections_per_img": MOST,
+            "box_roi_pool": MultiScaleRoIAlign(names, REGION, 2),
+            "box_head": TwoMLPHead(inner * REGION**2, 4 * inner),
+            "box_predictor": FastRCNNPredictor(4 * inner, classes + 1),
+        }
+        if masks:
+            options |= {
+                "mask_roi_pool": MultiScaleRoIAlign(names, MASK_REGION, 2),
+                "mask_head": MaskRCNNHeads(inner, [inner] * CONVOLUTIONS, dilation=1),
+                "mask_predictor": MaskRCNNPredictor(inner, inner, classes + 1),
+            }
+        stock = (MaskRCNN if masks else FasterRCNN)(_stub(inner), **options)
         self.rpn, self.roi_heads = stock.rpn, stock.roi_heads
 
     def forward(
@@ -90,7 +107,11 @@ class FasterHead(nn.Module):
         regions, _ = self.rpn(images, scales)
         found, _ = self.roi_heads(scales, regions, images.image_sizes)
         losses = {} if targets is None else self.losses_in_test(images, scales, targets)
-        return losses, [Found(each["boxes"], each["labels"] - 1, each["scores"]) for each in found]
+        masks = [each["masks"][:, 0] if "masks" in each else None for each in found]
+        return losses, [
+            Found(each["boxes"], each["labels"] - 1, each["scores"], own)
+            for each, own in zip(found, masks, strict=True)
+        ]
 
     def losses(self, images: ImageList, scales: dict[str, Tensor], targets: Targets | None) -> Losses:
         assert targets is not None
@@ -141,7 +162,7 @@ def _stub(channels: int) -> nn.Module:
 
 def build_detector(model: DetectModel, size: tuple[int, int], classes: int) -> DetectNetwork:
     """Build the network of a recipe, for images of this size."""
-    faster = model.head == "faster_rcnn"
+    faster = model.head != "retinanet"
     features = build_features(model, size, coarse=not faster)
     if not features.channels:
         raise ArgumentError(f"recipe: model.name {model.name!r} has features of one scale, and retinanet needs two")
@@ -154,7 +175,7 @@ def build_detector(model: DetectModel, size: tuple[int, int], classes: int) -> D
     anchors = AnchorGenerator(sizes, (RATIOS,) * len(sizes))
     head: nn.Module
     if faster:
-        head = FasterHead(model.channels, scales, anchors, classes)
+        head = FasterHead(model.channels, scales, anchors, classes, masks=model.head == MASK_RCNN)
     else:
         head = RetinaHead(model.channels, anchors, classes)
     return DetectNetwork(features, pyramid, head)
