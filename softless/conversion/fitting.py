@@ -26,8 +26,7 @@ from softless.probes.capture import capture
 from softless.probes.examination import real_queries
 from softless.probes.score_range import spread
 
-RATE, STEPS = 1e-2, 40
-RESIDUAL = 0.1  # of the rate, for the local residual: it is a network of two layers
+RATE, RESIDUAL_RATE, BETAS, STEPS = 3e-2, 1e-3, (0.8, 0.9), 40  # so few steps need a short memory
 SAVE_EVERY, PROBED = 10, 4  # steps; batches whose scores are probed
 Advance = Callable[[str, float], None]
 
@@ -52,7 +51,7 @@ class Fitting:
                 {name: layers.new(at, candidate) for name, candidate in candidates.items()} for at in range(len(layers))
             ]
         self.learned = [
-            {name: torch.optim.Adam(groups(held)) for name, held in of.items() if [*held.parameters()]}
+            {name: torch.optim.Adam(groups(held), betas=BETAS) for name, held in of.items() if [*held.parameters()]}
             for of in self.stand_ins
         ]
 
@@ -169,10 +168,8 @@ def _ranges(layers: Layers, batch: SampleSet) -> list[float]:
 
 def groups(stand_in: Replacement) -> list[dict[str, Any]]:
     """Return what Adam learns, with the rates it begins with."""
-    found = [{"params": [*stand_in.inputs.parameters()], "lr": RATE, "begins": RATE}]
-    if stand_in.residual is not None:
-        rate = RESIDUAL * RATE
-        found.append({"params": [*stand_in.residual.parameters()], "lr": rate, "begins": rate})
+    parts = [(stand_in.inputs, RATE), (stand_in.residual, RESIDUAL_RATE)]
+    found = [{"params": [*part.parameters()], "lr": rate, "begins": rate} for part, rate in parts if part is not None]
     return [group for group in found if group["params"]]
 
 

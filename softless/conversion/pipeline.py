@@ -125,6 +125,7 @@ class ConversionPlan(ConversionSettings):
             "model": fingerprint(dict(self.layers.model.state_dict())), "data": fingerprint(self._data()),
             "candidates": {name: repr(made) for name, made in self.candidates.items()}, "steps": self.steps,
             "seed": self.seed, "metric": self.metric.name, "torch": torch.__version__,
+            "adam": [fitting.RATE, fitting.RESIDUAL_RATE, *fitting.BETAS],
         }  # fmt: skip
         weights = {"fitting": FIT_WORK, "healing": HEAL_WORK}
         advance: ConversionWatcher = lambda label, amount: watch(label, weights.get(label, 1.0) * amount)  # noqa: E731

@@ -23,13 +23,19 @@ def steps(monkeypatch):
     monkeypatch.setattr(healing, "SAVES", 3)
 
 
+@pytest.fixture
+def kept(monkeypatch):
+    """Healing that is always kept: random weights have no perplexity to be better at."""
+    monkeypatch.setattr(proving, "_better", lambda *_: True)
+
+
 def distance(model: torch.nn.Module, right: torch.Tensor, data: torch.Tensor) -> float:
     return float((output(model, data) - right).square().mean())
 
 
 @pytest.mark.parametrize(("name", "rank"), [("llama", None), ("gpt2", 2), pytest.param("bert", 2, marks=SLOW)])
-def test_a_healed_model_is_closer_and_undo_restores_every_weight(name, rank, monkeypatch):
-    monkeypatch.setattr(proving, "_better", lambda *_: True)  # random weights have no perplexity to be better at
+@pytest.mark.usefixtures("kept")
+def test_a_healed_model_is_closer_and_undo_restores_every_weight(name, rank):
     model, data = model_of(name), data_for(name, 32)
     right, weights = output(model, data), {key: x.clone() for key, x in model.state_dict().items()}
     plain = softless.convert(model, data, **LOOSE, layers=3)
@@ -47,6 +53,7 @@ def test_a_healed_model_is_closer_and_undo_restores_every_weight(name, rank, mon
     assert all(x.requires_grad for x in model.parameters())
 
 
+@pytest.mark.usefixtures("kept")
 def test_a_low_rank_leaves_all_else_as_it_is():
     model, data = model_of("llama"), data_for("llama", 32)
     weights = {key: x.clone() for key, x in model.state_dict().items()}
