@@ -153,9 +153,10 @@ def choose_start(
     """Read the recipe and open its data. A resumed run keeps its own options; without a name, a recipe is chosen."""
     import torch
 
-    from softless.data import open_splits
+    from softless.data import open_images
     from softless.data.annotated_sources import values_of
     from softless.data.boxes import BoxValues
+    from softless.data.sources import splits_of
     from softless.data.text import is_text
     from softless.train.choose import fitting, fitting_text, typical_size
     from softless.train.dense_recipe import DenseRecipe
@@ -186,15 +187,14 @@ def choose_start(
     elif (values := values_of(options["data"])) is not None:
         held, such = ("boxes", "detect-bccd") if isinstance(values, BoxValues) else ("masks", "segment-camvid")
         raise ArgumentError(f"{options['data']} holds {held}: give a recipe for them, such as {such}, with --recipe")
-    splits = open_splits(options["data"])
-    size = typical_size(splits[0])
+    train = open_images(options["data"], "train")
+    size = typical_size(train)
     if document is None:
-        name, reason, fitted = fitting(options["data"], splits[0], size, cuda)
+        name, reason, fitted = fitting(options["data"], train, size, cuda)
         document, because = document_of(name), f"chosen {reason}; {another}"
         changes = [*fitted.items(), *changes]
     images = for_images(changed(document, changes), f"recipe {name!r}")
-    if images.hold_out:
-        splits = open_splits(options["data"], images.hold_out)
+    splits = splits_of(options["data"], train, images.hold_out)
     return ImageStart(str(name), because, options, images, splits, size)
 
 

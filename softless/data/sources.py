@@ -72,9 +72,14 @@ def open_splits(source: str | Path | None, hold_out: float = 0.0) -> tuple[Image
     >>> [len(part) for part in open_splits("digits", hold_out=0.1)]
     [1295, 142]
     """
+    return splits_of(source, open_images(source, "train"), hold_out)
+
+
+def splits_of(source: str | Path | None, train: Images, hold_out: float) -> tuple[Images, Images]:
+    """Return what `open_splits` does, from training images that are open."""
     if hold_out:
-        return held_out(source, open_images(source, "train"), hold_out)
-    train, test = open_images(source, "train"), open_images(source, "test")
+        return held_out(source, train, hold_out)
+    test = open_images(source, "test")
     if the_same(train, test):
         raise FileError(
             f"{source}: it has one part, and images to test on are needed besides those to train on: "

@@ -104,6 +104,15 @@ def test_without_a_recipe_one_is_chosen_that_fits_the_images_and_the_banner_says
     assert json.loads((tmp_path / "a/run.json").read_text())["recipe"]["image_size"] == 32
 
 
+@pytest.mark.parametrize("recipe", [["--recipe", "tiny.toml"], []])
+def test_a_set_of_one_part_trains_on_it_if_a_share_is_held_out(softless, flowers, tmp_path, recipe):
+    parquet(tmp_path / "one.parquet", [0, 1] * 10)
+    changes = ["--set", "hold_out=0.2", "--set", "epochs=1"]
+    result = softless("train", *recipe, "--data", "one.parquet", *changes, "--device", "cpu", "--out", "a")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[1].startswith("images   16 to train on, 4 to test on, 2 classes")
+
+
 def test_a_recipe_for_much_smaller_images_is_used_with_a_warning(softless, flowers):
     sizes = [word for key in ("image_size=6", "model.patch_size=3") for word in ("--set", key)]
     result = softless(*words("--out", "a", *sizes))
