@@ -12,7 +12,7 @@ Every step can be stopped, stops after --minutes, and continues where it was; it
 on the test images once (`evaluate`), and skips runs that are kept already. No step needs a network or an installation.
 --small runs a step at the size of a toy on a CPU, in OUT/small, which `keep` does not read.
 
-benchmarks/dense_page.py says what is compared, dense_runs.py how runs are stopped and kept, and dense_speed.py what is
+benchmarks/dense_page.py says what is compared, packed_runs.py how runs are stopped and kept, and dense_speed.py what is
 timed.
 """
 
@@ -27,8 +27,9 @@ from typing import Any
 
 import torch
 from dense_page import BACKBONES, METRICS, MISSED, PAGE, PAIRS, RESULTS, SCHEMA, bars, fill, kept, shares, stored
-from dense_runs import SEEDS, Training, run_packed, trainings, write
+from dense_runs import SEEDS, Training, run_packed, trainings
 from dense_speed import speed
+from packed_runs import records_of, write
 
 from softless.errors import ArgumentError, FileError, SoftlessError
 from softless.machine import pick_device
@@ -168,10 +169,8 @@ def tested(folder: Path, data: Path, device: str, workers: int) -> dict[str, Any
 
 def keep(given: argparse.Namespace) -> None:
     """Add what was measured to the records in the repository."""
-    new = {part: [json.loads(path.read_bytes()) for path in sorted((given.folder / "records").glob(f"{part}-*.json"))]
-           for part in PAIRS}  # fmt: skip
-    documents = {part: {"schema": SCHEMA, "runs": [*(kept(part) | {run["name"]: run for run in runs}).values()]}
-                 for part, runs in new.items() if runs}  # fmt: skip
+    documents = {part: {"schema": SCHEMA, "runs": [*(kept(part) | runs).values()]}
+                 for part in PAIRS if (runs := records_of(given.folder, part))}  # fmt: skip
     if (given.folder / "speed.json").exists():
         documents["speed"] = json.loads((given.folder / "speed.json").read_bytes())
     if not documents:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from dense_page import BACKBONES, HEADS, SCHEMA, TIMED, TWINS
-from dense_runs import LAST, write
+from packed_runs import LAST, write
 
 from softless.bench.documents import PASSES
 from softless.bench.model_contest import Setting, bound, model_contest, ours

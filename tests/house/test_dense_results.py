@@ -64,9 +64,8 @@ def page(monkeypatch):
 
 @pytest.fixture
 def runs(monkeypatch):
-    found = module(monkeypatch, "dense_runs")
-    monkeypatch.setattr(found, "LAST", 0.0)
-    return found
+    monkeypatch.setattr(module(monkeypatch, "packed_runs"), "LAST", 0.0)
+    return module(monkeypatch, "dense_runs")
 
 
 def fake(training: Any, seconds: float = 0.0, status: int = 0) -> list[str]:
