@@ -11,6 +11,7 @@ measured twice, whichever order asks for it.
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -133,22 +134,36 @@ def ranked(damages: Sequence[Rows | None]) -> list[int]:
 def add(ruler: Ruler, order: Sequence[int], budget: float) -> dict[int, Estimate | None]:
     """Return the harm of the first layers of an order by their count, for the counts that were tried.
 
-    The count doubles until it leaves the budget. Then the gap between the largest count inside and the smallest one
-    outside is halved, until they are neighbors.
+    Layers do more harm together than the sum of what they do alone. So the first count is the one where this sum is
+    half the budget. From there, steps that double find a count inside and one outside. Their gap is halved until they
+    are neighbors.
     """
     found: dict[int, Estimate | None] = {}
-
-    def fits(number: int) -> bool:
-        found[number] = ruler.harm(order[:number], f"converting {number} of {len(order)} layers")
-        return inside(found[number], budget)
-
-    low, high = 0, 1
-    while low < len(order) and fits(high):
-        low, high = high, min(2 * high, len(order))
+    low, high, step = 0, len(order) + 1, 1  # the largest count that is known to be inside, the smallest one outside
+    number = max(1, _first_guess(ruler, order, budget / 2))
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        found[number] = ruler.harm(order[:number], f"converting {number} of {len(order)} layers")
+        fits = inside(found[number], budget)
+        low, high = (number, high) if fits else (low, number)
+        if fits and high > len(order):
+            number = min(low + step, len(order))
+        elif not fits and low == 0:
+            number = max(high - step, 1)
+        else:
+            number = (low + high) // 2
+        step *= 2
     return dict(sorted(found.items()))
+
+
+def _first_guess(ruler: Ruler, order: Sequence[int], most: float) -> int:
+    """Return how many layers of an order do this much harm, if what each does alone is added."""
+    total = 0.0
+    for number, layer in enumerate(order):
+        harm = ruler.harm([layer], f"measuring layer {layer} alone")
+        total += inf if harm is None else harm.mean
+        if total > most:
+            return number
+    return len(order)
 
 
 def inside(harm: Estimate | None, budget: float) -> bool:

@@ -25,6 +25,7 @@ from softless.probes.running import Estimate, Z, observe
 
 Rows = list[list[float]]  # one row per sample
 Run = Callable[..., Any]
+TOKENS = 64  # whose losses are computed together
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,22 @@ def _masked_token(run: Run, batch: SampleSet) -> Tensor:
 
 
 def _mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean loss of each sample over its targets, [n, 1]; -100 is none."""
+    """Return the mean loss of each sample over its targets, [n, 1]; -100 is none.
+
+    A few tokens at a time: the losses of a large vocabulary would take as much memory as the logits, and more time.
+    """
+    sums = torch.stack([_sum_of_losses(z, y) for z, y in zip(logits, targets, strict=True)])
+    return sums[:, None] / (targets != -100).sum(1, keepdim=True).clamp(min=1)
+
+
+def _sum_of_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    parts = zip(logits.split(TOKENS), targets.split(TOKENS), strict=True)
+    return torch.stack([_losses(z, y).double().sum() for z, y in parts]).sum()
+
+
+def _losses(logits: Tensor, targets: Tensor) -> Tensor:
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=-100)
-    return loss.view_as(targets).double().sum(1, keepdim=True) / (targets != -100).sum(1, keepdim=True).clamp(min=1)
+    return F.cross_entropy(logits, targets, reduction="none", ignore_index=-100)
 
 
 def _embedding(run: Run, batch: SampleSet) -> Tensor:
