@@ -151,6 +151,10 @@ class Told:
             print(f"  {label}", flush=True)
 
 
+def budgets(given: argparse.Namespace, usual: str) -> list[float]:
+    return [float(word) for word in (given.budgets or usual).split(",")]
+
+
 def convert_smollm2(given: argparse.Namespace) -> None:
     """All budgets on one split of the data: the second reads what the first one stored.
 
@@ -160,7 +164,7 @@ def convert_smollm2(given: argparse.Namespace) -> None:
     model, tokenizer = smollm2(given.weights)
     data = pieces(tokenizer, given.text, size if on_gpu else replace(size, pieces=min(MOST, size.pieces)), given.seed)
     model.to(given.device)
-    for budget in map(float, (given.budgets or ("0.05,0.01" if on_gpu else "0.01")).split(",")):
+    for budget in budgets(given, "0.05,0.01" if on_gpu else "0.01"):
         compare = given.compare and budget == 0.05 and given.seed == SEEDS[0]
         found, document = converted(given, model, data, f"smollm2-{given.seed}", budget=budget, compare=compare)
         found.undo()
@@ -181,12 +185,13 @@ def convert_minilm(given: argparse.Namespace) -> None:
     size = Size(**asdict(given.size) | {"tokens": min(128, given.size.tokens)})
     data = pieces(tokenizer, given.text, size, given.seed).to(given.device)
     model.to(given.device)
-    compare = given.compare and given.seed == SEEDS[0]
-    found, document = converted(given, model, data, f"minilm-{given.seed}", budget=0.02, compare=compare)
-    after = embeddings(model, data)
-    found.undo()
-    document["neighbors_kept"] = kept(embeddings(model, data), after)
-    record(given, f"minilm-{given.seed}", document)
+    before = embeddings(model, data)
+    for budget in budgets(given, "0.02,0.01"):
+        compare = given.compare and budget == 0.02 and given.seed == SEEDS[0]
+        found, document = converted(given, model, data, f"minilm-{given.seed}", budget=budget, compare=compare)
+        document["neighbors_kept"] = kept(before, embeddings(model, data))
+        found.undo()
+        record(given, f"minilm-{100 * budget:g}-{given.seed}", document)
 
 
 @torch.no_grad()
@@ -302,9 +307,11 @@ ROWS: list[Row] = [
     ("SmolLM2-135M, the 1 % run on 2 cores", "<= 15 minutes", "smollm2-cpu", took),
     ("SmolLM2-135M, all 30 layers, healed <= 10 minutes", "<= +8 %", "smollm2-healed-?", linear),
     ("SmolLM2-135M, measured order against others", "better", "smollm2-5-0", orders),
-    ("MiniLM, cosine >= 0.98: layers, 1 - cosine", ">= 3 of 6", "minilm-?", linear),
-    ("MiniLM, nearest neighbors kept", ">= 90 %", "minilm-?", neighbors),
-    ("MiniLM, measured order against others", "better", "minilm-0", orders),
+    ("MiniLM, cosine >= 0.98: layers, 1 - cosine", ">= 3 of 6", "minilm-2-?", linear),
+    ("the same, nearest neighbors kept", ">= 90 %", "minilm-2-?", neighbors),
+    ("MiniLM, cosine >= 0.99: layers, 1 - cosine", ">= 3 of 6", "minilm-1-?", linear),
+    ("the same, nearest neighbors kept", ">= 90 %", "minilm-1-?", neighbors),
+    ("MiniLM, measured order against others", "better", "minilm-2-0", orders),
     ("DeiT on Imagenette, 128 px, all layers, healed: accuracy lost", "<= 1 point", "deit-?-healed", linear),
     ("the same, speed by length", "> 1x from 384 px", "deit-?-healed", speed),
     ("DeiT on Imagenette, 224 px, all layers, healed: accuracy lost", "<= 1 point", "deit-224-?-healed", linear),
@@ -355,13 +362,14 @@ def main() -> None:
     parser.add_argument("--model", choices=RECIPES, default="deit")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--budgets", default="", help="of smollm2: 0.05,0.01")
+    parser.add_argument("--budgets", default="", help="of smollm2 and minilm, such as 0.05,0.01")
+    parser.add_argument("--steps", type=int, default=Size.steps, help="of the fit")
     parser.add_argument("--small", action="store_true")
     parser.add_argument(
         "--no-compare", dest="compare", action="store_false", help="leave out the other orders and the cost"
     )
     given = parser.parse_args()
-    given.size = TOY if given.small else Size()
+    given.size = TOY if given.small else Size(steps=given.steps)
     given.device = pick_device(given.device)
     STEPS[given.step](given)
 
