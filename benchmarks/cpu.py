@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 import softless
-from softless.bench.stopwatch import seconds_per_call
+from softless.stopwatch import seconds_per_call
 
 HEADS, DIM = 1, 64
 NAMES = ("linear", "inline")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import softless
 from softless.bench.contest import make_job
-from softless.bench.stopwatch import copy_rate, time_calls
+from softless.stopwatch import copy_rate, time_calls
 
 SHAPES = "8,16,4096,64", "2,16,16384,64", "4,16,4096,128"
 RULES, PASSES = ("delta", "efla"), {False: "forward", True: "forward + backward"}

@@ -24,8 +24,8 @@ from softless.bench.contestants import RIVAL, RIVALS, Contestant, load, ours, sd
 from softless.bench.cost import Shape, Terms
 from softless.bench.formulas import plain
 from softless.bench.formulas import plain_residual as grouped_convolution
-from softless.bench.stopwatch import Timing, copy_rate, time_calls
 from softless.functional import attention_with_residual
+from softless.stopwatch import Timing, copy_rate, time_calls
 
 ROOT = Path(__file__).parents[1]
 DEVICE, REPEATS = torch.device("cuda"), 30

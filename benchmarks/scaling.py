@@ -30,9 +30,9 @@ import torch
 from cpu import keep_freed_memory
 
 import softless
-from softless.bench.stopwatch import peak_bytes
 from softless.mechanisms import MECHANISMS, Mechanism
 from softless.mechanisms.sparse import PATTERNS, Sparse
+from softless.stopwatch import peak_bytes
 
 TOKENS = (2048, 4096, 8192, 16384)
 HEADS, DIM = 4, 64

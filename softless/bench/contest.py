@@ -17,8 +17,8 @@ from torch import Tensor
 from softless.bench.contestants import OURS, Contestant, sentence
 from softless.bench.cost import Terms, floor_bytes
 from softless.bench.scaling import REFERENCE
-from softless.bench.stopwatch import Tick, Timing, peak_bytes, shortage, time_calls
 from softless.errors import ArgumentError, SoftlessError
+from softless.stopwatch import Tick, Timing, peak_bytes, shortage, time_calls
 
 LINEAR_COPIES = 24  # tensors of q's size alive at once in the hungriest linear call and its gradients
 
@@ -39,7 +39,7 @@ class TimingRow(TypedDict):
     ms: float | None
     fastest_ms: float | None
     repeats: int
-    timing: str | None  # graph | events | clock: softless.bench.stopwatch defines them
+    timing: str | None  # graph | events | clock: softless.stopwatch defines them
 
 
 class CallRow(TimingRow):

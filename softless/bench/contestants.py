@@ -27,11 +27,11 @@ from torch.nn.attention.bias import causal_lower_right
 from softless.bench.cost import EXPLICIT_COPIES, Terms, picture, weights_shortage
 from softless.bench.formulas import SUMS, WEIGHTS, Formula, maps, plain
 from softless.bench.scaling import REFERENCE
-from softless.bench.stopwatch import shortage
 from softless.errors import UnsupportedError
 from softless.functional import attention
 from softless.mechanisms import Mechanism
 from softless.mechanisms.linear import Linear
+from softless.stopwatch import shortage
 
 OURS, SDPA, PLAIN, COMPILED, RIVAL = "ours", "sdpa", "plain", "compiled", "rival"
 SUMS_COPIES = 4  # tensors of N x d x e alive at once in the plain causal formula by running sums

@@ -23,11 +23,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from softless import backends
 from softless.algebra import CHUNK
 from softless.backends import widen
-from softless.bench.stopwatch import shortage
 from softless.errors import ArgumentError, UnsupportedError
 from softless.functional import attention, attention_weights, attention_with_state
 from softless.mechanisms import Call, Mechanism, resolve
 from softless.mechanisms.hydra import Hydra
+from softless.stopwatch import shortage
 from softless.validation import resolve_scale
 
 SCHEMA = "softless.explain/1"

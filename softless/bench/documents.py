@@ -16,11 +16,11 @@ from softless.bench.contestants import contestants
 from softless.bench.cost import Shape, Terms, chosen, floor_bytes, option_values
 from softless.bench.model_contest import ModelRow, Setting, check_images, entrants, model_contest
 from softless.bench.model_heads import TASKS
-from softless.bench.stopwatch import Tick, copy_rate, steady_threads, threads
 from softless.errors import ArgumentError
 from softless.machine import Circumstances, circumstances, pick_device, timestamp
 from softless.mechanisms import Mechanism
 from softless.models import customize
+from softless.stopwatch import Tick, copy_rate, steady_threads, threads
 
 CALLS_SCHEMA, MODEL_SCHEMA = "softless.bench/1", "softless.bench-model/1"
 PIXELS = {"cuda": 256 * 224**2, "cpu": 4 * 224**2}  # per batch, if the batch size is not set

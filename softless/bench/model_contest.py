@@ -29,10 +29,10 @@ from softless.bench.contest import Job, TimingRow, Trial, times, try_all
 from softless.bench.contestants import OURS, PLAIN, sentence
 from softless.bench.formulas import plain, plain_padded, plain_residual, plain_taps
 from softless.bench.model_heads import in_head
-from softless.bench.stopwatch import Tick, shortage
 from softless.errors import ArgumentError, SoftlessError
 from softless.models import create_model, customize
 from softless.nn.mixing import AttentionCall, Mixing, as_heads
+from softless.stopwatch import Tick, shortage
 
 SOFTMAX, TIMM, BOUND = "softmax", "timm", "bound"
 # Numbers per token and channel: alive at once in a block, and saved per block for the backward pass.

@@ -20,10 +20,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from softless.bench.cost import Shape, Terms, weights_shortage
-from softless.bench.stopwatch import Tick, peak_bytes, time_in_turns
 from softless.errors import ArgumentError, did_you_mean
 from softless.functional import attention
 from softless.mechanisms import Mechanism, list_mechanisms, mechanism, resolve
+from softless.stopwatch import Tick, peak_bytes, time_in_turns
 
 REFERENCE = "SDPA"
 

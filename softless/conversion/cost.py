@@ -8,11 +8,11 @@ from typing import Any, TypedDict
 
 import torch
 
-from softless.bench.stopwatch import time_in_turns
 from softless.conversion.fitting import Advance
 from softless.conversion.layers import Layers
 from softless.conversion.samples import SampleSet
 from softless.conversion.stand_ins import Replacement
+from softless.stopwatch import time_in_turns
 
 PATIENCE, REPEATS = 0.5, 2  # seconds: no longer input is timed after a pass that took as long
 PROBE = 80  # tokens after which the size of a state no longer grows

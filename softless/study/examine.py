@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from softless.bench import scaling
 from softless.bench.scaling import cases_named
-from softless.bench.stopwatch import free_bytes, steady_threads, threads, time_calls
 from softless.data.augment import Augment
 from softless.data.device_augment import finish
 from softless.data.reading import Batch
@@ -26,6 +25,7 @@ from softless.probes.capture import capture
 from softless.probes.examination import examine
 from softless.probes.interventions import induced_confusion, mask_out
 from softless.probes.score_range import compare
+from softless.stopwatch import free_bytes, steady_threads, threads, time_calls
 from softless.study.plan import TimingPlan
 
 TAUS = tuple(0.25 * step for step in range(1, 33))  # of the threshold rule: steps of the slider on the page

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import softless
-from softless.bench import contest, contestants, stopwatch
+from softless import stopwatch
+from softless.bench import contest, contestants
 from softless.bench.contestants import Contestant
 from softless.bench.cost import Shape, Terms, cost, floor_bytes
 from softless.errors import ArgumentError, UnsupportedError

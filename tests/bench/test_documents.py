@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from softless.bench import documents, stopwatch
+from softless import stopwatch
+from softless.bench import documents
 from softless.bench.cost import Shape
 from softless.errors import ArgumentError
 from softless.mechanisms import mechanism

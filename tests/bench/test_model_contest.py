@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import softless
+from softless import stopwatch
 from softless.bench import model_contest as contest
-from softless.bench import stopwatch
 from softless.bench.model_contest import Entrant, Setting, linear_layers
 from softless.errors import ArgumentError, UnsupportedError
 

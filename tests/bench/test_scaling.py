@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import softless
-from softless.bench import scaling, stopwatch
+from softless import stopwatch
+from softless.bench import scaling
 from softless.bench.scaling import CASES, study_cases
 
 

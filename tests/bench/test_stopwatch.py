@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from softless.bench import stopwatch
+from softless import stopwatch
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from softless.bench import documents, figures, stopwatch
+from softless import stopwatch
+from softless.bench import documents, figures
 from softless.commands import arguments, bench
 from softless.commands.progress import progress
 from softless.errors import MissingExtraError

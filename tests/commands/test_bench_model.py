@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from softless.bench import documents, figures, model_contest, stopwatch
+from softless import stopwatch
+from softless.bench import documents, figures, model_contest
 from softless.commands import arguments, bench_model
 from softless.errors import ArgumentError
 from softless.report.units import count, seconds, short, size

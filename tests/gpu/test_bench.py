@@ -7,7 +7,8 @@ import torch
 from typer.testing import CliRunner
 
 import softless
-from softless.bench import contest, stopwatch
+from softless import stopwatch
+from softless.bench import contest
 from softless.bench.contestants import Contestant, contestants
 from softless.bench.cost import Shape, Terms
 from softless.cli import app

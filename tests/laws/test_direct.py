@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from softless import attention, mechanism
 from softless.algebra import direct
-from softless.bench.stopwatch import peak_bytes
 from softless.functional import attention_qkv
 from softless.mechanisms import MECHANISMS, Mechanism, hydra, kernelized, mlla
+from softless.stopwatch import peak_bytes
 from tests.laws.cases import WHOLE, Case, ask, assert_answers, true_answer
 from tests.numerics.budget import FORWARD
 

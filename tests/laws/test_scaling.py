@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from softless import attention, mechanism
-from softless.bench.stopwatch import peak_bytes
 from softless.mechanisms import MECHANISMS, Mechanism, restricted
+from softless.stopwatch import peak_bytes
 
 PATTERNS = ("local", "strided", "local+strided", "fixed")
 

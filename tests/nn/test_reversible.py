@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from softless import mechanism
-from softless.bench.stopwatch import peak_bytes
 from softless.errors import SoftlessError
 from softless.nn import Attention, PreNorm, Reversible
 from softless.nn.beyond.reversible import STEP
+from softless.stopwatch import peak_bytes
 
 DIM = 12
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch says so where a CPU has no bf16

@@ -13,8 +13,8 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
-from softless.bench.stopwatch import threads
 from softless.errors import needs_extra
+from softless.stopwatch import threads
 from softless.study.text.plan import DecodingPlan
 from softless.study.text.twins import TextTwin
 from softless.train.language_recipe import BYTES, LanguageRecipe
