@@ -172,8 +172,10 @@ class BoxedImages(AnnotatedImages):
         labels = np.array([self.label_of[label] for label in found.labels.tolist()], np.int64)
         kept = np.all(corners[:, 2:] > corners[:, :2], axis=1)
         boxes = Boxes(corners, labels, found.crowd, found.areas).at(kept)
-        masks = self.table.masks
-        return boxes if masks is None else masks.put_on(boxes, self.rows[index], size, name, kept)
+        if self.table.masks is None:
+            return boxes
+        masks, areas = self.table.masks.of_row(self.rows[index], size, name, kept)
+        return boxes._replace(masks=masks, areas=boxes.areas if areas is None else areas)
 
     def _flaw(self, corners: np.ndarray, label: int, size: tuple[int, int]) -> str | None:
         """Return what is wrong with a box."""

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from softless.data.annotated import SLACK
-from softless.data.boxes import Boxes
 from softless.errors import needs_extra
 from softless.io.pictures import BadImage, decode_mask
 
@@ -40,15 +39,15 @@ class ObjectMasks(NamedTuple):
     read: Callable[[bytes, Size, str], Code]
     measures: bool
 
-    def put_on(self, boxes: Boxes, row: int, size: Size, name: str, kept: np.ndarray) -> Boxes:
-        """Return the boxes of a row with their masks; `kept`, bool [N], says which of the boxes that were read."""
+    def of_row(self, row: int, size: Size, name: str, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the codes of the boxes of a row that are `kept`, bool [N], and their areas if masks give them."""
         encoded = self.encoded[int(row)].as_py() or []
         if len(encoded) != len(kept):
             raise BadImage(name, f"it has {len(kept)} boxes and {len(encoded)} masks, and each box needs a mask")
-        masks = np.empty(len(boxes.labels), object)
-        masks[:] = [self._code(encoded[place], size, name, place) for place in np.flatnonzero(kept).tolist()]
-        areas = np.array([area(code) for code in masks], np.float32) if self.measures else boxes.areas
-        return boxes._replace(masks=masks, areas=areas)
+        places = np.flatnonzero(kept).tolist()
+        found = np.empty(len(places), object)
+        found[:] = [self._code(encoded[place], size, name, place) for place in places]
+        return found, np.array([area(code) for code in found], np.float32) if self.measures else None
 
     def _code(self, encoded: bytes | None, size: Size, name: str, place: int) -> Code:
         if not encoded:
