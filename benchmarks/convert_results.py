@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import gpu
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -334,11 +335,7 @@ def table() -> str:
 
 def fill(page: str) -> str:
     """Return the page with the table between its marks."""
-    before, start, rest = page.partition(MARKS[0])
-    _, end, after = rest.partition(MARKS[1])
-    assert start
-    assert end
-    return f"{before}{start}\n\n{table()}\n\n{end}{after}"
+    return gpu.fill(page, table(), MARKS)
 
 
 def write_page(_given: argparse.Namespace) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import gpu
 import numpy as np
 
 from softless.bench.documents import PASSES
@@ -266,9 +267,5 @@ def fill(page: str, runs: dict[str, Sequence[Record]], document: Record | None) 
         "camvid": scores("camvid", runs["camvid"]), "bccd": scores("bccd", runs["bccd"]), "speed": speed(document),
     }  # fmt: skip
     for name, text in parts.items():
-        before, start, rest = page.partition(f"<!-- {name} -->")
-        _, end, after = rest.partition(f"<!-- /{name} -->")
-        if not (start and end):
-            raise ValueError(f"the page has no part {name} to fill")
-        page = f"{before}{start}\n\n{text}\n\n{end}{after}"
+        page = gpu.fill(page, text, (f"<!-- {name} -->", f"<!-- /{name} -->"))
     return page

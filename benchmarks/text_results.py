@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import gpu
+
 from softless.errors import ArgumentError, FileError, SoftlessError
 from softless.io.files import write_json
 from softless.machine import circumstances
@@ -124,11 +126,7 @@ def fill(page: str, kept: Mapping[str, dict[str, Any]]) -> str:
     parts = {name: perplexity(kept.get(name)) for name in TEXTS}
     parts |= {"recall": recall(kept.get("recall")), "cost": cost(kept.get("cost")), "large": large(kept.get("large"))}
     for name, text in parts.items():
-        before, start, rest = page.partition(f"<!-- {name} -->")
-        _, end, after = rest.partition(f"<!-- /{name} -->")
-        if not (start and end):
-            raise ValueError(f"the page has no part {name} to fill")
-        page = f"{before}{start}\n\n{text}\n\n{end}{after}"
+        page = gpu.fill(page, text, (f"<!-- {name} -->", f"<!-- /{name} -->"))
     return page
 
 

@@ -1,10 +1,7 @@
 """From a run to weights that ship: benchmarks/shipped.py keeps a run, and the commands use what it wrote."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -14,23 +11,14 @@ import softless as library
 from softless.errors import ArgumentError, FileError
 from softless.models import shipped
 from softless.train.tasks.classify import trained
+from tests.scripts import script
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RECIPE = Path(__file__).parent / "quick.toml"
 NAME = "softmax_digits"
 SIZES = ("--set", "model.mechanism=softmax", "--set", "model.local=false", "--set", "model.patch_size=2")
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.setitem(sys.modules, "gpu", script("gpu"))
-    tool = script("shipped")
+tool = script("shipped")
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """The results on segmentation and detection: what is measured, runs that are stopped, and what the page says."""
 
-import importlib
 import json
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ from softless.train.assemble import Runtime
 from softless.train.assemble_dense import train_dense
 from softless.train.dense_recipe import SegmentModel, SegmentRecipe
 from tests.data import boxed, masked
+from tests.scripts import script
 from tests.train.jobs import Quiet
 
 ROOT = Path(__file__).parents[2]
@@ -47,25 +46,20 @@ machine = {"versions": {"torch": "3"}, "machine": {"processor": "an abacus"}}
 """
 
 
-def module(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module(name)
+@pytest.fixture
+def tool():
+    return script("dense_results")
 
 
 @pytest.fixture
-def tool(monkeypatch):
-    return module(monkeypatch, "dense_results")
-
-
-@pytest.fixture
-def page(monkeypatch):
-    return module(monkeypatch, "dense_page")
+def page():
+    return script("dense_page")
 
 
 @pytest.fixture
 def runs(monkeypatch):
-    monkeypatch.setattr(module(monkeypatch, "packed_runs"), "LAST", 0.0)
-    return module(monkeypatch, "dense_runs")
+    monkeypatch.setattr(script("packed_runs"), "LAST", 0.0)
+    return script("dense_runs")
 
 
 def fake(training: Any, seconds: float = 0.0, status: int = 0) -> list[str]:
@@ -293,8 +287,8 @@ def test_a_segmentation_is_tested_image_by_image(tool, tmp_path):
     assert (len(found["images"]), found["tested"]) == (4, 4)
 
 
-def test_a_model_is_timed_with_and_without_attention(monkeypatch):
-    timer = module(monkeypatch, "dense_speed")
+def test_a_model_is_timed_with_and_without_attention():
+    timer = script("dense_speed")
     setting = timer.Setting(image_size=(32, 64), batch=1)
     for attends in (True, False):
         case = {"backbone": "inline-pvt", "attends": attends, "head": "", "trains": False}

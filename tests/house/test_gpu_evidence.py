@@ -1,6 +1,5 @@
 """The GPU evidence: every bar has cases, one that fails is recorded, and the page of kernels shows the truth."""
 
-import importlib.util
 import json
 import sys
 from dataclasses import replace
@@ -10,23 +9,12 @@ from types import ModuleType
 import pytest
 import torch
 
+from tests.scripts import script
+
 ROOT = Path(__file__).parents[2]
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-gpu, bars = script("gpu"), script("gpu_bars")
-with pytest.MonkeyPatch.context() as patch:
-    patch.setitem(sys.modules, "gpu_bars", bars)  # beside it when it runs
-    models = script("model_bars")
+gpu, bars, models = script("gpu"), script("gpu_bars"), script("model_bars")
 EVERY = (*bars.BARS, *models.BARS)
 
 

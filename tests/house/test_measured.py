@@ -1,12 +1,9 @@
 """Numbers in prose are printed by a script, and the prose still says what the script prints."""
 
-import importlib.util
 import json
-import sys
 from dataclasses import asdict
 from math import log
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,17 +11,9 @@ import numpy as np
 from softless.study.tables import groups
 from softless.train.language_recipe import LanguageRecipe
 from softless.train.tasks.language import SequenceAnswers
+from tests.scripts import script
 
 ROOT = Path(__file__).parents[2]
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_threshold_page_shows_the_table_that_its_script_prints() -> None:
@@ -83,7 +72,6 @@ def test_a_table_of_the_results_on_text_shows_seeds_failures_and_what_is_missing
 
 
 def test_the_readme_shows_the_speed_that_was_measured(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "gpu", script("gpu"))
     front, readme = script("front_page"), (ROOT / "README.md").read_text()
     assert front.fill(readme, front.table(), front.MARKS) == readme
     assert front.PICTURE.read_text() == front.picture()

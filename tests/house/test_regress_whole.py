@@ -1,10 +1,8 @@
 """Whole models for equal seconds: how long each one trains, what the runs differ in, and what the page says."""
 
-import importlib
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,21 +12,20 @@ import softless
 from softless.errors import ArgumentError, FileError
 from softless.train.metrics import Answers
 from softless.train.recipe import parse_change, read_recipe
+from tests.scripts import script
 
-ROOT = Path(__file__).parents[2]
 OPTIONS = {"ridge": "learned", "gain": "dim"}
 MACHINE = {"versions": {"torch": "3"}, "machine": {"processor": "an abacus"}}
 
 
 @pytest.fixture
-def tool(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module("regress_whole")
+def tool():
+    return script("regress_whole")
 
 
 @pytest.fixture
-def page(tool):
-    return importlib.import_module("regress_whole_page")
+def page():
+    return script("regress_whole_page")
 
 
 def timing(model: str, update: float) -> dict[str, Any]:

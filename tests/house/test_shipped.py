@@ -1,37 +1,20 @@
 """The weights that ship today: small, complete, and listed on the model card."""
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
-import pytest
 import torch
 from safetensors.torch import load_file
 
 import softless
 from softless.models import shipped
 from softless.models.table import CONFIGS
+from tests.scripts import script
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 KEYS = {
     "schema", "model", "classes", "images", "parameters", "top1", "test_images", "data", "recipe", "seed", "step",
     "teacher", "init", "date", "versions",
 }  # fmt: skip
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.setitem(sys.modules, "gpu", script("gpu"))
-    tool = script("shipped")
+tool = script("shipped")
 
 
 def test_the_model_card_lists_the_weights_that_ship_or_says_that_there_are_none() -> None:

@@ -1,6 +1,5 @@
 """docs/results.md: what the kept runs say, and nothing else."""
 
-import importlib.util
 import json
 import runpy
 import sys
@@ -14,22 +13,13 @@ from softless.errors import ArgumentError, FileError
 from softless.study.tables import tables
 from softless.study.twins import QUESTIONS, twins_of
 from softless.train.recipe import read_recipe
+from tests.scripts import script
 from tests.study.test_tables import RUNS, runs
 
 ROOT = Path(__file__).parents[2]
 
 
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"benchmarks/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-with pytest.MonkeyPatch.context() as patch:
-    for beside in ("twins_picture", "curves_picture", "trained"):
-        patch.setitem(sys.modules, beside, script(beside))
-    trained, drawing, twins = sys.modules["trained"], sys.modules["curves_picture"], script("twins")
+trained, drawing, twins = script("trained"), script("curves_picture"), script("twins")
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The rule of the verdict: a fair pair, an interval over seeds and images, and no answer where there is none (R34)."""
 
-import importlib.util
-import sys
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
@@ -22,14 +20,13 @@ from softless.study.tables import (
     shared_spread,
 )
 from softless.study.verdict import answer_in_words
+from tests.scripts import script
 
 ROOT = Path(__file__).parents[2]
 FLAT = tuple((float(epoch), 90.0) for epoch in range(1, 11))
 SPREAD = Spread(0.5, 7)
 
-spec = importlib.util.spec_from_file_location("benchmarks_decision", ROOT / "benchmarks/decision.py")
-simulated = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(simulated)
+simulated = script("decision")
 
 
 def group(id_, *accuracies, images=3600, curves=None, seed=0, **more):
