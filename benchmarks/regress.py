@@ -136,7 +136,9 @@ def key(options: Options) -> str:
 
 def held_out(runs: Mapping[str, Sequence[RunRecord]]) -> Held:
     """Return the candidates that were trained on both sets, from the runs by set."""
-    by_set = [{key(run["twin"]["options"]): run for run in runs[name]} for name in CHOSEN_ON]
+    by_set = [
+        {key(run["twin"]["options"]): run for run in runs[name] if run["status"] != "failed"} for name in CHOSEN_ON
+    ]
     both = [each for each in by_set[0] if all(each in found for found in by_set)]
     return [
         (by_set[0][each]["twin"]["options"], tuple(100 * (found[each]["accuracy"] or 0.0) for found in by_set))
