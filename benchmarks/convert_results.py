@@ -159,17 +159,18 @@ def budgets(given: argparse.Namespace, usual: str) -> list[float]:
 def convert_smollm2(given: argparse.Namespace) -> None:
     """All budgets on one split of the data: the second reads what the first one stored.
 
-    On a CPU, 1 % alone unless --budgets says more, on as many pieces as `softless convert` reads by default.
+    On a CPU, 1 % alone on as many pieces as `softless convert` reads by default, unless --budgets or --pieces say more.
     """
-    on_gpu, size = given.device == "cuda", given.size
+    timed, size = given.device == "cpu" and given.pieces is None, given.size
     model, tokenizer = smollm2(given.weights)
-    data = pieces(tokenizer, given.text, size if on_gpu else replace(size, pieces=min(MOST, size.pieces)), given.seed)
+    count = given.pieces or (min(MOST, size.pieces) if timed else size.pieces)
+    data = pieces(tokenizer, given.text, replace(size, pieces=count), given.seed)
     model.to(given.device)
-    for budget in budgets(given, "0.05,0.01" if on_gpu else "0.01"):
+    for budget in budgets(given, "0.01" if timed else "0.05,0.01"):
         compare = given.compare and budget == 0.05 and given.seed == SEEDS[0]
         found, document = converted(given, model, data, f"smollm2-{given.seed}", budget=budget, compare=compare)
         found.undo()
-        name = "smollm2-cpu" if budget == 0.01 and not on_gpu else f"smollm2-{100 * budget:g}-{given.seed}"
+        name = "smollm2-cpu" if budget == 0.01 and timed else f"smollm2-{100 * budget:g}-{given.seed}"
         record(given, name, document)
 
 
@@ -360,6 +361,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--budgets", default="", help="of smollm2 and minilm, such as 0.05,0.01")
+    parser.add_argument("--pieces", type=int, help="of text that smollm2 reads: to fit, to choose and to prove")
     parser.add_argument("--steps", type=int, default=Size.steps, help="of the fit")
     parser.add_argument("--small", action="store_true")
     parser.add_argument(
