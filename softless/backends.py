@@ -7,7 +7,6 @@ backend="triton", need it.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,16 +15,16 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from softless.algebra.kernel_spec import RULES, KernelSpec
+from softless.algebra.kernel_spec import NEAR, RULES, KernelSpec
 from softless.algebra.modes import in_forward_mode, recording, starts_at_once
 from softless.algebra.neighbors import local_residual
+from softless.algebra.precision import HALVES, full_precision, widen
 from softless.algebra.state import AnyState, State, keep
 from softless.errors import BackendError
 from softless.mechanisms import Call, Mechanism
 from softless.mechanisms.base import repeat_heads
 
 LARGEST_TILE = 64  # tokens that a kernel takes at once: if it divides all lengths, no tile needs a mask
-HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(slots=True)
@@ -51,7 +50,7 @@ def attend(
         return route.plan([x for x in (q, k, v, call.key_mask, taps, factors) if x is not None])[0]
     if route.steps is not None and starts_at_once(q, k, v) and (out := route.steps(q, k, v)) is not None:
         return out
-    if route.spec is not None and not transformed(route.backend, q, k, v, taps, *call.inputs.values()):
+    if route.spec is not None and not _refused(route, q, k, v, taps, *call.inputs.values()):
         return _run(route, route.spec, call, q, k, v, taps)
     if k is None or v is None:
         q, k, v = heads_of(q)
@@ -74,7 +73,7 @@ def packed_operator(
     `offsets` and `lengths` are those of the queries and of the keys.
     """
     spec = route.spec
-    if spec is None or spec.reader in RULES or transformed(route.backend, *qkv):
+    if spec is None or spec.reader in (NEAR, *RULES) or transformed(route.backend, *qkv):
         return None
     if route.call.is_causal:
         from softless.kernels.causal.ops import NOTHING, causal_op, exponential_op
@@ -144,8 +143,10 @@ def attend_with_state(
         mask = () if call.key_mask is None else (call.key_mask,)
         out, *after = route.plan([q, k, v, *mask, *state[:4]])
         return out, State._make((*after, state.shift))
-    if carries_state(route) and not transformed(route.backend, q, k, v, *call.inputs.values(), *(state or ())):
+    if carries_state(route) and not _refused(route, q, k, v, *call.inputs.values(), *(state or ())):
         assert route.spec is not None
+        if route.spec.reader == NEAR:
+            return _run_near(route, call, q, k, v, state)
         assert state is None or isinstance(state, State)
         return _run_with_state(route, route.spec, call, q, k, v, state)
     k, v = hide(k, call.key_mask), hide(v, call.key_mask)
@@ -166,33 +167,6 @@ def carries_state(route: Route) -> bool:
 def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
     """Set hidden tokens to zero, so that a NaN in them reaches no output and no gradient."""
     return keep(x, None if key_mask is None else key_mask[:, None])
-
-
-def widen(x: Tensor) -> Tensor:
-    """Return half precision as float32, and everything else unchanged."""
-    return x.float() if x.dtype in HALVES else x
-
-
-def full_precision(x: Tensor) -> AbstractContextManager[object]:
-    """Keep autocast away from the float32 sums inside this context."""
-    return torch.autocast(x.device.type, enabled=False) if autocasting(x) else nullcontext()
-
-
-def autocast(*tensors: Any) -> tuple[Any, ...]:
-    """Cast as SDPA does where autocast is on: everything but float64."""
-    if not torch._C._is_any_autocast_enabled():
-        return tensors
-    return tuple(
-        x.to(torch.get_autocast_dtype(x.device.type))
-        if isinstance(x, Tensor) and autocasting(x) and x.is_floating_point() and x.dtype != torch.float64
-        else x
-        for x in tensors
-    )
-
-
-def autocasting(x: Tensor) -> bool:
-    """Return whether autocast is on for the device of x. Meta tensors have no autocast state."""
-    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def choose(mechanism: Mechanism, call: Call, q: Tensor, k: Tensor, v: Tensor, backend: str) -> KernelSpec | None:
@@ -225,6 +199,17 @@ def transformed(backend: str, *tensors: Tensor | None) -> bool:
     if reason and backend == "triton":
         raise cannot_run(reason)
     return reason is not None
+
+
+def _refused(route: Route, *tensors: Tensor | None) -> bool:
+    """Return whether torch must run these tensors after all."""
+    if route.spec is not None and route.spec.reader == NEAR:
+        recorded = recording(*(x for x in tensors if x is not None))
+        if recorded and route.backend == "triton":
+            raise cannot_run(f"the kernels of '{route.mechanism.name}' have no gradient")
+        if recorded or torch.compiler.is_compiling():
+            return True
+    return transformed(route.backend, *tensors)
 
 
 def refusal(
@@ -263,6 +248,8 @@ def _run(
         assert v is not None
         if spec.reader in RULES:
             return _run_with_state(route, spec, call, q, k, v, None)[0]
+        if spec.reader == NEAR:
+            return _run_near(route, call, q, k, v)
         from softless.kernels.causal.ops import causal, plan_of_causal
 
         if starts_at_once(q, k, v):
@@ -290,6 +277,18 @@ def _run_with_state(
     if step and state is not None and starts_at_once(q, k, v, *state):
         route.plan = plan_of_step(q, k, v, call.key_mask, state, spec)
     return continued(q, k, v, call.key_mask, state, spec, step)
+
+
+def _run_near(route: Route, call: Call, q: Tensor, k: Tensor, v: Tensor, *state: AnyState | None) -> Any:
+    """Run nearfar in torch, with kernels that read; given a state, or None for one, return the state after it too."""
+    from softless.kernels.near.ops import near
+
+    call = call._replace(near=near)
+    k, v = widen(hide(k, call.key_mask)), widen(hide(v, call.key_mask))
+    with full_precision(q):
+        if state:
+            return route.mechanism.attend_with_state(q, k, v, state[0], call)
+        return route.mechanism.attend(q, k, v, call)
 
 
 def state_like(q: Tensor, k: Tensor, v: Tensor, spec: KernelSpec) -> State:

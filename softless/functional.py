@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from softless import backends, packed, routes, validation
+from softless.algebra.precision import autocast, full_precision, widen
 from softless.algebra.state import AnyState
 from softless.errors import ArgumentError, BackendError
 from softless.mechanisms import Mechanism
@@ -70,7 +71,7 @@ def attention(
             attention, q, k, v, mechanism, is_causal=is_causal, key_mask=key_mask, bias=bias, scale=scale,
             inputs=inputs, grid=grid, backend=backend,
         )  # fmt: skip
-    q, k, v = backends.autocast(q, k, v)
+    q, k, v = autocast(q, k, v)
     route, call = routes.find(
         q, k, v, mechanism, is_causal=is_causal, key_mask=key_mask, bias=bias, scale=scale, inputs=inputs, grid=grid,
         backend=backend,
@@ -116,7 +117,7 @@ def attention_weights(
         The weights [B, H, N, M]. They may be negative (inline) and need not sum to one (hydra, angular, linear
         without a normalizer). Hydra has one matrix per channel: [B, H d, N, M].
     """
-    q, k = backends.autocast(q, k)
+    q, k = autocast(q, k)
     options: dict[str, Any] = {"key_mask": key_mask, "scale": scale, "inputs": inputs, "grid": grid, "backend": backend}
     mechanism, call = validation.prepare(q, k, k, mechanism, is_causal=is_causal, bias=bias, **options)
     if backend in ("torch", "triton"):
@@ -124,8 +125,8 @@ def attention_weights(
     k = backends.hide(k, key_mask)
     if q.shape[2] == 0 or k.shape[2] == 0:
         return q.new_zeros(q.shape[0], mechanism.matrices(q.shape[1], q.shape[3]), q.shape[2], k.shape[2])
-    with backends.full_precision(q):
-        return mechanism.weights(backends.widen(q), backends.widen(k), call).to(q.dtype)
+    with full_precision(q):
+        return mechanism.weights(widen(q), widen(k), call).to(q.dtype)
 
 
 @validation.explain_unknown_arguments
@@ -173,7 +174,7 @@ def attention_with_state(
     options: dict[str, Any] = {"key_mask": key_mask, "scale": scale, "inputs": inputs, "grid": grid, "backend": backend}
     if packed.among(q, k, v):  # pads the sequences, and calls this function with a key mask
         return packed.attend_with_state(attention_with_state, q, k, v, mechanism, state, **options)
-    q, k, v = backends.autocast(q, k, v)
+    q, k, v = autocast(q, k, v)
     route, call = routes.find(q, k, v, mechanism, is_causal=True, state=state, **options)
     if backend == "reference":
         raise BackendError("backend 'reference' forms all weights at once and has no state: use 'auto' or 'torch'")
@@ -222,7 +223,7 @@ def attention_with_residual(
     Returns:
         The output [B, H, N, e].
     """
-    q, k, v, taps = backends.autocast(q, k, v, taps)
+    q, k, v, taps = autocast(q, k, v, taps)
     if not isinstance(taps, Tensor):
         raise ArgumentError(f"taps is a {type(taps).__name__} and must be a tensor [B, H, 9, e]")
     options: dict[str, Any] = {"key_mask": key_mask, "scale": scale, "inputs": inputs, "grid": grid, "backend": backend}
@@ -265,7 +266,7 @@ def attention_qkv(
     Returns:
         The output [B, H, N, d].
     """
-    qkv, taps = backends.autocast(qkv, taps)
+    qkv, taps = autocast(qkv, taps)
     if taps is None and prefix != 0:
         raise ArgumentError(f"prefix {prefix!r} is only read with taps, and no taps were passed")
     options: dict[str, Any] = {"key_mask": key_mask, "inputs": inputs, "grid": grid, "backend": backend}

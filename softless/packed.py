@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from softless import backends, routes
 from softless.algebra.modes import is_watched, recording
+from softless.algebra.precision import autocast
 from softless.algebra.state import AnyState
 from softless.errors import ArgumentError
 from softless.mechanisms import Mechanism, resolve
@@ -123,7 +124,7 @@ def _in_place(
     """Return the output of the kernels, or None where they do not run."""
     if is_watched() or not _are_plain(q, k, v):
         return None
-    q, k, v = backends.autocast(q, k, v)
+    q, k, v = autocast(q, k, v)
     packs: Any = q, k, v
     if backend not in ("auto", "triton") or (backend == "auto" and not backends.on_gpu(packs[0]._values)):
         return None

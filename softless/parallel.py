@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from softless import backends, validation
+from softless.algebra.precision import autocast, full_precision, widen
 from softless.algebra.state import State, merge, rescale
 from softless.errors import ArgumentError, UnsupportedError
 from softless.mechanisms import Mechanism
@@ -71,7 +72,7 @@ def attention(
     """
     refuse_transforms("attention over ranks")
     group = _group(group)
-    q, k, v = backends.autocast(q, k, v)
+    q, k, v = autocast(q, k, v)
     mechanism, call = validation.prepare(
         q, k, v, mechanism, is_causal=is_causal, key_mask=key_mask, scale=scale, inputs=inputs
     )
@@ -94,8 +95,8 @@ def attention(
             f"{'causal' if is_causal else mechanism.name} attention over ranks needs a key for every query, and a "
             "query for every key"
         )
-    wide_q, wide_k, wide_v = (backends.widen(x) for x in (q, *(backends.hide(x, key_mask) for x in (k, v))))
-    with backends.full_precision(q):
+    wide_q, wide_k, wide_v = (widen(x) for x in (q, *(backends.hide(x, key_mask) for x in (k, v))))
+    with full_precision(q):
         _, own = mechanism.attend_with_state(wide_q[:, :, :0], wide_k, wide_v, None, call)
     own = own._replace(n=own.n.expand(own.v_mean.shape[:-1]))  # with or without a mask
     if is_causal:
@@ -106,7 +107,7 @@ def attention(
         if q.shape[2]:
             return out
         return out + (before.v_mean.sum() + q.sum()).to(out.dtype)  # a rank without tokens still joins the graph
-    with backends.full_precision(q):
+    with full_precision(q):
         return mechanism.attend_to_state(wide_q, wide_k, wide_v, merged(own, group), call).to(q.dtype)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from softless import backends, validation
 from softless.algebra.direct import Steps
+from softless.algebra.kernel_spec import NEAR
 from softless.algebra.modes import PLAIN, eager
 from softless.algebra.state import AnyState, NearState, State, check_continues
 from softless.backends import Route
@@ -112,7 +113,7 @@ def decide(
         validation.check_state(state, k)
         check_mark(state, mechanism)
     spec = backends.choose(mechanism, call, q, k, v, backend)
-    if spec is not None:
+    if spec is not None and spec.reader != NEAR:
         check_continues(state, backends.state_like(q, k, v, spec))
     user = "" if torch.compiler.is_compiling() else signature(mechanism)  # a compiled call marks no state
     plain = spec is None and taps is None and backend != "reference" and eager()  # a trace fixes no lengths

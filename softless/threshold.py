@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from softless.backends import widen
+from softless.algebra.precision import widen
 from softless.errors import ArgumentError
 from softless.functional import attention_weights
 from softless.mechanisms import Call, mechanism

@@ -3,6 +3,8 @@
 from typing import NamedTuple
 
 RULES = ("delta", "efla")  # readers of a memory that tokens both erase from and add to
+NEAR = "near"  # the reader of near and far tokens; its maps are names of learned ones
+MOST_FEATURES = 128  # of a learned map
 
 
 class KernelSpec(NamedTuple):
@@ -13,7 +15,7 @@ class KernelSpec(NamedTuple):
 
     phi_q: str
     phi_k: str
-    reader: str  # divide | subtract | blend | regress | channel | none, or one of RULES
+    reader: str  # divide | subtract | blend | regress | channel | none, NEAR, or one of RULES
     constant: bool = False  # the features are [1, phi]: Taylor attention
     scale: float = 1.0
     t: float = 1.0  # of exp(t x)

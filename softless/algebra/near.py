@@ -47,6 +47,28 @@ class First(NamedTuple):
     near: Bool[Tensor, "*#b #c #n m"]
 
 
+class Compact:
+    """Move real tokens in front of hidden ones, and back."""
+
+    def __init__(self, real: Tensor | None, like: Tensor):
+        heads = [1] * (like.ndim - 3)
+        self.order = None
+        if real is None:
+            self.count = torch.full((1, *heads), like.shape[-2], device=like.device)
+            return
+        self.real, self.count = real.view(real.shape[0], *heads, -1, 1), real.sum(-1).view(-1, *heads)
+        self.order = (~self.real).long().argsort(dim=-2, stable=True)
+
+    def first_real(self, x: Tensor) -> Tensor:
+        return x if self.order is None else x.take_along_dim(self.order, -2)
+
+    def back(self, x: Tensor) -> Tensor:
+        """Return tokens to their places; hidden ones become zero."""
+        if self.order is None:
+            return x
+        return torch.where(self.real, x.take_along_dim(self.order.argsort(-2), -2), 0.0)
+
+
 def weights(
     scores: Float[Tensor, "*b n m"],
     phi_q: Float[Tensor, "*b n f"],

@@ -12,6 +12,7 @@ A state holds the first tokens and the last `window` of the others as they are: 
 real follows from n, the number of tokens: padding is never held.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,10 @@ from torch import Tensor
 
 from softless.algebra.chunks import fold, incoming, unfold
 from softless.algebra.near import Around, First, pick, read, with_ones
+from softless.algebra.readers import quotient
 from softless.algebra.state import NearState, State, merge, observe
+
+FeatureMap = Callable[[Tensor], Tensor]
 
 
 class Reach(NamedTuple):
@@ -130,6 +134,54 @@ def attend(
     seen = Around(keys, values, phi, near & real, ((apart >= 0) & ~near)[None], rest)
     first = First(held.first_k, with_ones(held.first_v, v_ref), _sees_first(held, reach, tokens, size))
     return unfold(read(fold(q, size), fold(phi_q, size), seen, first, gain, v_ref), tokens)
+
+
+def step(
+    q: Float[Tensor, "*b 1 d"],
+    k: Float[Tensor, "*#b 1 d"],
+    v: Float[Tensor, "*#b 1 e"],
+    phi_q: FeatureMap,
+    phi_k: FeatureMap,
+    gain: Float[Tensor, "*#b 1 1"],
+    state: NearState,
+    reach: Reach,
+    scale: float,
+) -> tuple[Float[Tensor, "*b 1 e"], NearState]:
+    """Return the output of one real token, and the state after it.
+
+    The token that leaves the window is far from this token already, so the query reads the State after it.
+    """
+    (window, first), n, past = reach, state.n[..., None], far(state, reach)
+    old_k, old_v = (x[..., first : first + 1, :] if window else new for x, new in ((state.keys, k), (state.values, v)))
+    from_k, from_v = phi_k(old_k)[..., 0, :] - past.k_mean, old_v[..., 0, :] - past.v_mean
+    leaves, before = (n - window >= first).to(v.dtype), past.n[..., None].to(v.dtype)
+    share = leaves / (before + leaves).clamp(min=1)
+    k_mean, v_mean = past.k_mean + share * from_k, past.v_mean + share * from_v
+    comoment = past.comoment + (before * share * from_k)[..., None] * from_v[..., None, :]
+
+    slot = torch.arange(first + window, device=q.device)
+    near = torch.where(slot < first, slot <= n, slot >= window + 2 * first - n - 1)[..., None]
+    arrives = ((slot == n) & (slot < first))[..., None]
+    keys, values = (
+        torch.where(arrives, new, torch.where(near, _shifted(held, new, reach), 0.0))
+        for held, new in ((state.keys, k), (state.values, v))
+    )
+    features, unit = phi_q(q), gain.exp() if len(slot) else 1.0
+    scores = torch.where(near.mT, scale * (q @ keys.mT), -torch.inf)
+    close = (scores - scores.amax(-1, keepdim=True)).exp() if len(slot) else scores
+    v_ref = torch.where((before + leaves)[..., None] > 0, v_mean[..., None, :], v)
+    far_mass = unit * (before + leaves)[..., None] * (features @ k_mean[..., None])
+    sums = close @ (values - v_ref) + unit * (features @ comoment) + far_mass * (v_mean[..., None, :] - v_ref)
+    mass = close.sum(-1, keepdim=True) + far_mass
+    out = torch.where(mass == 0, 0.0, v_ref + quotient(sums, mass))
+    return out, NearState(state.n + 1, k_mean, v_mean, comoment, keys, values)
+
+
+def _shifted(held: Tensor, new: Tensor, reach: Reach) -> Tensor:
+    """Return the first tokens and the window after a new token: the oldest of the window leaves."""
+    if reach.window == 0:
+        return held
+    return torch.cat([held[..., : reach.first, :], held[..., reach.first + 1 :, :], new], -2)
 
 
 def _leaving(held: Held, phi: Tensor) -> Bool[Tensor, "*#b n"]:

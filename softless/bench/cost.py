@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from softless import backends
 from softless.algebra import CHUNK
-from softless.backends import widen
+from softless.algebra.precision import widen
 from softless.errors import ArgumentError, UnsupportedError
 from softless.functional import attention, attention_weights, attention_with_state
 from softless.mechanisms import Call, Mechanism, resolve

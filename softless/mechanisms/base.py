@@ -30,6 +30,7 @@ class Call(NamedTuple):
     scale: float = 1.0
     inputs: Mapping[str, Tensor] = {}
     grid: tuple[int, int] | None = None  # height and width, for mechanisms that read tokens as a picture
+    near: Any = None  # the kernels' function that reads near and far tokens, or None for the algebra's
 
     def visible(self, q: Tensor, k: Tensor) -> Tensor:
         """Return which key each query may see, broadcastable to [B, H, N, M]."""

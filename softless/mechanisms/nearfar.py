@@ -37,6 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from softless.algebra import near, near_around, near_causal
+from softless.algebra.kernel_spec import MOST_FEATURES, NEAR, KernelSpec
 from softless.algebra.modes import eager, recording
 from softless.algebra.near_around import Tiles
 from softless.algebra.near_causal import Reach
@@ -106,6 +107,11 @@ class NearFar(Mechanism):
 
     def default_scale(self, head_dim: int) -> float:
         return head_dim**-0.5
+
+    def kernel_spec(self, scale: float) -> KernelSpec | None:
+        if self.neighborhood is not None or (self.features or 0) > MOST_FEATURES:
+            return None
+        return KernelSpec(self.maps, self.maps, NEAR, scale=scale)
 
     def input_shapes(self, heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
         shape = heads, self.features or head_dim, head_dim
@@ -180,9 +186,14 @@ class NearFar(Mechanism):
             before = None if real is None else real[:, :past]
             state = self._step(None, k[..., :past, :], v[..., :past, :], before, state, call, reach)[1]
             k, v, real = k[..., past:, :], v[..., past:, :], None if real is None else real[:, past:]
+        if queries == 1 and real is None and continues:
+            phi_q, phi_k = partial(self._features, call=call, of="q"), partial(self._features, call=call, of="k")
+            gain = self._gain(q.to(k.dtype), call)
+            out, state = near_causal.step(q.to(k.dtype), k, v, phi_q, phi_k, gain, state, reach, call.scale)
+            return out.flatten(1, -3).to(q.dtype), state
         if queries == 0:
             return v.new_zeros(*q.shape[:-1], v.shape[-1]).flatten(1, -3), state
-        size = self._at_once(q, k, v, call)
+        size = None if call.near is not None and not continues else self._at_once(q, k, v, call)
         if size is None:
             out, state = self._step(q, k, v, real, state, call, reach, continues=continues)
             return out.flatten(1, -3), state
@@ -207,23 +218,30 @@ class NearFar(Mechanism):
         continues: bool = True,
     ) -> tuple[Tensor, NearState]:
         """Return the output of the queries of these tokens, if there are any, and the state after them."""
-        tokens = _Compact(real, k)
+        tokens = near.Compact(real, k)
         k, v = tokens.first_real(k), tokens.first_real(v)
         held = near_causal.hold(state, k, v, tokens.count, reach)
-        phi_k = self._features(held.k[..., : k.shape[-2], :], call, "k")
-        after = near_causal.absorb(state, held, phi_k, reach) if continues else state
+        after = state
+        if continues or call.near is None:
+            phi_k = self._features(held.k[..., : k.shape[-2], :], call, "k")
+            after = near_causal.absorb(state, held, phi_k, reach) if continues else state
         if q is None:
             return v, after
         q = tokens.first_real(q)
-        phi_q, gain = self._features(q, call, "q"), self._gain(q, call)
-        out = near_causal.attend(call.scale * q, held, phi_q, phi_k, gain, state, reach, self.chunk)
+        if call.near is None:
+            phi_q, gain = self._features(q, call, "q"), self._gain(q, call)
+            out = near_causal.attend(call.scale * q, held, phi_q, phi_k, gain, state, reach, self.chunk)
+        else:
+            maps = (call.inputs.get("map", call.inputs.get(f"map_{of}")) for of in "qk")
+            out = call.near(q.flatten(1, -3), held, *maps, call.inputs["gain"], state, reach, call.scale)
+            out = out.view(*q.shape[:-1], -1)
         return tokens.back(out), after
 
     def _around(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Compute attention where every query sees every token."""
         real, count = call.key_mask, k.shape[2]
         q, k, v = _grouped(q, k, v)
-        tokens = _Compact(real if self.neighborhood is None else None, k)
+        tokens = near.Compact(real if self.neighborhood is None else None, k)
         q, k, v = (tokens.first_real(x) for x in (q, k, v))
         if self.neighborhood is None:
             tiles = Tiles((count, 1), (min(self.chunk, count), 1), (min(self.window, count), 1))
@@ -257,28 +275,6 @@ class NearFar(Mechanism):
 
     def _gain(self, q: Tensor, call: Call) -> Tensor:
         return _per_head(call.inputs["gain"].to(q.dtype), q)[..., None, None]
-
-
-class _Compact:
-    """Move real tokens in front of hidden ones, and back."""
-
-    def __init__(self, real: Tensor | None, like: Tensor):
-        heads = [1] * (like.ndim - 3)
-        self.order = None
-        if real is None:
-            self.count = torch.full((1, *heads), like.shape[-2], device=like.device)
-            return
-        self.real, self.count = real.view(real.shape[0], *heads, -1, 1), real.sum(-1).view(-1, *heads)
-        self.order = (~self.real).long().argsort(dim=-2, stable=True)
-
-    def first_real(self, x: Tensor) -> Tensor:
-        return x if self.order is None else x.take_along_dim(self.order, -2)
-
-    def back(self, x: Tensor) -> Tensor:
-        """Return tokens to their places; hidden ones become zero."""
-        if self.order is None:
-            return x
-        return torch.where(self.real, x.take_along_dim(self.order.argsort(-2), -2), 0.0)
 
 
 def _real(k: Tensor, call: Call) -> Tensor:

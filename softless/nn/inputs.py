@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from softless.backends import full_precision, hide, widen
+from softless.algebra.precision import full_precision, widen
+from softless.backends import hide
 from softless.mechanisms import Call, Mechanism
 from softless.mechanisms.base import repeat_heads
 from softless.packed import pack

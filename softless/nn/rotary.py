@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from softless.backends import widen
+from softless.algebra.precision import widen
 from softless.errors import ArgumentError, shown
 from softless.validation import LARGEST
 

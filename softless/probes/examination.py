@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
-from softless.backends import widen
+from softless.algebra.precision import widen
 from softless.errors import ArgumentError, NonFiniteError
 from softless.probes.capture import capture
 from softless.probes.findings import Examination, LayerTally, Measured

@@ -16,8 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from softless.algebra.feature_maps import unit
+from softless.algebra.precision import widen
 from softless.algebra.state import Log
-from softless.backends import hide, widen
+from softless.backends import hide
 from softless.mechanisms import Call, Mechanism, resolve
 from softless.mechanisms.linear import FeatureMapped
 from softless.probes.layer import Layer

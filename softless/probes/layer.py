@@ -16,8 +16,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from softless.algebra.precision import widen
 from softless.algebra.state import visible
-from softless.backends import hide, widen
+from softless.backends import hide
 from softless.errors import UnsupportedError
 from softless.functional import attention_weights
 from softless.mechanisms import Mechanism

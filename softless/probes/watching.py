@@ -27,8 +27,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from softless.algebra.precision import widen
 from softless.algebra.state import causal
-from softless.backends import widen
 from softless.mechanisms import mechanism
 from softless.probes.layer import Captured, Keep, Layer
 from softless.probes.products import Product, operands, scores_product, turned_product, weights_product

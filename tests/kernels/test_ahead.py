@@ -107,6 +107,18 @@ def memory(width: int, dtype: torch.dtype) -> None:
     torch.autograd.grad(out, leaves, torch.empty_like(out))
 
 
+def near(width: int, dtype: torch.dtype) -> None:
+    """Two segments, after a window and the first tokens of a call before."""
+    from softless.kernels.near.ops import near_op
+
+    tokens, window, first = 2048, 64, 4
+    held = [torch.empty(1, 1, size, width) for size in (window + tokens, window + tokens, first, first)]
+    maps, gain, count = [torch.empty(2, width, width)] * 2, torch.empty(2), torch.zeros(1, dtype=torch.int64)
+    sums = [torch.empty(1, 2, 2 * width, size) for size in (width, 1)]
+    q = torch.empty(1, 2, tokens, width, dtype=dtype)
+    near_op(q, *held, *maps, gain, count, count, *sums, window, first, width**-0.5)
+
+
 WALKS = {"segment_kernel", "prefix_kernel", "query_gradient_kernel", "sums_kernel", "later_kernel",
          "key_gradient_kernel", "decode_kernel"}  # fmt: skip
 EXPONENTIAL = {f"exponential_{part}kernel" for part in ("", "sums_", "scan_", "query_", "later_", "key_")}
@@ -139,6 +151,7 @@ FAMILIES = {
     "packed": Family(packed(LINEAR, 1000), {"observe_kernel", "read_kernel", "key_gradient_kernel"}),
     "packed whole": Family(packed(INLINE, 197), set()),
     "packed causal": Family(packed(LINEAR, 5200, is_causal=True), WALKS - {"decode_kernel"}),
+    "near": Family(near, {"far_kernel", "near_kernel"}),
     "norm": Family(norm, {"norm_kernel"}),
     "delta": Family(memory, {"solve_kernel", "walk_kernel", "walk_back_kernel", "gradient_kernel"}),
 }
@@ -166,7 +179,7 @@ def test_the_forward_pass_compiles_for_every_gpu(target):
 @pytest.mark.parametrize(
     ("target", "dtype", "width", "family"),
     [("sm_86", "fp16", 128, "spans inline"), ("gfx942", "bf16", 64, "local spans"), ("sm_80", "bf16", 64, "packed"),
-     ("sm_89", "bf16", 32, "packed causal"), ("gfx942", "bf16", 64, "norm"),
+     ("sm_89", "bf16", 32, "packed causal"), ("gfx942", "bf16", 64, "norm"), ("gfx942", "bf16", 64, "near"),
      ("sm_86", "bf16", 32, "causal exponential"), ("sm_100", "bf16", 128, "spans regress")],
 )  # fmt: skip
 def test_a_selection_of_kernels_fits(target, dtype, width, family):
@@ -179,8 +192,12 @@ def test_a_selection_of_kernels_fits(target, dtype, width, family):
 @pytest.mark.parametrize("width", [32, 64, 128])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_kernel_compiles_for_every_gpu(target, dtype, width, family):
-    if width == 128 and "regress" in family and SHARED_MEMORY[ahead.TARGETS[target].arch] < 227 * 1024:
-        pytest.skip("wide heads of regress are refused where their gradients do not fit")
+    if (
+        width == 128
+        and ("regress" in family or family == "near")
+        and SHARED_MEMORY[ahead.TARGETS[target].arch] < 227 * 1024
+    ):
+        pytest.skip("wide heads are refused where their factors do not fit")
     assert_fits(target, FAMILIES[family], width, DTYPES[dtype])
 
 

@@ -8,7 +8,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from softless.algebra.kernel_spec import RULES, KernelSpec
+from softless.algebra.kernel_spec import NEAR, RULES, KernelSpec
 from softless.kernels.common.arithmetic import INTERPRETED
 from softless.kernels.common.launch import PTXAS, PTXAS_NEEDED
 from softless.kernels.common.limits import widest_heads, widest_solved
@@ -32,12 +32,14 @@ def refusal(
         return f"Triton runs on {device.type} only in its interpreter (TRITON_INTERPRET=1)"
     if is_causal and spec.reader in PARALLEL:
         return f"mechanism '{name}' has no causal kernel"
+    if spec.reader == NEAR and not is_causal:
+        return f"mechanism '{name}' has only a causal kernel"
     if q.dtype == torch.float64:
         return "the kernels take float16, bfloat16 and float32, and q is torch.float64"
     width = max(q.shape[3], v.shape[3])
     exponential = is_causal and "exp" in (spec.phi_q, spec.phi_k)
-    widest = WIDEST if spec.reader in RULES or exponential or width <= WIDEST else widest_heads(device)
-    if spec.reader == "regress":
+    widest = WIDEST if spec.reader in (NEAR, *RULES) or exponential or width <= WIDEST else widest_heads(device)
+    if spec.reader in ("regress", NEAR):
         widest = widest_solved(device)
     if width > widest:
         return f"the kernels take head dimensions up to {widest}, and q has {q.shape[3]}, v has {v.shape[3]}"
@@ -64,6 +66,8 @@ def untested(
     """
     if device.type != "cuda":
         return None
+    if spec.reader == NEAR:
+        return "the kernels of near and far tokens have not run on a GPU yet; backend='triton' runs them"
     if not torch.cuda.is_available():
         return "there is no CUDA device here to ask about"
     if spec.reader in RULES and PTXAS is not None and PTXAS < PTXAS_NEEDED:

@@ -1,0 +1,132 @@
+"""The kernels of near and far tokens: their outputs, the states they continue from, and what they refuse."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from softless import Mechanism, attention, attention_with_state, mechanism
+from softless.errors import BackendError
+from softless.kernels.near import ops
+from tests.kernels.cases import draw
+from tests.numerics import eager
+from tests.numerics.budget import FORWARD, assert_within_budget
+
+pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:mkldnn_matmul")]
+
+MADE = {
+    "plain": mechanism("nearfar", window=16, first=2),
+    "separate": mechanism("nearfar", window=40, first=0, maps="separate", features=12),
+    "identity": mechanism("nearfar", window=7, first=0, maps="identity"),
+    "first": mechanism("nearfar", window=0, first=3, maps="separate", features=5),
+    "linear": mechanism("nearfar", window=0, first=0),
+    "whole": mechanism("nearfar", window=200, first=4),
+}
+PADDED = torch.arange(70) >= torch.tensor([[23], [0]])
+every_mechanism = pytest.mark.parametrize("made", MADE.values(), ids=MADE)
+
+
+def learned(made: Mechanism, heads: int, dim: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {name: torch.randn(shape, generator=generator) / 2 for name, shape in made.input_shapes(heads, dim).items()}
+
+
+def in_double(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x.double() for name, x in inputs.items()}
+
+
+def by_weights(q: Tensor, k: Tensor, v: Tensor, made: Mechanism, inputs: dict[str, Tensor], **call: Any) -> Tensor:
+    q, k, v = (x.double() for x in (q, k, v))
+    return attention(q, k, v, made, is_causal=True, inputs=in_double(inputs), backend="reference", **call)
+
+
+@every_mechanism
+def test_outputs_match_the_weights_with_padding_and_shared_keys(made):
+    q, k, v = draw(70, heads=4, groups=2, batch=2)
+    inputs = learned(made, 4, 8)
+    found = attention(q, k, v, made, is_causal=True, key_mask=PADDED, inputs=inputs, backend="triton")
+    exact = by_weights(q, k, v, made, inputs, key_mask=PADDED)
+    assert (found - exact).abs().max() <= 1e-5 * (1 + exact.abs().max())
+
+
+@pytest.mark.parametrize("made", [MADE["plain"], MADE["separate"]], ids=["plain", "separate"])
+def test_a_head_that_is_cut_into_segments_matches_its_weights(made, monkeypatch):
+    monkeypatch.setattr(ops, "LEAST", 1)
+    assert ops.cut(9, 1) == (9, 1)
+    q, k, v = draw(130)
+    inputs = learned(made, 1, 8)
+    found, exact = (
+        attention(q, k, v, made, is_causal=True, inputs=inputs, backend="triton"),
+        by_weights(q, k, v, made, inputs),
+    )
+    assert (found - exact).abs().max() <= 1e-5 * (1 + exact.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("offset", [0.0, 20.0])
+def test_half_precision_stays_within_its_budget(dtype, offset):
+    made = mechanism("nearfar", window=5, first=2)
+    q, k, v = (x.to(dtype) for x in draw(100, heads=2, dims=(32, 32)))
+    v, inputs = v + offset, {name: x.to(dtype) for name, x in learned(made, 2, 32).items()}
+    found = attention(q, k, v, made, is_causal=True, inputs=inputs, backend="triton")
+    assert found.dtype == dtype
+    typed = eager.FORMULAS["nearfar"](q, k, v, eager.visible(q, k, True), inputs)
+    assert_within_budget(found, by_weights(q, k, v, made, inputs), typed, **FORWARD, name="output")
+
+
+@pytest.mark.parametrize("made", [MADE["plain"], MADE["first"]], ids=["plain", "first"])
+@pytest.mark.parametrize("backends", [("triton", "triton"), ("torch", "triton"), ("triton", "torch")], ids="-".join)
+def test_a_prompt_a_piece_and_a_token_match_one_call_on_both_backends(made, backends):
+    q, k, v = draw(60, heads=2, groups=1)
+    inputs, state, found = learned(made, 2, 8), None, []
+    for i, piece in enumerate((slice(0, 35), slice(35, 59), slice(59, 60))):
+        pieces = q[:, :, piece], k[:, :, piece], v[:, :, piece]
+        out, state = attention_with_state(*pieces, made, state, inputs=inputs, backend=backends[min(i, 1)])
+        found.append(out)
+    exact = by_weights(q, k, v, made, inputs)
+    assert (torch.cat(found, 2) - exact).abs().max() <= 1e-5 * (1 + exact.abs().max())
+    assert state.comoment.dtype == torch.float32
+
+
+def test_half_precision_continues_with_a_state_in_float32():
+    made, (q, k, v) = MADE["plain"], (x.bfloat16() for x in draw(30, heads=2, groups=1))
+    inputs, call = learned(made, 2, 8), {"backend": "triton"}
+    _, state = attention_with_state(q[:, :, :29], k[:, :, :29], v[:, :, :29], made, inputs=inputs, **call)
+    out, after = attention_with_state(q[:, :, 29:], k[:, :, 29:], v[:, :, 29:], made, state, inputs=inputs, **call)
+    assert out.dtype == torch.bfloat16
+    assert all(x.dtype == torch.float32 for x in (*state[1:], *after[1:]))
+    exact = by_weights(q, k, v, made, inputs)[:, :, 29:]
+    assert (out - exact).abs().max() <= 0.01 * exact.abs().max()
+
+
+def test_nan_in_hidden_tokens_reaches_no_output():
+    q, k, v = draw(70, batch=2)
+    inputs, call = learned(MADE["plain"], 1, 8), {"is_causal": True, "key_mask": PADDED, "backend": "triton"}
+    clean = attention(q, k, v, MADE["plain"], inputs=inputs, **call)
+    for x in (q, k, v):
+        x.transpose(1, 2)[~PADDED] = torch.nan
+    assert torch.equal(attention(q, k, v, MADE["plain"], inputs=inputs, **call), clean)
+
+
+def test_gradients_are_those_of_torch_and_triton_says_that_it_has_none():
+    q, k, v = (x.requires_grad_() for x in draw(9))
+    inputs = learned(MADE["plain"], 1, 8)
+    with pytest.raises(BackendError, match="cannot run: the kernels of 'nearfar' have no gradient; 'auto' runs torch"):
+        attention(q, k, v, MADE["plain"], is_causal=True, inputs=inputs, backend="triton")
+    with pytest.raises(BackendError, match="the kernels of 'nearfar' have no gradient"):
+        attention_with_state(q, k, v, MADE["plain"], inputs=inputs, backend="triton")
+
+
+@pytest.mark.parametrize(
+    ("options", "call", "word"),
+    [
+        ({}, {}, "mechanism 'nearfar' has only a causal kernel"),
+        ({"neighborhood": 3}, {"grid": (3, 3)}, "no kernel computes mechanism 'nearfar' with these options"),
+        ({"features": 129}, {"is_causal": True}, "no kernel computes mechanism 'nearfar' with these options"),
+    ],
+)
+def test_what_the_kernels_lack_is_one_sentence(options, call, word):
+    made, (q, k, v) = mechanism("nearfar", **options), draw(9)
+    with pytest.raises(BackendError, match=f"cannot run: {word}"):
+        attention(q, k, v, made, inputs=learned(made, 1, 8), backend="triton", **call)
