@@ -50,7 +50,7 @@ def attend(
         return route.plan([x for x in (q, k, v, call.key_mask, taps, factors) if x is not None])[0]
     if route.steps is not None and starts_at_once(q, k, v) and (out := route.steps(q, k, v)) is not None:
         return out
-    if route.spec is not None and not _refused(route, q, k, v, taps, *call.inputs.values()):
+    if route.spec is not None and not _refused(route, call, q, k, v, taps):
         return _run(route, route.spec, call, q, k, v, taps)
     if k is None or v is None:
         q, k, v = heads_of(q)
@@ -143,7 +143,7 @@ def attend_with_state(
         mask = () if call.key_mask is None else (call.key_mask,)
         out, *after = route.plan([q, k, v, *mask, *state[:4]])
         return out, State._make((*after, state.shift))
-    if carries_state(route) and not _refused(route, q, k, v, *call.inputs.values(), *(state or ())):
+    if carries_state(route) and not _refused(route, call, q, k, v, *(state or ())):
         assert route.spec is not None
         if route.spec.reader == NEAR:
             return _run_near(route, call, q, k, v, state)
@@ -201,13 +201,16 @@ def transformed(backend: str, *tensors: Tensor | None) -> bool:
     return reason is not None
 
 
-def _refused(route: Route, *tensors: Tensor | None) -> bool:
+def _refused(route: Route, call: Call, q: Tensor, k: Tensor | None, v: Tensor | None, *more: Tensor | None) -> bool:
     """Return whether torch must run these tensors after all."""
+    tensors = q, k, v, *more, *call.inputs.values()
     if route.spec is not None and route.spec.reader == NEAR:
-        recorded = recording(*(x for x in tensors if x is not None))
-        if recorded and route.backend == "triton":
-            raise cannot_run(f"the kernels of '{route.mechanism.name}' have no gradient")
-        if recorded or torch.compiler.is_compiling():
+        from softless.kernels.near.ops import lacks_gradient
+
+        reason = lacks_gradient(tensors, call.inputs)
+        if reason and route.backend == "triton":
+            raise cannot_run(reason)
+        if reason or torch.compiler.is_compiling():
             return True
     return transformed(route.backend, *tensors)
 
@@ -239,13 +242,9 @@ def evidence(mechanism: Mechanism, call: Call, dtype: torch.dtype, device: torch
     return choice.evidence(device, spec, call.is_causal, dtype)
 
 
-def _run(
-    route: Route, spec: KernelSpec, call: Call, q: Tensor, k: Tensor | None, v: Tensor | None, taps: Tensor | None
-) -> Tensor:
-    """Run the kernels on q, k and v, or on a packed projection."""
+def _run(route: Route, spec: KernelSpec, call: Call, q: Tensor, k: Any, v: Any, taps: Tensor | None) -> Tensor:
+    """Run the kernels on q, k and v, or on a packed projection, with None for k and v."""
     if call.is_causal:
-        assert k is not None
-        assert v is not None
         if spec.reader in RULES:
             return _run_with_state(route, spec, call, q, k, v, None)[0]
         if spec.reader == NEAR:

@@ -146,8 +146,9 @@ def step(
     state: NearState,
     reach: Reach,
     scale: float,
+    real: Bool[Tensor, "*#b"] | None = None,
 ) -> tuple[Float[Tensor, "*b 1 e"], NearState]:
-    """Return the output of one real token, and the state after it.
+    """Return the output of one token, and the state after it. A hidden token gives zeros, and changes no state.
 
     The token that leaves the window is far from this token already, so the query reads the State after it.
     """
@@ -174,7 +175,12 @@ def step(
     sums = close @ (values - v_ref) + unit * (features @ comoment) + far_mass * (v_mean[..., None, :] - v_ref)
     mass = close.sum(-1, keepdim=True) + far_mass
     out = torch.where(mass == 0, 0.0, v_ref + quotient(sums, mass))
-    return out, NearState(state.n + 1, k_mean, v_mean, comoment, keys, values)
+    after = NearState(state.n + 1, k_mean, v_mean, comoment, keys, values)
+    if real is None:
+        return out, after
+    row, matrix = real[..., None], real[..., None, None]
+    shapes = real, row, row, matrix, matrix, matrix
+    return torch.where(matrix, out, 0.0), NearState(*map(torch.where, shapes, after, state))
 
 
 def _shifted(held: Tensor, new: Tensor, reach: Reach) -> Tensor:

@@ -186,10 +186,11 @@ class NearFar(Mechanism):
             before = None if real is None else real[:, :past]
             state = self._step(None, k[..., :past, :], v[..., :past, :], before, state, call, reach)[1]
             k, v, real = k[..., past:, :], v[..., past:, :], None if real is None else real[:, past:]
-        if queries == 1 and real is None and continues:
+        if queries == 1 and continues:
             phi_q, phi_k = partial(self._features, call=call, of="q"), partial(self._features, call=call, of="k")
             gain = self._gain(q.to(k.dtype), call)
-            out, state = near_causal.step(q.to(k.dtype), k, v, phi_q, phi_k, gain, state, reach, call.scale)
+            seen = None if real is None else real.view(-1, *[1] * (k.ndim - 3))
+            out, state = near_causal.step(q.to(k.dtype), k, v, phi_q, phi_k, gain, state, reach, call.scale, seen)
             return out.flatten(1, -3).to(q.dtype), state
         if queries == 0:
             return v.new_zeros(*q.shape[:-1], v.shape[-1]).flatten(1, -3), state

@@ -109,14 +109,17 @@ def memory(width: int, dtype: torch.dtype) -> None:
 
 def near(width: int, dtype: torch.dtype) -> None:
     """Two segments, after a window and the first tokens of a call before."""
-    from softless.kernels.near.ops import near_op
+    from softless.kernels.near.ops import near_op, widest_with_gradient
 
     tokens, window, first = 2048, 64, 4
     held = [torch.empty(1, 1, size, width) for size in (window + tokens, window + tokens, first, first)]
     maps, gain, count = [torch.empty(2, width, width)] * 2, torch.empty(2), torch.zeros(1, dtype=torch.int64)
     sums = [torch.empty(1, 2, 2 * width, size) for size in (width, 1)]
     q = torch.empty(1, 2, tokens, width, dtype=dtype)
-    near_op(q, *held, *maps, gain, count, count, *sums, window, first, width**-0.5)
+    q.requires_grad_(width <= widest_with_gradient(q))
+    out = near_op(q, *held, *maps, gain, count, count, *sums, window, first, width**-0.5)[0]
+    if out.requires_grad:
+        torch.autograd.grad(out, q, torch.empty_like(out))
 
 
 WALKS = {"segment_kernel", "prefix_kernel", "query_gradient_kernel", "sums_kernel", "later_kernel",

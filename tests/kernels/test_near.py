@@ -11,7 +11,7 @@ from softless.errors import BackendError
 from softless.kernels.near import ops
 from tests.kernels.cases import draw
 from tests.numerics import eager
-from tests.numerics.budget import FORWARD, assert_within_budget
+from tests.numerics.budget import FORWARD, GRADIENT, assert_within_budget
 
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:mkldnn_matmul")]
 
@@ -53,7 +53,6 @@ def test_outputs_match_the_weights_with_padding_and_shared_keys(made):
 @pytest.mark.parametrize("made", [MADE["plain"], MADE["separate"]], ids=["plain", "separate"])
 def test_a_head_that_is_cut_into_segments_matches_its_weights(made, monkeypatch):
     monkeypatch.setattr(ops, "LEAST", 1)
-    assert ops.cut(9, 1) == (9, 1)
     q, k, v = draw(130)
     inputs = learned(made, 1, 8)
     found, exact = (
@@ -109,13 +108,65 @@ def test_nan_in_hidden_tokens_reaches_no_output():
     assert torch.equal(attention(q, k, v, MADE["plain"], inputs=inputs, **call), clean)
 
 
-def test_gradients_are_those_of_torch_and_triton_says_that_it_has_none():
-    q, k, v = (x.requires_grad_() for x in draw(9))
-    inputs = learned(MADE["plain"], 1, 8)
-    with pytest.raises(BackendError, match="cannot run: the kernels of 'nearfar' have no gradient; 'auto' runs torch"):
-        attention(q, k, v, MADE["plain"], is_causal=True, inputs=inputs, backend="triton")
-    with pytest.raises(BackendError, match="the kernels of 'nearfar' have no gradient"):
-        attention_with_state(q, k, v, MADE["plain"], inputs=inputs, backend="triton")
+def gradients(
+    given: list[Tensor], made: Mechanism, dtype: torch.dtype, plain: bool = False, **call: Any
+) -> list[Tensor]:
+    """The output, and the gradients of q, k, v and what is learned, by weights in float64 or on the kernels."""
+    leaves = [x.to(dtype).requires_grad_() for x in given]
+    (q, k, v), inputs = leaves[:3], dict(zip(made.input_shapes(1, 1), leaves[3:], strict=True))
+    if plain:
+        out = eager.FORMULAS["nearfar"](q, k, v, eager.visible(q, k, True), inputs)
+    else:
+        backend = "reference" if dtype == torch.float64 else "triton"
+        out = attention(q, k, v, made, is_causal=True, inputs=inputs, backend=backend, **call)
+    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(given[0].dtype)
+    return [out.detach(), *torch.autograd.grad(out, leaves, upstream.to(out.dtype))]
+
+
+@pytest.mark.parametrize("name", ["plain", "separate", "identity", "first", "linear"])
+def test_gradients_match_those_of_the_weights(name, monkeypatch):
+    """With padding, two query heads for each key head, and several segments."""
+    monkeypatch.setattr(ops, "LEAST", 1)
+    made, tensors = MADE[name], draw(70, heads=4, groups=2, batch=2)
+    given = [*tensors, *learned(made, 4, 8).values()]
+    exact = gradients(given, made, torch.float64, key_mask=PADDED)
+    for mine, truth in zip(gradients(given, made, torch.float32, key_mask=PADDED), exact, strict=True):
+        assert (mine - truth).abs().max() <= 1e-5 * (1 + truth.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("offset", [0.0, 20.0])
+def test_gradients_in_half_precision_stay_within_their_budget(dtype, offset):
+    made, (q, k, v) = mechanism("nearfar", window=5, first=2), draw(100, heads=2, dims=(32, 32))
+    given = [x.to(dtype) for x in (q, k, v + offset, *learned(made, 2, 32).values())]
+    exact, typed = gradients(given, made, torch.float64), gradients(given, made, dtype, plain=True)
+    for mine, truth, theirs in zip(gradients(given, made, dtype), exact, typed, strict=True):
+        assert_within_budget(mine, truth, theirs, **GRADIENT, name="a gradient")
+
+
+def test_a_gradient_flows_back_through_the_states_of_pieces():
+    made, (q, k, v) = MADE["plain"], draw(60, heads=2)
+    found, inputs = [], learned(made, 2, 8)
+    for backend in ("triton", "torch"):
+        leaves, state, total = [x.clone().requires_grad_() for x in (q, k, v)], None, 0
+        for piece in (slice(0, 20), slice(20, 50), slice(50, 60)):
+            pieces = [x[:, :, piece] for x in leaves]
+            out, state = attention_with_state(*pieces, made, state, inputs=inputs, backend=backend)
+            total = total + (out * torch.arange(1, 9)[:5]).square().sum()
+        found.append(torch.autograd.grad(total, leaves))
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-3)
+
+
+def test_heads_too_wide_for_a_gradient_run_torch_and_triton_says_why():
+    made, (q, k, v) = MADE["plain"], (x.requires_grad_() for x in draw(9, dims=(65, 5)))
+    inputs = learned(made, 1, 65)
+    with pytest.raises(
+        BackendError, match="have gradients for heads and maps up to 64 wide, got 65; 'auto' runs torch"
+    ):
+        attention(q, k, v, made, is_causal=True, inputs=inputs, backend="triton")
+    with pytest.raises(BackendError, match="have gradients for heads and maps up to 64 wide, got 65"):
+        attention_with_state(q, k, v, made, inputs=inputs, backend="triton")
 
 
 @pytest.mark.parametrize(

@@ -209,14 +209,6 @@ def test_recorded_evidence_needs_no_check(gpu):
     assert gpu["checks"] == 0
 
 
-@pytest.mark.parametrize("reader", ["blend", "regress"])
-def test_readers_that_no_gpu_has_run_are_checked_on_every_gpu(gpu, reader):
-    gpu["capability"] = (9, 0)
-    assert choice.untested(CUDA, LINEAR._replace(reader=reader), False, torch.float16) is None
-    assert gpu["checks"] == 1
-    assert "checked on this GPU" in choice.evidence(CUDA, LINEAR._replace(reader=reader), False, torch.float16)
-
-
 def test_a_compute_capability_of_amd_is_not_that_of_nvidia(gpu, monkeypatch):
     """(9, 0) is an MI250 there."""
     gpu["capability"] = (9, 0)

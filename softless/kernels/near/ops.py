@@ -1,22 +1,30 @@
-"""Near and far tokens in causal order as a PyTorch operator, without a derivative.
+"""Near and far tokens in causal order as PyTorch operators.
 
     near(q, held, map_q, map_k, gain, state, reach, scale) -> out    what `near_causal.attend` computes
 
+    softless::nearfar             far sums of each segment -> far sums before each chunk -> output
+    softless::nearfar_backward    the same sums -> queries -> sums over later queries -> keys
+
 q [B, H, N, d] as it is; `held` are the tokens of the state and of the call after them. The state's own far tokens enter
-as sums, and those that become far during the call are added by the kernels, segment by segment.
+as sums, and those that become far during the call are added by the kernels. The gradients of a learned map are products
+of what the kernels leave, dz of z = W x, with x.
 """
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from softless.algebra.modes import recording
 from softless.algebra.near_causal import Held, Reach, far
 from softless.algebra.state import NearState, State
 from softless.kernels.common import tiles
-from softless.kernels.common.launch import as_triton, block, fake, launch, no_gradient, operator
+from softless.kernels.common.launch import as_triton, block, fake, gradient, launch, no_gradient, operator
+from softless.kernels.common.limits import widest_heads
 from softless.kernels.common.rows import dense, output_like, rows
 from softless.kernels.common.tiles import Tile
+from softless.kernels.near.gradient import later_kernel, near_key_kernel, near_query_kernel
 from softless.kernels.near.read import far_kernel, near_kernel
 
 # Up to 64 channels and features, and up to 128. The sums of both halves of the features stay in registers, and so do
@@ -26,12 +34,14 @@ TILES = {
     torch.float16: (Tile(32, 4, 1, 32), Tile(32, 4, 1, 32)),
     torch.float32: (Tile(16, 4, 1, 32), Tile(16, 8, 1, 32)),
 }
+WARPS = 8  # of a gradient: four sums of a chunk stay in registers
 LEAST = 16  # chunks of a segment
+Sums = tuple[Tensor, Tensor]
 
 
 def near(
-    q: Tensor, held: Held, map_q: Tensor | None, map_k: Tensor | None, gain: Tensor, state: NearState,
-    reach: Reach, scale: float,
+    q: Tensor, held: Held, map_q: Tensor | None, map_k: Tensor | None, gain: Tensor, state: NearState, reach: Reach,
+    scale: float,
 ) -> Tensor:  # fmt: skip
     """Return the output [B, H, N, e] of the new tokens after those of the state.
 
@@ -45,7 +55,22 @@ def near(
     return near_op(dense(q), k, v, first_k, first_v, *maps, gain.float(), n, count, sums, masses, *reach, scale)[0]
 
 
-def totals(past: State) -> tuple[Tensor, Tensor]:
+def lacks_gradient(tensors: Sequence[Any], inputs: Mapping[str, Tensor]) -> str | None:
+    """Return why the kernels lack the gradient of a call, whose first tensors are q, k and v; None if they do not."""
+    q, _, v, *_ = tensors
+    width = max(q.shape[3], v.shape[3], *(x.shape[1] for name, x in inputs.items() if name != "gain"))
+    widest = widest_with_gradient(q)
+    if width <= widest or not recording(*(x for x in tensors if x is not None)):
+        return None
+    return f"the kernels of near and far tokens have gradients for heads and maps up to {widest} wide, got {width}"
+
+
+def widest_with_gradient(q: Tensor) -> int:
+    """Return the widest heads and maps whose gradients fit: 64 take 104 KiB of shared memory in float32."""
+    return 64 if q.dtype != torch.float32 or widest_heads(q.device) > 128 else 32
+
+
+def totals(past: State) -> Sums:
     """Return the sums of features times values [*b, 2 F, e], and of features [*b, 2 F, 1], without their factor."""
     masses = (past.n[..., None] * past.k_mean)[..., None] / (past.k_mean.shape[-1] / 4) ** 0.5
     return past.comoment / (past.k_mean.shape[-1] / 4) ** 0.5 + masses * past.v_mean[..., None, :], masses
@@ -57,56 +82,115 @@ def per_query_head(x: Tensor, heads: int) -> Tensor:
     return x.repeat_interleave(heads // x.shape[1], 1)
 
 
-@operator("nearfar")
-def near_op(
-    q: Tensor, k: Tensor, v: Tensor, first_k: Tensor, first_v: Tensor, map_q: Tensor | None, map_k: Tensor | None,
-    gain: Tensor, n: Tensor, count: Tensor, sums: Tensor, masses: Tensor, window: int, first: int,
-    scale: float,
-) -> tuple[Tensor]:  # fmt: skip
-    """Return the output; `sums` [B, H, 2 F, e] and `masses` [B, H, 2 F, 1] are of the far tokens before the call."""
-    (batch, heads, tokens, d), e = q.shape, v.shape[3]
-    features = d if map_k is None else map_k.shape[1]
-    tile = TILES[q.dtype][max(d, e, features) > 64]
-    chunks = -(-tokens // tile.tokens)
-    size = {
-        "D": d, "E": e, "F": features, "BD": block(d), "BE": min(block(e), tile.columns), "BF": block(features),
-        "WINDOW": window, "FIRST": first, "LATE": -window % tile.tokens, "CHUNK": tile.tokens,
-        "SHARED": heads // k.shape[1], "DTYPE": as_triton(q.dtype), "STAGES": tile.stages, "num_warps": tile.warps,
-    }  # fmt: skip
-    columns, keys = -(-e // size["BE"]), (rows(k), rows(v), map_k, n, count)
+class Operands(NamedTuple):
+    """The tensors of a call, and how it is cut."""
 
-    def walk(start: Any, each: bool, dtype: torch.dtype, segments: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return the sums before each chunk, or those of each segment alone."""
-        shape = batch, heads, chunks if each else segments, 2 * features
-        filled = q.new_empty(*shape, e, dtype=dtype), q.new_empty(*shape, 1, dtype=torch.float32)
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    first_k: Tensor
+    first_v: Tensor
+    map_q: Tensor | None
+    map_k: Tensor | None
+    gain: Tensor
+    n: Tensor
+    arrived: Tensor
+    sums: Tensor
+    masses: Tensor
+    window: int
+    first: int
+    scale: float
+
+    @property
+    def features(self) -> int:
+        return self.q.shape[3] if self.map_k is None else self.map_k.shape[1]
+
+    @property
+    def tile(self) -> Tile:
+        return TILES[self.q.dtype][max(self.q.shape[3], self.v.shape[3], self.features) > 64]
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.q.shape[2] // self.tile.tokens)
+
+    @property
+    def late(self) -> int:
+        """How many tokens further back than the window the first chunk of keys around a chunk of queries begins."""
+        return -self.window % self.tile.tokens
+
+    @property
+    def around(self) -> int:
+        """How many chunks of keys a chunk of queries sees token by token."""
+        return -(-self.window // self.tile.tokens) + 1
+
+    def walk(self) -> dict[str, Any]:
+        """Return what every kernel is compiled for."""
+        (_, heads, _, d), e, tile = self.q.shape, self.v.shape[3], self.tile
+        return {
+            "D": d, "E": e, "F": self.features, "BD": block(d), "BE": min(block(e), tile.columns),
+            "BF": block(self.features), "CHUNK": tile.tokens, "SHARED": heads // self.k.shape[1],
+            "DTYPE": as_triton(self.q.dtype), "STAGES": tile.stages, "num_warps": tile.warps,
+        }  # fmt: skip
+
+    def reach(self) -> dict[str, int]:
+        return {"WINDOW": self.window, "FIRST": self.first, "LATE": self.late}
+
+    def nearby(self) -> dict[str, int]:
+        far_ones = min(-(-self.late // self.tile.tokens) + 1, self.around)
+        return self.reach() | {"FIRSTS": block(self.first), "BLOCKS": self.around, "FARS": far_ones}
+
+    def columns(self) -> int:
+        return -(-self.v.shape[3] // self.walk()["BE"])
+
+    def cut(self) -> tuple[int, int]:
+        """Return (segments per head, chunks per segment)."""
+        segments = max(min(tiles.PROGRAMS // (self.q.shape[0] * self.q.shape[1]), self.chunks // LEAST), 1)
+        length = -(-self.chunks // segments)
+        return -(-self.chunks // length), length
+
+    def sums_like(self, *, each: bool) -> Sums:
+        """Allocate sums for each chunk, in the dtype of factors, or for each segment."""
+        (batch, heads), e = self.q.shape[:2], self.v.shape[3]
+        kind = self.q.dtype if each and self.q.dtype == torch.bfloat16 else torch.float32
+        shape = batch, heads, self.chunks if each else self.cut()[0], 2 * self.features
+        return self.q.new_empty(*shape, e, dtype=kind), self.q.new_empty(*shape, 1, dtype=torch.float32)
+
+    def far_sums(self) -> Sums:
+        """Return the sums of far tokens before each chunk."""
+        start = self.sums[:, :, None], self.masses[:, :, None]
+        if self.cut()[0] > 1:
+            new = self._far((None, None), each=False)
+            start = before(start[0], new[0]), before(start[1], new[1])
+        return self._far(start, each=True)
+
+    def _far(self, start: Any, *, each: bool) -> Sums:
+        (batch, heads), (segments, length), filled = self.q.shape[:2], self.cut(), self.sums_like(each=each)
         launch(
-            far_kernel, batch * heads * segments * columns, *keys, *start, *filled, heads, chunks, segments, length,
-            EACH=each, **size,
+            far_kernel, batch * heads * segments * self.columns(), rows(self.k), rows(self.v), self.map_k, self.n,
+            self.arrived, *start, *filled, heads, self.chunks, segments, length, EACH=each, **self.reach(),
+            **self.walk(),
         )  # fmt: skip
         return filled
 
-    segments, length = cut(chunks, batch * heads)
-    start = sums[:, :, None], masses[:, :, None]
-    if segments > 1:
-        new_sums, new_masses = walk((None, None), False, torch.float32, segments, length)
-        start = before(start[0], new_sums), before(start[1], new_masses)
-    kind = q.dtype if q.dtype == torch.bfloat16 else torch.float32  # numbers as they are multiplied
-    sums, masses = walk(start, True, kind, segments, length)
-    out, around = output_like(q, e), -(-window // tile.tokens) + 1
-    far_ones = min(-(-size["LATE"] // tile.tokens) + 1, around)
-    launch(
-        near_kernel, batch * heads * chunks * columns, rows(q), rows(k), rows(v), rows(first_k), rows(first_v),
-        rows(out), map_q, map_k, gain, n, count, sums, masses, heads, tokens, chunks, scale,
-        FIRSTS=block(first), BLOCKS=around, FARS=far_ones, **size,
-    )  # fmt: skip
-    return (out,)
+    def later_sums(self, d_out: Tensor, lines: Tensor) -> tuple[Sums, Sums]:
+        """Return the sums over the queries from each chunk on, and over all queries."""
+        segments, _ = self.cut()
+        if segments == 1:
+            found = self._later(d_out, lines, (None, None), each=True)
+            return found, (found[0][:, :, 0].float(), found[1][:, :, 0])
+        new = self._later(d_out, lines, (None, None), each=False)
+        after, after_masses = (x.flip(2).cumsum(2).flip(2) for x in new)
+        start = after - new[0], after_masses - new[1]
+        return self._later(d_out, lines, start, each=True), (after[:, :, 0], after_masses[:, :, 0])
 
-
-def cut(chunks: int, heads: int) -> tuple[int, int]:
-    """Return (segments per head, chunks per segment)."""
-    segments = max(min(tiles.PROGRAMS // heads, chunks // LEAST), 1)
-    length = -(-chunks // segments)
-    return -(-chunks // length), length
+    def _later(self, d_out: Tensor, lines: Tensor, start: Any, *, each: bool) -> Sums:
+        (batch, heads, tokens, _), (segments, length) = self.q.shape, self.cut()
+        filled = self.sums_like(each=each)
+        launch(
+            later_kernel, batch * heads * segments * self.columns(), rows(self.q), rows(d_out), self.map_q, self.gain,
+            lines, *start, *filled, heads, tokens, self.chunks, segments, length, EACH=each, **self.walk(),
+        )  # fmt: skip
+        return filled
 
 
 def before(start: Tensor, new: Tensor) -> Tensor:
@@ -114,9 +198,93 @@ def before(start: Tensor, new: Tensor) -> Tensor:
     return torch.cat([start, new[:, :, :-1]], 2).cumsum(2)
 
 
+@operator("nearfar")
+def near_op(
+    q: Tensor, k: Tensor, v: Tensor, first_k: Tensor, first_v: Tensor, map_q: Tensor | None, map_k: Tensor | None,
+    gain: Tensor, n: Tensor, count: Tensor, sums: Tensor, masses: Tensor, window: int, first: int, scale: float,
+) -> tuple[Tensor]:  # fmt: skip
+    """Return the output; `sums` [B, H, 2 F, e] and `masses` [B, H, 2 F, 1] are of the far tokens before the call."""
+    x = Operands(q, k, v, first_k, first_v, map_q, map_k, gain, n, count, sums, masses, window, first, scale)
+    batch, heads, tokens, _ = q.shape
+    out = output_like(q, v.shape[3])
+    launch(
+        near_kernel, batch * heads * x.chunks * x.columns(), rows(q), rows(k), rows(v), rows(first_k), rows(first_v),
+        rows(out), map_q, map_k, gain, n, count, *x.far_sums(), heads, tokens, x.chunks, scale, **x.nearby(),
+        **x.walk(),
+    )  # fmt: skip
+    return (out,)
+
+
 @fake("nearfar")
 def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor]:
     return (output_like(q, v.shape[3]),)
 
 
-no_gradient("nearfar")
+@operator("nearfar_backward")
+def near_backward_op(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, first_k: Tensor, first_v: Tensor, map_q: Tensor | None,
+    map_k: Tensor | None, gain: Tensor, n: Tensor, count: Tensor, sums: Tensor, masses: Tensor, window: int, first: int,
+    scale: float,
+) -> list[Tensor]:  # fmt: skip
+    """Return the gradients of q, k, v, the first keys and values, the gain, the sums, and of the maps if there are any.
+
+    Those of keys, values and sums are for every query head, in float32.
+    """
+    x = Operands(q, k, v, first_k, first_v, map_q, map_k, gain, n, count, sums, masses, window, first, scale)
+    (batch, heads, tokens, d), held, e, learned = q.shape, k.shape[2], v.shape[3], map_k is not None
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return q.new_empty(batch, heads, *shape, dtype=dtype)
+
+    dq, dk, dv, lines = output_like(q, d), empty(held, d), empty(held, e), empty(4, tokens)
+    dz_q, dz_k = (empty(size, x.features, dtype=q.dtype) if learned else None for size in (tokens, held))
+    d_firsts, largest = [empty(x.chunks, first, size) for size in (d, e)], empty(tokens, dtype=torch.int32)
+    whole = x.walk() | {"BE": block(e), "num_warps": WARPS, "STAGES": 1}
+    launch(
+        near_query_kernel, batch * heads * x.chunks, rows(q), rows(k), rows(v), rows(first_k), rows(first_v),
+        rows(d_out), rows(dq), dz_q, *d_firsts, lines, largest, map_q, map_k, gain, n, count, *x.far_sums(), heads,
+        tokens, x.chunks, scale, **x.nearby(), **whole,
+    )  # fmt: skip
+    later, (d_sums, d_masses) = x.later_sums(d_out, lines)
+    blocks = -(-(x.late + held) // x.tile.tokens)
+    launch(
+        near_key_kernel, batch * heads * blocks, rows(q), rows(k), rows(v), rows(d_out), rows(dk), rows(dv), dz_k,
+        lines, largest, map_q, map_k, gain, n, count, *later, heads, tokens, held, x.chunks, blocks, scale,
+        BLOCKS=x.around, **x.reach(), **whole,
+    )  # fmt: skip
+    d_gain = lines[:, :, 3].sum((0, 2))
+    gradients = [dq, dk, dv, *(part.sum(2) for part in d_firsts), d_gain, d_sums, -d_masses]
+    if dz_q is None or dz_k is None or map_q is None or map_k is None:
+        return gradients
+    keys = k.to(q.dtype).repeat_interleave(heads // k.shape[1], 1)
+    kind = torch.float32 if q.dtype == torch.float16 else q.dtype  # whose sums may overflow
+    of_maps = (torch.einsum("bhnf,bhnd->hfd", dz.to(kind), y.to(kind)) for dz, y in ((dz_q, q), (dz_k, keys)))
+    return [*gradients, *(dw.to(w.dtype) for dw, w in zip(of_maps, (map_q, map_k), strict=True))]
+
+
+@fake("nearfar_backward")
+def _(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, first_k: Tensor, first_v: Tensor, map_q: Tensor | None,
+      map_k: Tensor | None, gain: Tensor, n: Tensor, count: Tensor, *past: Any) -> list[Tensor]:  # fmt: skip
+    heads = q.shape[1]
+    of_keys = (x.new_empty(x.shape[0], heads, *x.shape[2:], dtype=torch.float32) for x in (k, v, first_k, first_v))
+    maps = (x.new_empty(x.shape) for x in (map_q, map_k) if x is not None)
+    return [output_like(q, q.shape[3]), *of_keys, *(x.new_empty(x.shape) for x in (gain, *past[:2])), *maps]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[:12])
+    ctx.options = inputs[12:]
+
+
+def _differentiate(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
+    groups = ctx.saved_tensors[1].shape[1]
+    dq, *of_keys, d_gain, d_sums, d_masses = (
+        found := near_backward_op(dense(d_out), *ctx.saved_tensors, *ctx.options)
+    )[:8]
+    of_keys = [x.unflatten(1, (groups, -1)).sum(2) for x in of_keys]
+    of_keys = [x.to(y.dtype) for x, y in zip(of_keys, ctx.saved_tensors[1:5], strict=True)]
+    return dq, *of_keys, *(found[8:] or (None, None)), d_gain, None, None, d_sums, d_masses, None, None, None
+
+
+gradient("nearfar", _differentiate, _save)
+no_gradient("nearfar_backward")

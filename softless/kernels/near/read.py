@@ -147,18 +147,96 @@ def around(at, block, before, arrived, WINDOW: tl.constexpr, FIRST: tl.constexpr
 
 
 @triton.jit
-def largest_near(queries, k, largest, b, g, at, dims, before, arrived, scale, D: tl.constexpr, BLOCKS: tl.constexpr,
+def load_firsts(x, b, g, slots, columns, FIRST: tl.constexpr, WIDTH: tl.constexpr, DTYPE: tl.constexpr):
+    """The first keys or values of the sequence as factors, [FIRSTS, columns]."""
+    return factor(load(x, b, g, slots, columns, (slots < FIRST)[:, None] & (columns < WIDTH)[None, :]), DTYPE)
+
+
+@triton.jit
+def score_firsts(queries, firsts, slots, place, scale, FIRST: tl.constexpr, DTYPE: tl.constexpr):
+    """The scores of the first tokens, FLOOR where a query does not see them; `place` counts queries from 0."""
+    zeros = tl.zeros((queries.shape[0], slots.shape[0]), tl.float32)
+    known = (slots[None, :] <= place[:, None]) & (slots < FIRST)[None, :]
+    return tl.where(known, scale * product(queries, tl.trans(firsts), zeros, DTYPE), FLOOR)
+
+
+@triton.jit
+def raise_scores(scores, base):
+    """e^{s - m}, 0 where the score is FLOOR."""
+    return tl.where(scores > FLOOR, exponential(scores - base), 0.0)
+
+
+@triton.jit
+def score_window(queries, keys, apart, real, scale, WINDOW: tl.constexpr, DTYPE: tl.constexpr):
+    """The scores of near keys, FLOOR for others."""
+    scores = scale * product(queries, tl.trans(keys), tl.zeros((apart.shape[0], apart.shape[1]), tl.float32), DTYPE)
+    return tl.where((apart >= 0) & (apart < WINDOW) & real[None, :], scores, FLOOR)
+
+
+@triton.jit
+def compare(rising, falling, up, down, apart, real, WINDOW: tl.constexpr, DTYPE: tl.constexpr):
+    """P_i.P_j of far keys, 0 for others."""
+    alike = product(rising, tl.trans(up), tl.zeros((apart.shape[0], apart.shape[1]), tl.float32), DTYPE)
+    alike = product(falling, tl.trans(down), alike, DTYPE)
+    return tl.where((apart >= WINDOW) & (apart >= 0) & real[None, :], alike, 0.0)
+
+
+@triton.jit
+def find_largest(queries, k, to_firsts, b, g, at, dims, before, arrived, scale, D: tl.constexpr, BLOCKS: tl.constexpr,
                  WINDOW: tl.constexpr, FIRST: tl.constexpr, LATE: tl.constexpr, DTYPE: tl.constexpr,
                  STAGES: tl.constexpr):  # fmt: skip
-    """The largest score of a key in the window of each query, or what it was."""
+    """The largest score of a near key, and its place in k; -1 - slot of one of the first. FLOOR where none is near."""
     CHUNK: tl.constexpr = queries.shape[0]
+    largest, where = tl.full((CHUNK,), FLOOR, tl.float32), tl.full((CHUNK,), 0, tl.int32)
+    if FIRST > 0:
+        largest = tl.max(to_firsts, 1)
+        where = -1 - tl.argmax(to_firsts, 1, tie_break_left=True).to(tl.int32)
     for block in tl.range(0, BLOCKS, num_stages=STAGES):
         spots, real, apart = around(at, block, before, arrived, WINDOW, FIRST, LATE, CHUNK)
         keys = factor(load(k, b, g, spots, dims, real[:, None] & (dims < D)[None, :]), DTYPE)
-        scores = scale * product(queries, tl.trans(keys), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
-        near = (apart >= 0) & (apart < WINDOW) & real[None, :]
-        largest = tl.maximum(largest, tl.max(tl.where(near, scores, FLOOR), 1))
-    return largest
+        scores = score_window(queries, keys, apart, real, scale, WINDOW, DTYPE)
+        found = at + block * CHUNK - LATE + tl.argmax(scores, 1, tie_break_left=True).to(tl.int32)
+        where = tl.where(tl.max(scores, 1) > largest, found, where)
+        largest = tl.maximum(largest, tl.max(scores, 1))
+    return largest, where
+
+
+@triton.jit
+def read_far(rising, falling, upper, lower, upper_z, lower_z, weight, DTYPE: tl.constexpr):
+    """c P_i S and c P_i.z; S of both halves as factors."""
+    answer = product(rising, upper, tl.zeros((rising.shape[0], upper.shape[1]), tl.float32), DTYPE)
+    answer = product(falling, lower, answer, DTYPE)
+    mass = (dots(rising, upper_z, DTYPE) + dots(falling, lower_z, DTYPE))[:, None]
+    return weight * answer, weight * mass
+
+
+@triton.jit
+def read_around(answer, mass, queries, rising, falling, weight, base, k, v, map_k, b, g, at, dims, columns, features,
+                before, arrived, scale, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, BLOCKS: tl.constexpr,
+                FARS: tl.constexpr, WINDOW: tl.constexpr, FIRST: tl.constexpr, LATE: tl.constexpr,
+                DTYPE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """Add what queries read from the chunks of keys around them."""
+    CHUNK: tl.constexpr = queries.shape[0]
+    for block in tl.range(0, BLOCKS, num_stages=STAGES):
+        spots, real, apart = around(at, block, before, arrived, WINDOW, FIRST, LATE, CHUNK)
+        keys = load(k, b, g, spots, dims, real[:, None] & (dims < D)[None, :])
+        weights = raise_scores(score_window(queries, factor(keys, DTYPE), apart, real, scale, WINDOW, DTYPE), base)
+        if block < FARS:
+            up, down = halves(keys, map_k, (features < F)[None, :], DTYPE)
+            weights += weight * compare(rising, falling, up, down, apart, real, WINDOW, DTYPE)
+        values = factor(load(v, b, g, spots, columns, real[:, None] & (columns < E)[None, :]), DTYPE)
+        weights = factor(weights, DTYPE)
+        answer = product(weights, values, answer, DTYPE)
+        mass += tl.sum(weights.to(tl.float32), 1)[:, None]
+    return answer, mass
+
+
+@triton.jit
+def weigh_far(largest, gain, h, F: tl.constexpr):
+    """(c, m) of queries, [CHUNK, 1]; 1 and 0 where no token is near, as c cancels there."""
+    some = (largest > FLOOR)[:, None]
+    gained = exponential(tl.load(gain + h).to(tl.float32)) * (F / 2)
+    return tl.where(some, gained, 1.0), tl.where(some, largest[:, None], 0.0)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -172,51 +250,31 @@ def near_kernel(q, k, v, first_k, first_v, out, map_q, map_k, gain, n, count, su
     program = tl.program_id(0).to(tl.int64)
     columns = (program % COLUMNS).to(tl.int32) * BE + tl.arange(0, BE)
     b, h, g, _, chunk = place(program // COLUMNS, heads, chunks, SHARED)
-    dims, features = tl.arange(0, BD), tl.arange(0, BF)
-    inside, valued, mapped = (dims < D)[None, :], (columns < E)[None, :], (features < F)[None, :]
+    dims, features, slots = tl.arange(0, BD), tl.arange(0, BF), tl.arange(0, FIRSTS)
     before, arrived = tl.load(n + b), tl.load(count + b).to(tl.int32)
     at = (chunk * CHUNK).to(tl.int32)
     here = at + tl.arange(0, CHUNK)
-    queries = load(q, b, h, here, dims, (here < tokens)[:, None] & inside)
-    rising, falling = halves(queries, load_map(map_q, h, features, dims, D, F, DTYPE), mapped, DTYPE)
+    queries = load(q, b, h, here, dims, (here < tokens)[:, None] & (dims < D)[None, :])
+    turned = load_map(map_q, h, features, dims, D, F, DTYPE)
+    rising, falling = halves(queries, turned, (features < F)[None, :], DTYPE)
     queries = factor(queries, DTYPE)
-
-    largest = tl.full((CHUNK,), FLOOR, tl.float32)
+    to_firsts = None
     if FIRST > 0:
-        slots = tl.arange(0, FIRSTS)
-        known = (slots[None, :] <= (before + here)[:, None]) & (slots < FIRST)[None, :]
-        firsts = factor(load(first_k, b, g, slots, dims, (slots < FIRST)[:, None] & inside), DTYPE)
-        to_firsts = scale * product(queries, tl.trans(firsts), tl.zeros((CHUNK, FIRSTS), tl.float32), DTYPE)
-        largest = tl.max(tl.where(known, to_firsts, FLOOR), 1)
-    largest = largest_near(queries, k, largest, b, g, at, dims, before, arrived, scale, D, BLOCKS, WINDOW, FIRST, LATE,
-                           DTYPE, STAGES)  # fmt: skip
-    weight = tl.where(largest > FLOOR, exponential(tl.load(gain + h)) * (F / 2), 1.0)[:, None]
-    largest = tl.where(largest > FLOOR, largest, 0.0)
-
+        firsts = load_firsts(first_k, b, g, slots, dims, FIRST, D, DTYPE)
+        to_firsts = score_firsts(queries, firsts, slots, before + here, scale, FIRST, DTYPE)
+    largest, _ = find_largest(queries, k, to_firsts, b, g, at, dims, before, arrived, scale, D, BLOCKS, WINDOW, FIRST,
+                              LATE, DTYPE, STAGES)  # fmt: skip
+    weight, base = weigh_far(largest, gain, h, F)
     upper, lower, upper_z, lower_z = find(sums, masses, (b * heads + h) * chunks + chunk, features, columns, E, F)
-    answer = product(rising, factor(upper, DTYPE), tl.zeros((CHUNK, BE), tl.float32), DTYPE)
-    answer = weight * product(falling, factor(lower, DTYPE), answer, DTYPE)
-    mass = weight * (dots(rising, upper_z, DTYPE) + dots(falling, lower_z, DTYPE))[:, None]
+    upper, lower = factor(upper, DTYPE), factor(lower, DTYPE)
+    answer, mass = read_far(rising, falling, upper, lower, upper_z, lower_z, weight, DTYPE)
     if FIRST > 0:
-        of_known = factor(tl.where(known, exponential(to_firsts - largest[:, None]), 0.0), DTYPE)
-        of_firsts = factor(load(first_v, b, g, slots, columns, (slots < FIRST)[:, None] & valued), DTYPE)
-        answer = product(of_known, of_firsts, answer, DTYPE)
-        mass += tl.sum(of_known.to(tl.float32), 1)[:, None]
-    map_k = load_map(map_k, h, features, dims, D, F, DTYPE)
-    for block in tl.range(0, BLOCKS, num_stages=STAGES):
-        spots, real, apart = around(at, block, before, arrived, WINDOW, FIRST, LATE, CHUNK)
-        seen = (apart >= 0) & real[None, :]
-        keys = load(k, b, g, spots, dims, real[:, None] & inside)
-        scores = product(queries, tl.trans(factor(keys, DTYPE)), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
-        weights = tl.where(seen & (apart < WINDOW), exponential(scale * scores - largest[:, None]), 0.0)
-        if block < FARS:
-            up, down = halves(keys, map_k, mapped, DTYPE)
-            alike = product(rising, tl.trans(up), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
-            alike = product(falling, tl.trans(down), alike, DTYPE)
-            weights += tl.where(seen & (apart >= WINDOW), weight * alike, 0.0)
-        weights = factor(weights, DTYPE)
-        values = factor(load(v, b, g, spots, columns, real[:, None] & valued), DTYPE)
-        answer = product(weights, values, answer, DTYPE)
-        mass += tl.sum(weights.to(tl.float32), 1)[:, None]
+        close = factor(raise_scores(to_firsts, base), DTYPE)
+        answer = product(close, load_firsts(first_v, b, g, slots, columns, FIRST, E, DTYPE), answer, DTYPE)
+        mass += tl.sum(close.to(tl.float32), 1)[:, None]
+    turned = load_map(map_k, h, features, dims, D, F, DTYPE)
+    answer, mass = read_around(answer, mass, queries, rising, falling, weight, base, k, v, turned, b, g, at, dims,
+                               columns, features, before, arrived, scale, D, E, F, BLOCKS, FARS, WINDOW, FIRST, LATE,
+                               DTYPE, STAGES)  # fmt: skip
     mass = tl.where(mass > 0, mass, 1.0)  # the answer is zero there
-    store(out, b, h, here, columns, (here < tokens)[:, None] & valued, answer * (1.0 / mass))
+    store(out, b, h, here, columns, (here < tokens)[:, None] & (columns < E)[None, :], answer * (1.0 / mass))
