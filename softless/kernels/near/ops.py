@@ -82,7 +82,7 @@ def per_query_head(x: Tensor, heads: int) -> Tensor:
     return x.repeat_interleave(heads // x.shape[1], 1)
 
 
-class Operands(NamedTuple):
+class NearCall(NamedTuple):
     """The tensors of a call, and how it is cut."""
 
     q: Tensor
@@ -204,7 +204,7 @@ def near_op(
     gain: Tensor, n: Tensor, count: Tensor, sums: Tensor, masses: Tensor, window: int, first: int, scale: float,
 ) -> tuple[Tensor]:  # fmt: skip
     """Return the output; `sums` [B, H, 2 F, e] and `masses` [B, H, 2 F, 1] are of the far tokens before the call."""
-    x = Operands(q, k, v, first_k, first_v, map_q, map_k, gain, n, count, sums, masses, window, first, scale)
+    x = NearCall(q, k, v, first_k, first_v, map_q, map_k, gain, n, count, sums, masses, window, first, scale)
     batch, heads, tokens, _ = q.shape
     out = output_like(q, v.shape[3])
     launch(
@@ -230,7 +230,7 @@ def near_backward_op(
 
     Those of keys, values and sums are for every query head, in float32.
     """
-    x = Operands(q, k, v, first_k, first_v, map_q, map_k, gain, n, count, sums, masses, window, first, scale)
+    x = NearCall(q, k, v, first_k, first_v, map_q, map_k, gain, n, count, sums, masses, window, first, scale)
     (batch, heads, tokens, d), held, e, learned = q.shape, k.shape[2], v.shape[3], map_k is not None
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
