@@ -9,6 +9,8 @@ from typing import TypedDict
 
 from softless.errors import ArgumentError
 
+DRIVERS = "/proc/driver/nvidia/version", "/sys/module/amdgpu/version"
+
 
 class Machine(TypedDict):
     """The machine of a measurement."""
@@ -67,6 +69,18 @@ def installed_version(package: str = "softless") -> str:
         return version(package)
     except PackageNotFoundError:
         return "unknown"
+
+
+def driver() -> str:
+    """Return the version of the GPU's driver."""
+    import torch
+
+    for path in map(Path, DRIVERS):
+        try:
+            return path.read_text(encoding="utf-8").splitlines()[0]
+        except (OSError, IndexError):
+            continue
+    return str(torch.version.hip or torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
 
 
 def timestamp() -> str:

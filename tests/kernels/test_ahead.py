@@ -116,7 +116,7 @@ def near(width: int, dtype: torch.dtype) -> None:
     maps, gain, count = [torch.empty(2, width, width)] * 2, torch.empty(2), torch.zeros(1, dtype=torch.int64)
     sums = [torch.empty(1, 2, 2 * width, size) for size in (width, 1)]
     q = torch.empty(1, 2, tokens, width, dtype=dtype)
-    q.requires_grad_(width <= widest_with_gradient(q))
+    q.requires_grad_(width <= widest_with_gradient(q.device, dtype))
     out = near_op(q, *held, *maps, gain, count, count, *sums, window, first, width**-0.5)[0]
     if out.requires_grad:
         torch.autograd.grad(out, q, torch.empty_like(out))

@@ -27,9 +27,11 @@ SPECS = {
     "regress": KernelSpec("identity", "identity", "regress"),
     "delta": KernelSpec("identity", "identity", "delta"),
     "efla": KernelSpec("identity", "identity", "efla"),
+    "nearfar": KernelSpec("shared", "shared", "near"),
+    "nearfar without maps": KernelSpec("identity", "identity", "near"),
 }
 RULES = "delta", "efla"
-FORMS = [(name, False) for name in SPECS if name not in RULES]
+FORMS = [(name, False) for name in SPECS if name not in (*RULES, "nearfar", "nearfar without maps")]
 FORMS += [(name, True) for name in SPECS if name not in ("blend", "regress")]
 OPERATOR = OperatorKind.of(LINEAR, False, torch.float16)
 # numpy says it where a GPU says nothing: in branches not taken.
@@ -41,7 +43,13 @@ def small(operator: OperatorKind) -> tuple[SampleCall, ...]:
     """Return calls that the interpreter can do in a second."""
     masked = SampleCall(9, 9, 6, 5, groups=1, masked=True)
     if operator.reader in RULES or operator.is_causal:
-        return (masked,) if "exp" in operator[:2] else (masked, SampleCall(5, 5, 4, 4, step=True))
+        if operator.reader == "near":  # longer than the window
+            masked = masked._replace(queries=70, keys=70)
+        return (
+            (masked,)
+            if "exp" in operator[:2] or operator.reader == "near"
+            else (masked, SampleCall(5, 5, 4, 4, step=True))
+        )
     return masked, SampleCall(7, 11, 4, 6), SampleCall(7, 7, 4, 4, grid=(2, 3))
 
 
@@ -207,6 +215,13 @@ def test_recorded_evidence_needs_no_check(gpu):
     gpu["capability"] = (9, 0)
     assert choice.untested(CUDA, LINEAR, False, torch.float16) is None
     assert gpu["checks"] == 0
+
+
+def test_near_and_far_tokens_are_checked_on_every_gpu(gpu):
+    gpu["capability"] = (9, 0)
+    assert choice.untested(CUDA, SPECS["nearfar"], True, torch.float16) is None
+    assert gpu["checks"] == 1
+    assert "checked on this GPU" in choice.evidence(CUDA, SPECS["nearfar"], True, torch.float16)
 
 
 def test_a_compute_capability_of_amd_is_not_that_of_nvidia(gpu, monkeypatch):

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from softless.algebra import delta as rule
 from softless.algebra.feature_maps import unit
-from softless.algebra.kernel_spec import RULES, KernelSpec
+from softless.algebra.kernel_spec import NEAR, RULES, KernelSpec
 from softless.algebra.neighbors import local_residual
 from softless.algebra.state import State
 from softless.kernels.causal.ops import causal, continued
@@ -40,12 +40,13 @@ from softless.kernels.common.features import may_cancel
 from softless.kernels.common.limits import widest_solved
 from softless.kernels.common.plan import IN_THREADS, on
 from softless.kernels.delta.ops import delta
+from softless.kernels.near import check as near_check
+from softless.kernels.near.ops import widest_with_gradient
 from softless.kernels.parallel.ops import attend_op
-from softless.machine import installed_version, timestamp
+from softless.machine import driver, installed_version, timestamp
 
 FORWARD, GRADIENT = (2.0, 4.0), (3.0, 8.0)  # (how often E, how many ulp)
 OF_FACTORS = "the gradient of the numbers of heads"
-DRIVERS = "/proc/driver/nvidia/version", "/sys/module/amdgpu/version"
 
 
 class SampleCall(NamedTuple):
@@ -107,7 +108,13 @@ class OperatorKind(NamedTuple):
 
     def cases(self) -> tuple[SampleCall, ...]:
         cases = MEMORY if self.reader in RULES else CAUSAL if self.is_causal else PARALLEL
-        return tuple(case for case in cases if not (case.step and "exp" in (self.phi_q, self.phi_k)))
+        return tuple(case for case in cases if not (case.step and (self.reader == NEAR or "exp" in self[:2])))
+
+    def widest(self, device: torch.device) -> int:
+        """Return the widest heads that have gradients on a device."""
+        if self.reader == NEAR:
+            return widest_with_gradient(device, getattr(torch, self.dtype))
+        return widest_solved(device) if self.reader == "regress" else 128
 
 
 class Verdict(NamedTuple):
@@ -166,18 +173,9 @@ def machine(device: torch.device) -> str:
     return f"{torch.cuda.get_device_name(device)}, {versions}"
 
 
-def driver() -> str:
-    for path in map(Path, DRIVERS):
-        try:
-            return path.read_text(encoding="utf-8").splitlines()[0]
-        except (OSError, IndexError):
-            continue
-    return str(torch.version.hip or torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
-
-
 def failure(device: torch.device, operator: OperatorKind) -> str | None:
     """Run the cases of an operator; return what was out of budget, or None. Each width has a thread, to compile in."""
-    taken = [case for case in operator.cases() if operator.reader != "regress" or case.d <= widest_solved(device)]
+    taken = [case for case in operator.cases() if case.d <= operator.widest(device)]
     widths = [list(cases) for _, cases in groupby(taken, lambda case: case.d)]
     with ThreadPoolExecutor(len(widths) if IN_THREADS else 1) as threads:
         reasons = threads.map(partial(_first_failure, device, operator), widths)
@@ -228,7 +226,7 @@ def out_of_budget(operator: OperatorKind, case: SampleCall, device: torch.device
 def draw(
     operator: OperatorKind, case: SampleCall, dtype: torch.dtype, device: torch.device, seed: int
 ) -> tuple[list[Tensor], Tensor | None, Tensor]:
-    """Return q, k, v, then beta, taps and factors if there are any; the key mask; and the gradient of the output.
+    """Return q, k, v, then what else is given or learned; the key mask; and the gradient of the output.
 
     Keys and values have a mean. Where a mass could cancel, all features have one sign: a lost mass is no error.
     """
@@ -245,6 +243,8 @@ def draw(
         tensors.append(normal(case.groups, case.keys).sigmoid())
     if case.grid is not None:
         tensors.append(normal(2, 9, case.e))
+    if operator.reader == NEAR:
+        tensors += near_check.learned(operator.phi_k, case.d, generator)
     if operator.has_factors(case):
         tensors.append(torch.rand(2, 2, generator=generator, dtype=torch.float64) + 0.1)
     mask = None
@@ -267,6 +267,7 @@ def _names(case: SampleCall, operator: OperatorKind) -> Iterator[str]:
     yield "the output"
     if not case.step:
         last = ["beta"] if operator.reader in RULES else ["the taps"] if case.grid else []
+        last = near_check.names(operator.phi_k) if operator.reader == NEAR else last
         yield from (f"the gradient of {name}" for name in ("q", "k", "v", *last))
         if operator.has_factors(case):
             yield OF_FACTORS
@@ -279,6 +280,8 @@ def _worst(actual: Tensor, exact: Tensor) -> float:
 
 def _on_kernels(operator: OperatorKind, case: SampleCall, leaves: Sequence[Tensor], mask: Tensor | None) -> Tensor:
     spec, (q, k, v, *last) = operator.spec(), leaves
+    if operator.reader == NEAR:
+        return near_check.on_kernels(q, k, v, mask, spec.scale, *last)
     if operator.reader not in RULES and not operator.is_causal:
         picture = (0, 0, 0) if case.grid is None else (1, *case.grid)
         factors = last.pop().float() if operator.has_factors(case) else None
@@ -301,6 +304,8 @@ def _typed(operator: OperatorKind, case: SampleCall, leaves: Sequence[Tensor], m
     """Compute the published formula in the dtype of the tensors, with explicit weights or token by token."""
     spec, (q, k, v, *last) = operator.spec(), leaves
     factors = last.pop() if operator.has_factors(case) else None
+    if operator.reader == NEAR:
+        return near_check.typed(q, k, v, mask, spec.scale, *last)
     k, v, *rest = (x.repeat_interleave(2 // case.groups, 1) for x in (k, v, *last))
     seen = k.new_ones(2, 1, case.queries, case.keys) if mask is None else mask[:, None, None].to(k.dtype)
     if operator.reader in RULES:

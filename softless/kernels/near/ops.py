@@ -59,15 +59,15 @@ def lacks_gradient(tensors: Sequence[Any], inputs: Mapping[str, Tensor]) -> str 
     """Return why the kernels lack the gradient of a call, whose first tensors are q, k and v; None if they do not."""
     q, _, v, *_ = tensors
     width = max(q.shape[3], v.shape[3], *(x.shape[1] for name, x in inputs.items() if name != "gain"))
-    widest = widest_with_gradient(q)
+    widest = widest_with_gradient(q.device, q.dtype)
     if width <= widest or not recording(*(x for x in tensors if x is not None)):
         return None
     return f"the kernels of near and far tokens have gradients for heads and maps up to {widest} wide, got {width}"
 
 
-def widest_with_gradient(q: Tensor) -> int:
+def widest_with_gradient(device: torch.device, dtype: torch.dtype) -> int:
     """Return the widest heads and maps whose gradients fit: 64 take 104 KiB of shared memory in float32."""
-    return 64 if q.dtype != torch.float32 or widest_heads(q.device) > 128 else 32
+    return 64 if dtype != torch.float32 or widest_heads(device) > 128 else 32
 
 
 def totals(past: State) -> Sums:
