@@ -8,8 +8,8 @@ With M_i the mass, c_i the gain, and e_i = do_i / M_i:
     dv_j  = sum_i w_ij e_i                   dgain = sum_i t_i
 
 m_i = s_ij* is subtracted from all scores of near tokens, so j*_i gets what all of them get, with the other sign. Of
-several equal largest scores it is the first. The weights add up to M_i, and sum_j w_ij dw_ij = 0: so t_i is also what
-the far tokens get, times their weights, which is the gradient of the gain.
+several equal largest scores it is the first. All weights together get sum_j w_ij dw_ij = 0, so what near tokens lose is
+what far ones get: t_i = P_i.dP_i. It is computed so, and is 0 where no token is far.
 
 Keys before a chunk of queries are read from sums, and so these queries are, by the keys:
 
@@ -76,11 +76,11 @@ def store_factor(x, row, spots, features, here, dz, F: tl.constexpr):
 
 
 @triton.jit
-def back_around(taken, d_queries, d_rising, d_falling, queries, upstream, share, delta, base, k, v, map_k, b, g, at,
+def back_around(d_queries, d_rising, d_falling, queries, upstream, share, delta, base, k, v, map_k, b, g, at,
                 dims, columns, features, before, arrived, scale, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr,
                 BLOCKS: tl.constexpr, FARS: tl.constexpr, WINDOW: tl.constexpr, FIRST: tl.constexpr,
                 LATE: tl.constexpr, DTYPE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """Add what queries get from the chunks of keys around them: sum_near ds, dq, and dP of both halves without c."""
+    """Add what queries get from the chunks of keys around them: dq, and dP of both halves without c."""
     CHUNK: tl.constexpr = queries.shape[0]
     for block in tl.range(0, BLOCKS, num_stages=STAGES):
         spots, real, apart = around(at, block, before, arrived, WINDOW, FIRST, LATE, CHUNK)
@@ -95,9 +95,8 @@ def back_around(taken, d_queries, d_rising, d_falling, queries, upstream, share,
             d_rising, d_falling = product(d_far, up, d_rising, DTYPE), product(d_far, down, d_falling, DTYPE)
         keys = factor(keys, DTYPE)
         d_scores = raise_scores(score_window(queries, keys, apart, real, scale, WINDOW, DTYPE), base) * d_weights
-        taken += tl.sum(d_scores, 1)
         d_queries = product(factor(d_scores, DTYPE), keys, d_queries, DTYPE)
-    return taken, d_queries, d_rising, d_falling
+    return d_queries, d_rising, d_falling
 
 
 @triton.jit
@@ -157,39 +156,39 @@ def near_query_kernel(q, k, v, first_k, first_v, d_out, dq, dz_q, d_first_k, d_f
     share = tl.where(mass > 0, 1.0 / tl.where(mass > 0, mass, 1.0), 0.0)
     delta = share * share * tl.sum(upstream.to(tl.float32) * answer, 1)[:, None]
 
-    taken, d_queries = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK, BD), tl.float32)
     if FIRST > 0:
         d_firsts = product(upstream, tl.trans(of_firsts), tl.zeros((CHUNK, FIRSTS), tl.float32), DTYPE)
         d_firsts = close * (share * d_firsts - delta)
-        taken = tl.sum(d_firsts, 1)
-    taken, d_queries, d_rising, d_falling = back_around(
-        taken, d_queries, back_far(upstream, upper, upper_z, share, delta, DTYPE),
+    d_queries, d_rising, d_falling = back_around(
+        tl.zeros((CHUNK, BD), tl.float32), back_far(upstream, upper, upper_z, share, delta, DTYPE),
         back_far(upstream, lower, lower_z, share, delta, DTYPE), queries, upstream, share, delta, base, k, v, turned_k,
         b, g, at, dims, columns, features, before, arrived, scale, D, E, F, BLOCKS, FARS, WINDOW, FIRST, LATE, DTYPE,
         STAGES)  # fmt: skip
+    d_rising, d_falling = weight * d_rising, weight * d_falling
+    given = tl.where(top > FLOOR, tl.sum(rising.to(tl.float32) * d_rising + falling.to(tl.float32) * d_falling, 1), 0.0)
     in_window = (asked & ((top > FLOOR) & (where >= 0))[:, None]) & (dims < D)[None, :]
-    d_queries -= taken[:, None] * load(k, b, g, tl.maximum(where, 0), dims, in_window)
+    d_queries += given[:, None] * load(k, b, g, tl.maximum(where, 0), dims, in_window)
     if FIRST > 0:
-        d_firsts -= tl.where(where[:, None] == -1 - slots[None, :], taken[:, None], 0.0)
+        d_firsts += tl.where(where[:, None] == -1 - slots[None, :], given[:, None], 0.0)
         d_firsts = factor(tl.where(asked & (slots < FIRST)[None, :], d_firsts, 0.0), DTYPE)
         d_queries = product(d_firsts, firsts, d_queries, DTYPE)
         store_part(d_first_k, row, slots, dims, scale, d_firsts, queries, FIRST, D, DTYPE)
         shares = factor(tl.where(asked, share * close, 0.0), DTYPE)
         store_part(d_first_v, row, slots, columns, 1.0, shares, upstream, FIRST, E, DTYPE)
-    dz = through_softmax(rising, falling, weight * d_rising, weight * d_falling)
+    dz = through_softmax(rising, falling, d_rising, d_falling)
     store_factor(dz_q, (b * heads + h) * tokens, here, features, asked & (features < F)[None, :], dz, F)
     d_queries = through_map(scale * d_queries, dz, turned_q, DTYPE)
     store(dq, b, h, here, dims, asked & (dims < D)[None, :], d_queries)
-    leave_line(lines, largest, b * heads + h, tokens, here, top, share, delta, taken, where)
+    leave_line(lines, largest, b * heads + h, tokens, here, top, share, delta, given, where)
 
 
 @triton.jit
-def leave_line(lines, largest, head, tokens, here, top, share, delta, taken, where):
+def leave_line(lines, largest, head, tokens, here, top, share, delta, given, where):
     asked = here < tokens
     tl.store(line(lines, head, tokens, 0, here), top, mask=asked)
     tl.store(line(lines, head, tokens, 1, here), tl.sum(share, 1), mask=asked)
     tl.store(line(lines, head, tokens, 2, here), tl.sum(delta, 1), mask=asked)
-    tl.store(line(lines, head, tokens, 3, here), -taken, mask=asked)
+    tl.store(line(lines, head, tokens, 3, here), given, mask=asked)
     tl.store(largest + head * tokens + here, where, mask=asked)
 
 
@@ -199,9 +198,9 @@ def find_line(lines, gain, head, h, tokens, here, F: tl.constexpr):
     asked = here < tokens
     share = tl.load(line(lines, head, tokens, 1, here), mask=asked, other=0.0)[:, None]
     delta = tl.load(line(lines, head, tokens, 2, here), mask=asked, other=0.0)[:, None]
-    taken = tl.load(line(lines, head, tokens, 3, here), mask=asked, other=0.0)[:, None]
+    given = tl.load(line(lines, head, tokens, 3, here), mask=asked, other=0.0)[:, None]
     weight, base = weigh_far(tl.load(line(lines, head, tokens, 0, here), mask=asked, other=FLOOR), gain, h, F)
-    return share, delta, weight, base, taken
+    return share, delta, weight, base, given
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -228,7 +227,7 @@ def later_kernel(q, d_out, map_q, gain, lines, start_sums, start_masses, sums, m
         here = chunk * CHUNK + steps
         asked = (here < tokens)[:, None]
         rising, falling = halves(load(q, b, h, here, dims, asked & (dims < D)[None, :]), turned, mapped, DTYPE)
-        share, delta, weight, _base, _taken = find_line(lines, gain, head, h, tokens, here, F)
+        share, delta, weight, _base, _given = find_line(lines, gain, head, h, tokens, here, F)
         upstream = load(d_out, b, h, here, columns, asked & (columns < E)[None, :])
         upstream = factor(weight * share * upstream, DTYPE)
         upper = product(tl.trans(rising), upstream, upper, DTYPE)
@@ -271,14 +270,14 @@ def near_key_kernel(q, k, v, d_out, dk, dv, dz_k, lines, largest, map_q, map_k, 
         rising, falling = halves(queries, map_q, mapped, DTYPE)
         queries = factor(queries, DTYPE)
         upstream = factor(load(d_out, b, h, here, columns, asked & valued), DTYPE)
-        share, delta, weight, base, taken = find_line(lines, gain, head, h, tokens, here, F)
+        share, delta, weight, base, given = find_line(lines, gain, head, h, tokens, here, F)
         where = tl.load(largest + head * tokens + here, mask=here < tokens, other=-1)[:, None]
         close = raise_scores(score_window(queries, keys, apart, real, scale, WINDOW, DTYPE), base)
         alike = weight * compare(rising, falling, up, down, apart, real, WINDOW, DTYPE)
         d_weights = product(upstream, tl.trans(values), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
         d_weights = share * d_weights - delta
         d_values = product(tl.trans(factor(share * (close + alike), DTYPE)), upstream, d_values, DTYPE)
-        d_scores = close * d_weights + tl.where(where == spots[None, :], taken, 0.0)
+        d_scores = close * d_weights + tl.where(where == spots[None, :], given, 0.0)
         d_keys = product(tl.trans(factor(d_scores, DTYPE)), queries, d_keys, DTYPE)
         d_far = tl.where((apart >= WINDOW) & (apart >= 0) & real[None, :], weight * d_weights, 0.0)
         d_far = tl.trans(factor(d_far, DTYPE))
