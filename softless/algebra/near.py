@@ -15,6 +15,7 @@ Queries are cut into blocks. A block reads the tokens around it one by one, and 
 So the cost is linear in the number of tokens. `near_causal` and `near_around` find what is around a block.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -78,9 +79,9 @@ def weights(
     far: Bool[Tensor, "*#b #n m"],
 ) -> Float[Tensor, "*b n m"]:
     """Return the explicit weights of keys that are near, far, or neither."""
-    phi_q, size = _leveled(phi_q)
-    close, unit = _close(scores, near, size, gain)
-    both = close + unit * torch.where(far, phi_q @ phi_k.mT, 0.0)
+    scores = torch.where(near, scores, -torch.inf)
+    base, far_q = _against(scores.amax(-1, keepdim=True), phi_q, gain)
+    both = torch.where(far, far_q @ phi_k.mT, (scores - base).exp())
     return quotient(both, both.sum(-1, keepdim=True))
 
 
@@ -122,32 +123,23 @@ def with_ones(v: Float[Tensor, "*b m e"], v_ref: Float[Tensor, "*#b 1 e"]) -> Fl
 
 
 def _read(q: Tensor, phi_q: Tensor, around: Around, first: First, gain: Tensor, v_ref: Tensor) -> Tensor:
-    (phi_q, size), count = _leveled(phi_q), first.k.shape[-2]
-    scores, near = q @ around.k.mT, around.near
-    if count:
-        scores = torch.cat([q @ first.k[..., None, :, :].mT, scores], -1)
-        rows = torch.broadcast_shapes(first.near.shape[:-1], near.shape[:-1])
-        near = torch.cat([x.expand(*rows, -1) for x in (first.near, near)], -1)
-    close, unit = _close(scores, near, size, gain[..., None, :, :])
-    both = close[..., count:] + unit * torch.where(around.far, phi_q @ around.phi.mT, 0.0)
-    sums = both @ around.v + unit * (phi_q @ around.rest)  # [*b, c, n, e + 1]
-    if count:
-        sums = sums + close[..., :count] @ first.v[..., None, :, :]
-    mass = sums[..., -1:]
+    q = math.log2(math.e) * q  # for 2^s: on Intel's processors, e^s takes 25 times as long where s is -inf
+    scores = torch.where(around.near, q @ around.k.mT, -torch.inf)
+    to_first = torch.where(first.near, q @ first.k[..., None, :, :].mT, -torch.inf)
+    largest = scores.amax(-1, keepdim=True)
+    if to_first.shape[-1]:
+        largest = torch.maximum(largest, to_first.amax(-1, keepdim=True))
+    base, far_q = _against(largest, phi_q, gain[..., None, :, :])
+    both = torch.where(around.far, far_q @ around.phi.mT, (scores - base).exp2())
+    sums = both @ around.v + far_q @ around.rest + (to_first - base).exp2() @ first.v[..., None, :, :]
+    mass = sums[..., -1:]  # of [*b, c, n, e + 1]
     return torch.where(mass == 0, 0.0, v_ref[..., None, :, :] + quotient(sums[..., :-1], mass))
 
 
-def _leveled(phi_q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return features with largest entry 1, and the factor that was taken out."""
-    return level(phi_q), phi_q.detach().amax(-1, keepdim=True)
-
-
-def _close(scores: Tensor, near: Tensor, size: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weights of near tokens, 0 for others, and the factor of leveled products of far tokens."""
-    some = near.any(-1, keepdim=True)
-    largest = torch.where(near, scores, -torch.inf).amax(-1, keepdim=True)
-    shifted = scores - torch.where(some, largest, 0.0)
-    return torch.where(near, shifted, -torch.inf).exp(), torch.where(some, gain.exp() * size, 1.0)
+def _against(largest: Tensor, phi_q: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+    """Return m and c phi(q); without a near score, 0 and phi(q) with largest entry 1, because c cancels there."""
+    some = largest != -torch.inf
+    return torch.where(some, largest, 0.0), torch.where(some, gain.exp() * phi_q, level(phi_q))
 
 
 def _at_once(q: Tensor) -> int:
