@@ -59,11 +59,11 @@ def contestants(mechanism: str) -> dict[str, Formula]:
     return formulas | ({"fla chunk_delta_rule": fla()} if mechanism == "delta" and find_spec("fla") else {})
 
 
-def draw(mechanism: str, shape: tuple[int, ...]) -> list[Tensor]:
+def draw(name: str, shape: tuple[int, ...]) -> list[Tensor]:
     """q, k, v and what the mechanism learns, or beta."""
-    generator, made = torch.Generator("cuda").manual_seed(0), softless.mechanism(mechanism)
+    generator, mechanism = torch.Generator("cuda").manual_seed(0), softless.mechanism(name)
     qkv = [torch.randn(shape, generator=generator, device="cuda") for _ in range(3)]
-    shapes = made.needed(qkv[0], qkv[1]).values()
+    shapes = mechanism.needed(qkv[0], qkv[1]).values()
     return [x.bfloat16() for x in (*qkv, *(torch.rand(size, generator=generator, device="cuda") for size in shapes))]
 
 

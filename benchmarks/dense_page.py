@@ -182,12 +182,12 @@ def speed(document: Record | None) -> str:
     """Return the table of images per second and memory."""
     columns = ("backbones", "head", "pass", "InLine, images/s", "softmax", "ratio", "InLine without attention",
                "softmax without attention", "InLine, GB", "softmax, GB", "ratio")  # fmt: skip
-    found, rows = timed(document), []
+    timings, rows = timed(document), []
     for backbone, heads in TIMED.items():
         for head in heads:
             for trains, name in PASSES.items():
                 ways = ((backbone, True), (TWINS[backbone], True), (backbone, False), (TWINS[backbone], False))
-                four = [found.get((each, attends, head, trains)) for each, attends in ways]
+                four = [timings.get((each, attends, head, trains)) for each, attends in ways]
                 rates, memory = ([rate(row, key) for row in four] for key in ("images_per_second", "memory_bytes"))
                 cells = [*map(written, rates[:2]), written(ratio(*rates[:2]), "x"), *map(written, rates[2:])]
                 giga = [None if number is None else number / 1e9 for number in memory[:2]]
@@ -220,13 +220,13 @@ def bars(runs: dict[str, Sequence[Record]], document: Record | None) -> list[Bar
     taught = [run for run in runs["pretrain"] if run["backbone"] == "inline-swin" and run["status"] == "done"]
     trained = [run["seconds"] for run in runs["camvid"] if run["backbone"] == "inline-swin" and run["status"] == "done"]
     minutes = (taught[0]["seconds"] + max(trained)) / 60 if taught and trained else None
-    found = [
+    promises = [
         Bar("CamVid, UperNet with InLine-Swin-T: test mIoU", ">=", 55, camvid.mean, " %"),
         Bar("the same: pretraining and training, on a shared GPU", "<=", 15, minutes, " minutes"),
     ]
     for backbone in ("inline-pvt", "inline-swin"):
         mean = group("bccd", (backbone, "faster_rcnn"), runs["bccd"]).mean
-        found.append(Bar(f"BCCD, Faster R-CNN with {BACKBONES[backbone][0]}: test AP50", ">=", 75, mean, " %"))
+        promises.append(Bar(f"BCCD, Faster R-CNN with {BACKBONES[backbone][0]}: test AP50", ">=", 75, mean, " %"))
     rows = timed(document)
     for backbone, heads in TIMED.items():
         for head in heads:
@@ -237,14 +237,14 @@ def bars(runs: dict[str, Sequence[Record]], document: Record | None) -> list[Bar
             ):
                 mine, theirs = (rows.get((each, True, head, trains)) for each in (backbone, TWINS[backbone]))
                 value = ratio(rate(mine, key), rate(theirs, key))
-                found.append(Bar(f"{where}: {what}", sign, limit, value, "x"))
-    return found
+                promises.append(Bar(f"{where}: {what}", sign, limit, value, "x"))
+    return promises
 
 
-def verdicts(found: Iterable[Bar]) -> str:
+def verdicts(promises: Iterable[Bar]) -> str:
     rows = [
         [bar.what, f"{bar.sign} {bar.limit:g}{bar.unit}", "" if bar.value is None else f"{bar.value:.4g}{bar.unit}",
-         bar.verdict] for bar in found
+         bar.verdict] for bar in promises
     ]  # fmt: skip
     return table(("what", "bar", "measured", "verdict"), rows)
 

@@ -50,49 +50,49 @@ PARTS = ("train", "val", "test")
 SOFTLESS = (sys.executable, "-m", "softless")
 
 
-def pretrain(given: argparse.Namespace) -> int:
+def pretrain(args: argparse.Namespace) -> int:
     """Train the classifiers. Their weights are needed where the next step runs, so kept records do not count."""
-    return work(given, "pretrain", [0], lambda training: training_words(training, given))
+    return work(args, "pretrain", [0], lambda training: training_words(training, args))
 
 
-def train(given: argparse.Namespace) -> int:
+def train(args: argparse.Namespace) -> int:
     """Train every backbone in its head, from its classifier, and test it."""
-    test = test_images(given.part, given.data, given.out)
-    device = ["--device", given.device, "--workers", str(given.workers)]
+    test = test_images(args.part, args.data, args.out)
+    device = ["--device", args.device, "--workers", str(args.workers)]
 
     def words(training: Training) -> list[str]:
         if training.run.result.exists():
             return [sys.executable, __file__, "evaluate", str(training.run.folder), "--data", str(test), *device]
-        return training_words(training, given)
+        return training_words(training, args)
 
-    return work(given, given.part, SEEDS[:1] if given.small else SEEDS, words)
+    return work(args, args.part, SEEDS[:1] if args.small else SEEDS, words)
 
 
-def work(given: argparse.Namespace, part: str, seeds: Sequence[int], words: Callable[[Training], list[str]]) -> int:
+def work(args: argparse.Namespace, part: str, seeds: Sequence[int], words: Callable[[Training], list[str]]) -> int:
     """Work on the runs of a part that are asked for; return how many are left."""
-    if unknown := set(given.only or ()) - set(BACKBONES):
+    if unknown := set(args.only or ()) - set(BACKBONES):
         raise ArgumentError(f"--only has {listed(sorted(unknown))}, and the backbones are {listed([*BACKBONES])}")
-    known = {} if given.small or part == "pretrain" else kept(part)
+    known = {} if args.small or part == "pretrain" else kept(part)
     wanted = [
         training
-        for training in trainings(given.out, part, seeds)
-        if training.name not in known and training.backbone in (given.only or BACKBONES)
+        for training in trainings(args.out, part, seeds)
+        if training.name not in known and training.backbone in (args.only or BACKBONES)
     ]
-    return run_packed(wanted, words, pack=given.pack, minutes=given.minutes)
+    return run_packed(wanted, words, pack=args.pack, minutes=args.minutes)
 
 
-def training_words(training: Training, given: argparse.Namespace) -> list[str]:
+def training_words(training: Training, args: argparse.Namespace) -> list[str]:
     """Return the command that begins a run, or goes on with it."""
-    words = [*SOFTLESS, "train", "--out", str(training.run.folder), "--device", given.device]
-    words += ["--workers", str(given.workers)]
-    words += ["--graph"] if training.classifier is None and given.device == "cuda" else []
+    words = [*SOFTLESS, "train", "--out", str(training.run.folder), "--device", args.device]
+    words += ["--workers", str(args.workers)]
+    words += ["--graph"] if training.classifier is None and args.device == "cuda" else []
     if training.run.about.exists():
         return [*words, "--resume"]
     _, model, changed = BACKBONES[training.backbone]
     head = {"model.head": training.head} if training.head else {}
-    toy = TOY[training.part] if given.small else {}
+    toy = TOY[training.part] if args.small else {}
     changes = {"model.name": model, **changed, **head, **CHANGES[training.part], **toy}
-    words += ["--recipe", RECIPES[training.part], "--data", str(given.data), "--seed", str(training.seed)]
+    words += ["--recipe", RECIPES[training.part], "--data", str(args.data), "--seed", str(training.seed)]
     words += [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     return words if training.classifier is None else [*words, "--init", str(training.classifier.folder)]
 
@@ -167,14 +167,14 @@ def tested(folder: Path, data: Path, device: str, workers: int) -> dict[str, Any
             "parameters": sum(weight.numel() for weight in model.parameters())}  # fmt: skip
 
 
-def keep(given: argparse.Namespace) -> None:
+def keep(args: argparse.Namespace) -> None:
     """Add what was measured to the records in the repository."""
     documents = {part: {"schema": SCHEMA, "runs": [*(kept(part) | runs).values()]}
-                 for part in PAIRS if (runs := records_of(given.folder, part))}  # fmt: skip
-    if (given.folder / "speed.json").exists():
-        documents["speed"] = json.loads((given.folder / "speed.json").read_bytes())
+                 for part in PAIRS if (runs := records_of(args.folder, part))}  # fmt: skip
+    if (args.folder / "speed.json").exists():
+        documents["speed"] = json.loads((args.folder / "speed.json").read_bytes())
     if not documents:
-        raise FileError(f"{given.folder}: nothing was measured there")
+        raise FileError(f"{args.folder}: nothing was measured there")
     for part, document in documents.items():
         path = RESULTS / f"results-dense-{part}.json"
         path.write_text(json.dumps(document) + "\n")
@@ -218,40 +218,40 @@ def options() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    given = options().parse_args()
+    args = options().parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the runs are saved then too
     try:
-        if given.step == "keep":
-            keep(given)
-        elif given.step == "page":
+        if args.step == "keep":
+            keep(args)
+        elif args.step == "page":
             write_page()
         else:
-            return measure(given)
+            return measure(args)
     except SoftlessError as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
     return 0
 
 
-def measure(given: argparse.Namespace) -> int:
+def measure(args: argparse.Namespace) -> int:
     """Take a step that needs a device."""
-    small = getattr(given, "small", False)
-    given.device = pick_device("cpu" if small else given.device)
-    if given.step != "speed" and not given.data.is_file():
-        raise FileError(f"--data is {given.data}, and there is no such file")
-    if given.step == "evaluate":
-        write(given.folder / "test.json", tested(given.folder, given.data, given.device, given.workers or 0))
+    small = getattr(args, "small", False)
+    args.device = pick_device("cpu" if small else args.device)
+    if args.step != "speed" and not args.data.is_file():
+        raise FileError(f"--data is {args.data}, and there is no such file")
+    if args.step == "evaluate":
+        write(args.folder / "test.json", tested(args.folder, args.data, args.device, args.workers or 0))
         return 0
-    if given.pack < 1:
-        raise ArgumentError(f"--pack is {given.pack}, and at least one process is needed")
-    given.out = (given.out / "small" if small else given.out).resolve()
-    if given.workers is None:
-        given.workers = 0 if small else max(1, (os.cpu_count() or 1) // given.pack)
-    if given.step == "speed":
-        left = speed(given.out, given.device, given.minutes, small=small)
+    if args.pack < 1:
+        raise ArgumentError(f"--pack is {args.pack}, and at least one process is needed")
+    args.out = (args.out / "small" if small else args.out).resolve()
+    if args.workers is None:
+        args.workers = 0 if small else max(1, (os.cpu_count() or 1) // args.pack)
+    if args.step == "speed":
+        left = speed(args.out, args.device, args.minutes, small=small)
     else:
-        given.data = few(given.data, given.out, getattr(given, "part", given.step)) if small else given.data.resolve()
-        left = {"pretrain": pretrain, "train": train}[given.step](given)
+        args.data = few(args.data, args.out, getattr(args, "part", args.step)) if small else args.data.resolve()
+        left = {"pretrain": pretrain, "train": train}[args.step](args)
     print(f"{left} left" + (": call again" if left else ""))
     return 0
 

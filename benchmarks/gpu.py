@@ -61,8 +61,8 @@ def worst(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def line(row: dict[str, Any]) -> str:
     """One case as it is measured."""
     limit = f"bar {row['sign']} {spoken(row['limit'], row['unit'])}"
-    told = row.get("error") or f"{spoken(row['value'], row['unit'])}, {limit}"
-    return f"{row['bar']}  {row['group']}: {row['what']}: {told}{'' if row['holds'] else '   MISSED'}"
+    measured = row.get("error") or f"{spoken(row['value'], row['unit'])}, {limit}"
+    return f"{row['bar']}  {row['group']}: {row['what']}: {measured}{'' if row['holds'] else '   MISSED'}"
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -275,17 +275,17 @@ def main() -> None:
     parser.add_argument("--group", action="append", choices=GROUPS)
     parser.add_argument("--json", type=Path, nargs="?", const=RESULTS / f"host-{timestamp()[:10]}.json")
     parser.add_argument("--page", action="store_true")
-    asked = parser.parse_args()
-    if asked.page:
+    args = parser.parse_args()
+    if args.page:
         fill_page()
         return
-    groups = asked.group or ([name for name in GROUPS if name != "cpu"] if torch.cuda.is_available() else ["cpu"])
+    groups = args.group or ([name for name in GROUPS if name != "cpu"] if torch.cuda.is_available() else ["cpu"])
     rows: list[Row] = []
     for group in groups:
         for row in GROUPS[group]():
             rows.append(row)
-            if asked.json:
-                write(asked.json, rows)
+            if args.json:
+                write(args.json, rows)
             sign, mark = "<=" if row.most else ">=", "" if row.holds else "   missed"
             print(
                 f"{row.what:<64} {row.microseconds:10.1f} us {row.of_rival:10.1f} us {row.against:<18} "

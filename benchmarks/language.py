@@ -25,16 +25,16 @@ def keep(folder: Path) -> dict[str, Any]:
     return {"schema": SCHEMA, **settings, "evaluations": [line for line in lines if "epoch" in line], **result}
 
 
-def table(kept: dict[str, Any]) -> str:
+def table(run: dict[str, Any]) -> str:
     """Return a row per evaluation, and a sentence about time and speed."""
     rows = ["| epoch | update | loss per token | bits per byte | perplexity |", "|---|---|---|---|---|"]
-    for line in kept["evaluations"]:
+    for line in run["evaluations"]:
         scores = f"{line['test_loss']:.4f} | {line['bits_per_byte']:.4f} | {line['perplexity']:.3f}"
         rows.append(f"| {line['epoch']} | {line['step']} | {scores} |")
-    recipe, machine = kept["recipe"], kept["machine"]
-    tokens = kept["steps"] * recipe["batch"] * recipe["length"]
+    recipe, machine = run["recipe"], run["machine"]
+    tokens = run["steps"] * recipe["batch"] * recipe["length"]
     threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
-    took = f"{kept['seconds']:.0f} s for {tokens / 1e6:.2f} million tokens ({tokens / kept['seconds']:,.0f} tokens/s)"
+    took = f"{run['seconds']:.0f} s for {tokens / 1e6:.2f} million tokens ({tokens / run['seconds']:,.0f} tokens/s)"
     busy = f"with {machine['load_average']:.1f} processes running at its end"
     speed = f"The training took {took} with {threads} on {machine['processor']}, {busy}."
     return "\n".join([*rows, "", speed])
@@ -42,9 +42,9 @@ def table(kept: dict[str, Any]) -> str:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    kept = keep(folder)
-    (RESULTS / f"{folder.name}.json").write_text(json.dumps(kept, indent=1) + "\n")
-    print(table(kept))
+    run = keep(folder)
+    (RESULTS / f"{folder.name}.json").write_text(json.dumps(run, indent=1) + "\n")
+    print(table(run))
 
 
 if __name__ == "__main__":

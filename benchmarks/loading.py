@@ -49,15 +49,15 @@ def rate(engine: Engine, batches: Iterable[Batch]) -> float:
 
 
 def main() -> int:
-    asked = arguments()
-    recipe = read_recipe(asked.recipe, map(parse_change, asked.set))
-    devices = Devices(asked.device, recipe.precision, graph=asked.graph)
-    bytes_ = torch.randint(0, 256, (asked.images, 3, recipe.image_size, recipe.image_size), dtype=torch.uint8)
-    each = torch.arange(asked.images)
+    args = arguments()
+    recipe = read_recipe(args.recipe, map(parse_change, args.set))
+    devices = Devices(args.device, recipe.precision, graph=args.graph)
+    bytes_ = torch.randint(0, 256, (args.images, 3, recipe.image_size, recipe.image_size), dtype=torch.uint8)
+    each = torch.arange(args.images)
     data = Batch(*(part.to(devices.device) for part in (bytes_, each % CLASSES, each)))
 
     def augmented() -> DeviceLoader:
-        sampler = ResumableSampler(asked.images, seed=0)
+        sampler = ResumableSampler(args.images, seed=0)
         return DeviceLoader(data, batch=recipe.batch, sampler=sampler, train=True, augment=recipe.augment)
 
     updates = len(augmented())
@@ -67,7 +67,7 @@ def main() -> int:
     rate(engine, [constant] * 5)
     rates = [(rate(engine, [constant] * updates), rate(engine, augmented())) for _ in range(ROUNDS)]
     steady, moving = (statistics.median(column) for column in zip(*rates, strict=True))
-    print(f"{asked.recipe}, {recipe.image_size} px, batches of {recipe.batch}, {devices.device}")
+    print(f"{args.recipe}, {recipe.image_size} px, batches of {recipe.batch}, {devices.device}")
     print(f"constant batch {steady:,.0f} images/s, augmented {moving:,.0f}: {moving / steady:.1%}, bar {BAR:.0%}")
     return int(moving < BAR * steady)
 

@@ -157,5 +157,5 @@ def last_line(log: Path) -> str:
 
 def records_of(out: Path, part: str) -> dict[str, Record]:
     """Return the records of the finished runs of a part, by name."""
-    found = [json.loads(path.read_bytes()) for path in sorted((out / "records").glob(f"{part}-*.json"))]
-    return {record["name"]: record for record in found}
+    records = [json.loads(path.read_bytes()) for path in sorted((out / "records").glob(f"{part}-*.json"))]
+    return {record["name"]: record for record in records}

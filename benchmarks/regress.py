@@ -94,15 +94,15 @@ def with_options(id_: str, options: Mapping[str, Any]) -> Twin:
 
 def stages(held: Held) -> list[list[Options]]:
     """Return the candidates of each step of the protocol, as far as the steps before it are trained."""
-    found: list[list[Options]] = [list(FIRST)]
+    steps: list[list[Options]] = [list(FIRST)]
     means = {key(options): fmean(shares) for options, shares in held}
     if all(key(options) in means for options in FIRST):
         base = winner([each for each in held if each[0] in FIRST])
-        found.append([base | change for change in CHANGES])
-        if all(key(options) in means for options in found[1]):
+        steps.append([base | change for change in CHANGES])
+        if all(key(options) in means for options in steps[1]):
             gains = [(means[key(base | change)] - means[key(base)], change) for change in CHANGES]
-            found.append(combined(base, [(gain, change) for gain, change in gains if gain >= HELPS]))
-    return found
+            steps.append(combined(base, [(gain, change) for gain, change in gains if gain >= HELPS]))
+    return steps
 
 
 def combined(base: Options, helpful: Sequence[tuple[float, Options]]) -> list[Options]:
@@ -139,9 +139,9 @@ def held_out(runs: Mapping[str, Sequence[RunRecord]]) -> Held:
     by_set = [
         {key(run["twin"]["options"]): run for run in runs[name] if run["status"] != "failed"} for name in CHOSEN_ON
     ]
-    both = [each for each in by_set[0] if all(each in found for found in by_set)]
+    both = [each for each in by_set[0] if all(each in by_key for by_key in by_set)]
     return [
-        (by_set[0][each]["twin"]["options"], tuple(100 * (found[each]["accuracy"] or 0.0) for found in by_set))
+        (by_set[0][each]["twin"]["options"], tuple(100 * (by_key[each]["accuracy"] or 0.0) for by_key in by_set))
         for each in both
     ]
 
@@ -164,12 +164,12 @@ def decided(held: Held) -> Options | None:
 Plan = tuple[list[TwinRun], Callable[[GridWatcher], None]]
 
 
-def plan(step: str, given: argparse.Namespace, ends: float | None) -> Plan:
+def plan(step: str, args: argparse.Namespace, ends: float | None) -> Plan:
     """Return the runs of a step, and what prepares them."""
     part, name, words = [*step.split("/"), "", ""][:3]
     if name not in BASES or part not in ("choose-1", "choose-2", "choose-3", "claim", "rest"):
         raise ArgumentError(f"step {step!r} is not PART/SET, such as choose-2/cifar10, claim/pets or rest/imagenette")
-    held = held_in(given.out)
+    held = held_in(args.out)
     recipe, seeds = base_of(name), CLAIMED if part == "claim" else OTHERS
     if part.startswith("choose"):
         recipe = read_recipe(BASES[name][0], [*BASES[name][1], ("hold_out", str(HELD_OUT))])
@@ -182,24 +182,24 @@ def plan(step: str, given: argparse.Namespace, ends: float | None) -> Plan:
         twins = [with_options(id_, options or {}) for id_ in ids]
         twins = [twin for twin in twins if options is not None or twin.mechanism != "regress"]
     twins = [twin for twin in twins if any(word in twin.id for word in words.split(","))]
-    folder = given.out / f"{'choose' if part.startswith('choose') else 'test'}-{name}"
-    return grid(folder, recipe, twins, seeds, name, given, ends)
+    folder = args.out / f"{'choose' if part.startswith('choose') else 'test'}-{name}"
+    return grid(folder, recipe, twins, seeds, name, args, ends)
 
 
 def grid(
-    folder: Path, recipe: Recipe, twins: Sequence[Twin], seeds: Sequence[int], name: str, given: argparse.Namespace,
+    folder: Path, recipe: Recipe, twins: Sequence[Twin], seeds: Sequence[int], name: str, args: argparse.Namespace,
     ends: float | None,
 ) -> Plan:  # fmt: skip
-    runtime = Runtime(device=given.device, workers=given.workers, graph=given.graph)
-    return plan_grid(folder, recipe, twins, data=str(given.data / DATA[name]), seeds=seeds, runtime=runtime, ends=ends)
+    runtime = Runtime(device=args.device, workers=args.workers, graph=args.graph)
+    return plan_grid(folder, recipe, twins, data=str(args.data / DATA[name]), seeds=seeds, runtime=runtime, ends=ends)
 
 
-def run(given: argparse.Namespace) -> None:
-    ends = None if given.minutes is None else time.time() + 60 * given.minutes
-    train([plan(step, given, ends) for step in given.steps], given, ends)
+def run(args: argparse.Namespace) -> None:
+    ends = None if args.minutes is None else time.time() + 60 * args.minutes
+    train([plan(step, args, ends) for step in args.steps], args, ends)
 
 
-def train(plans: Sequence[Plan], given: argparse.Namespace, ends: float | None) -> None:
+def train(plans: Sequence[Plan], args: argparse.Namespace, ends: float | None) -> None:
     """Train the runs of all plans, packed on one device."""
     lines = Lines()
 
@@ -209,8 +209,8 @@ def train(plans: Sequence[Plan], given: argparse.Namespace, ends: float | None) 
                 images(lines)
 
     runs = [run for runs, _ in plans for run in runs]
-    found = train_all(runs, lines, prepare, ends=ends, pack=given.pack)
-    print(f"{len(found.records)} records, {found.left} runs left")
+    result = train_all(runs, lines, prepare, ends=ends, pack=args.pack)
+    print(f"{len(result.records)} records, {result.left} runs left")
 
 
 def add_training(verb: argparse.ArgumentParser) -> None:
@@ -308,15 +308,15 @@ def main() -> int:
     for name in ("chosen", "keep", "restore"):
         verbs.add_parser(name).add_argument("folder", type=Path)
     verbs.add_parser("page")
-    given = parser.parse_args()
+    args = parser.parse_args()
     try:
-        if given.verb == "chosen":
-            held = held_in(given.folder)
+        if args.verb == "chosen":
+            held = held_in(args.folder)
             print("\n".join([*rows_of(held), verdict(held)]))
-        elif given.verb == "page":
+        elif args.verb == "page":
             PAGE.write_text(fill(PAGE.read_text(), page(json.loads(RESULTS.read_text())), MARKS))
         else:
-            {"run": run, "keep": keep, "restore": restore}[given.verb](given if given.verb == "run" else given.folder)
+            {"run": run, "keep": keep, "restore": restore}[args.verb](args if args.verb == "run" else args.folder)
     except SoftlessError as error:
         print(f"error: {error}", file=sys.stderr)
         return 3

@@ -121,19 +121,19 @@ class Laps:
             self.rates.append(numbers["images_per_second"])
 
 
-def measure(given: argparse.Namespace) -> None:
+def measure(args: argparse.Namespace) -> None:
     """Train a model for a few epochs, and write the seconds of its updates beside the run."""
-    shutil.rmtree(given.out, ignore_errors=True)
-    recipe, laps = read_recipe(given.recipe, given.set), Laps()
-    runtime = Runtime(device=given.device, workers=given.workers, graph=given.graph)
-    train_once(given.out, recipe, given.data, laps, runtime=runtime, seed=given.seed)
+    shutil.rmtree(args.out, ignore_errors=True)
+    recipe, laps = read_recipe(args.recipe, args.set), Laps()
+    runtime = Runtime(device=args.device, workers=args.workers, graph=args.graph)
+    train_once(args.out, recipe, args.data, laps, runtime=runtime, seed=args.seed)
     seconds = [recipe.batch / rate for rate in laps.rates[1:]]  # the first contains compiling
-    about = json.loads((given.out / "result.json").read_bytes())
+    about = json.loads((args.out / "result.json").read_bytes())
     document = {
         "update_seconds": median(seconds), "laps": seconds, "updates_per_epoch": laps.updates_per_epoch,
         "parameters": laps.parameters, "versions": about["versions"], "machine": about["machine"],
     }  # fmt: skip
-    write(given.out / "timing.json", document)
+    write(args.out / "timing.json", document)
 
 
 def chosen() -> regress.Options | None:
@@ -150,71 +150,71 @@ def options_of(small: bool) -> regress.Options:
     return options or regress.DEFAULTS
 
 
-def toy(model: str, given: argparse.Namespace) -> dict[str, Any]:
+def toy(model: str, args: argparse.Namespace) -> dict[str, Any]:
     """Return what makes a model small, if that is asked for."""
-    return TOY | TOY_SIZES[MODELS[model][0]] if given.small else {}
+    return TOY | TOY_SIZES[MODELS[model][0]] if args.small else {}
 
 
-def command(run: Timing | Training, start: Sequence[str], changes: Mapping[str, Any], given: argparse.Namespace,
+def command(run: Timing | Training, start: Sequence[str], changes: Mapping[str, Any], args: argparse.Namespace,
             seed: int) -> list[str]:  # fmt: skip
     """Return the command of a training with the recipe; `start` are its first words."""
-    words = [*start, "--recipe", RECIPE, "--out", str(run.run.folder), "--data", str(given.data), "--seed", str(seed)]
-    words += ["--device", given.device, "--workers", str(given.workers)]
-    words += ["--graph"] if given.device == "cuda" else []
+    words = [*start, "--recipe", RECIPE, "--out", str(run.run.folder), "--data", str(args.data), "--seed", str(seed)]
+    words += ["--device", args.device, "--workers", str(args.workers)]
+    words += ["--graph"] if args.device == "cuda" else []
     return words + [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
 
 
-def time(given: argparse.Namespace) -> int:
+def time(args: argparse.Namespace) -> int:
     """Time the models one by one, and return how many are left."""
-    options, known = options_of(given.small), records_for(given)["time"]
-    wanted = [Timing(out=given.out, part="time", model=model) for model in MODELS if model not in known]
+    options, known = options_of(args.small), records_for(args)["time"]
+    wanted = [Timing(out=args.out, part="time", model=model) for model in MODELS if model not in known]
 
     def words(timing: Timing) -> list[str]:
         few = {"epochs": TIMED_EPOCHS, "evaluate_every": TIMED_EPOCHS, "checkpoint_every": 10**6}
-        changes = changes_of(timing.model, options) | toy(timing.model, given) | few
-        return command(timing, [sys.executable, __file__, "measure"], changes, given, seed=0)
+        changes = changes_of(timing.model, options) | toy(timing.model, args) | few
+        return command(timing, [sys.executable, __file__, "measure"], changes, args, seed=0)
 
-    return run_packed(wanted, words, pack=1, minutes=given.minutes)
+    return run_packed(wanted, words, pack=1, minutes=args.minutes)
 
 
-def train(given: argparse.Namespace) -> int:
+def train(args: argparse.Namespace) -> int:
     """Train the models for equal seconds, several at once, and return how many runs are left."""
-    options, known = options_of(given.small), records_for(given)
-    wanted = [training for training in trainings(given, known) if training.name not in known["train"]]
+    options, known = options_of(args.small), records_for(args)
+    wanted = [training for training in trainings(args, known) if training.name not in known["train"]]
 
     def words(training: Training) -> list[str]:
         # One evaluation, after the last update: no number of the test images can choose anything.
         length = {"epochs": training.epochs, "evaluate_every": training.epochs}
-        changes = changes_of(training.model, options) | toy(training.model, given) | length
+        changes = changes_of(training.model, options) | toy(training.model, args) | length
         start = [sys.executable, "-m", "softless", "train", *(["--resume"] if training.run.about.exists() else [])]
-        return command(training, start, changes, given, training.seed)
+        return command(training, start, changes, args, training.seed)
 
-    return run_packed(wanted, words, pack=given.pack, minutes=given.minutes)
+    return run_packed(wanted, words, pack=args.pack, minutes=args.minutes)
 
 
-def records_for(given: argparse.Namespace) -> dict[str, dict[str, Record]]:
+def records_for(args: argparse.Namespace) -> dict[str, dict[str, Record]]:
     """Return the records of each part by name: those of the folder and, unless it is a toy, those that are kept."""
-    stored: dict[str, dict[str, Record]] = {} if given.small else kept()
-    return {part: records_of(given.out, part) | stored.get(part, {}) for part in PARTS}
+    stored: dict[str, dict[str, Record]] = {} if args.small else kept()
+    return {part: records_of(args.out, part) | stored.get(part, {}) for part in PARTS}
 
 
-def trainings(given: argparse.Namespace, records: Mapping[str, Mapping[str, Record]]) -> list[Training]:
+def trainings(args: argparse.Namespace, records: Mapping[str, Mapping[str, Record]]) -> list[Training]:
     """Return all runs, seed by seed, so that a call that is stopped leaves whole seeds."""
     timings, runs = records["time"], records["train"]
     if missing := [model for model in MODELS if model not in timings]:
         raise ArgumentError(f"{listed(missing)} must be timed before models are trained: run the step time")
-    if other := {run["budget"] for run in runs.values()} - {given.seconds}:
-        raise ArgumentError(f"--seconds is {given.seconds:g}, and there are records of {listed([*map(str, other)])} s")
-    epochs = {model: epochs_within(given.seconds, timings[model]) for model in MODELS}
-    shortest, warmup = min(MODELS, key=epochs.__getitem__), 0 if given.small else read_recipe(RECIPE).warmup_epochs
+    if other := {run["budget"] for run in runs.values()} - {args.seconds}:
+        raise ArgumentError(f"--seconds is {args.seconds:g}, and there are records of {listed([*map(str, other)])} s")
+    epochs = {model: epochs_within(args.seconds, timings[model]) for model in MODELS}
+    shortest, warmup = min(MODELS, key=epochs.__getitem__), 0 if args.small else read_recipe(RECIPE).warmup_epochs
     if epochs[shortest] <= warmup:
         raise ArgumentError(
-            f"--seconds {given.seconds:g} are enough for {counted(epochs[shortest], 'epoch')} of {shortest}, and more "
+            f"--seconds {args.seconds:g} are enough for {counted(epochs[shortest], 'epoch')} of {shortest}, and more "
             f"than {warmup} of warm-up are needed"
         )
     return [
-        Training(out=given.out, part="train", model=model, seed=seed, epochs=epochs[model], budget=given.seconds)
-        for seed in (SEEDS[:1] if given.small else SEEDS)
+        Training(out=args.out, part="train", model=model, seed=seed, epochs=epochs[model], budget=args.seconds)
+        for seed in (SEEDS[:1] if args.small else SEEDS)
         for model in MODELS
     ]
 
@@ -262,35 +262,35 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def run_step(given: argparse.Namespace) -> None:
+def run_step(args: argparse.Namespace) -> None:
     """Take the step time or train, and say how much is left."""
-    if given.pack < 1:
-        raise ArgumentError(f"--pack is {given.pack}, and at least one run is needed")
-    if not given.small and (given.data is None or not Path(given.data).is_file()):
-        raise FileError(f"--data is {given.data}, and the parquet file of the training images is needed")
-    given.device = pick_device("cpu" if given.small else given.device)
-    given.data = "digits" if given.small else str(Path(given.data).resolve())
-    given.out = (given.out / "small" if given.small else given.out).resolve()
-    if given.workers is None:
-        given.workers = 0 if given.small else max(1, (os.cpu_count() or 1) // given.pack)
-    if given.step == "train" and given.seconds is None:
-        given.seconds = TOY_SECONDS if given.small else SECONDS
-    left = {"time": time, "train": train}[given.step](given)
+    if args.pack < 1:
+        raise ArgumentError(f"--pack is {args.pack}, and at least one run is needed")
+    if not args.small and (args.data is None or not Path(args.data).is_file()):
+        raise FileError(f"--data is {args.data}, and the parquet file of the training images is needed")
+    args.device = pick_device("cpu" if args.small else args.device)
+    args.data = "digits" if args.small else str(Path(args.data).resolve())
+    args.out = (args.out / "small" if args.small else args.out).resolve()
+    if args.workers is None:
+        args.workers = 0 if args.small else max(1, (os.cpu_count() or 1) // args.pack)
+    if args.step == "train" and args.seconds is None:
+        args.seconds = TOY_SECONDS if args.small else SECONDS
+    left = {"time": time, "train": train}[args.step](args)
     print(f"{left} left" + (": call again" if left else ""))
 
 
 def main() -> int:
-    given = arguments().parse_args()
+    args = arguments().parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the runs are saved then too
     try:
-        if given.step == "keep":
-            keep(given.folder)
-        elif given.step == "page":
+        if args.step == "keep":
+            keep(args.folder)
+        elif args.step == "page":
             PAGE.write_text(fill(PAGE.read_text(), page(kept()), MARKS))
-        elif given.step == "measure":
-            measure(given)
+        elif args.step == "measure":
+            measure(args)
         else:
-            run_step(given)
+            run_step(args)
     except SoftlessError as error:
         print(f"error: {error}", file=sys.stderr)
         return 3

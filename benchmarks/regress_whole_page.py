@@ -55,11 +55,11 @@ def group(model: str, runs: Sequence[Record]) -> Group:
 def page(records: Mapping[str, Mapping[str, Record]]) -> str:
     """Return the table of docs/regress.md, and a sentence on how it was measured."""
     timings, runs = records["time"], [*records["train"].values()]
-    found = {model: group(model, runs) for model in MODELS}
-    spread, family = shared_spread(found), len(COMPARED) * len(FAMILIES)
+    groups = {model: group(model, runs) for model in MODELS}
+    spread, family = shared_spread(groups), len(COMPARED) * len(FAMILIES)
     rows = []
     for model, (name, attention) in MODELS.items():
-        mine, timing = found[model], timings.get(model)
+        mine, timing = groups[model], timings.get(model)
         cells = (
             [f"{timing['parameters'] / 1e6:.1f} M", f"{1000 * timing['update_seconds']:.1f}"] if timing else ["", ""]
         )
@@ -68,7 +68,7 @@ def page(records: Mapping[str, Mapping[str, Record]]) -> str:
         cells.append(mine.instead if mine.mean is None else f"{mine.mean:.2f}")
         for rival in ("softmax", "inline"):
             compared = (attention, rival) in COMPARED
-            apart = interval(mine, found[f"{name}-{rival}"], spread, family) if compared else None
+            apart = interval(mine, groups[f"{name}-{rival}"], spread, family) if compared else None
             half = f" ± {apart.half:.2f}" if apart and apart.half is not None else ""
             cells.append(f"{apart.difference:+.2f}{half}" if apart else "")
         rows.append([FAMILIES[name], attention, *cells])

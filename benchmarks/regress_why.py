@@ -103,21 +103,19 @@ SHAPES = (
 )  # fmt: skip
 
 
-def look(given: argparse.Namespace) -> None:
+def look(args: argparse.Namespace) -> None:
     """Probe the trained twins of one set, and store what was found beside them."""
-    folder, recipe = given.out / f"test-{given.set}", base_of(given.set)
-    decoded = fetch(
-        folder / "images", open_splits(str(given.data / DATA[given.set]), recipe.hold_out), recipe.image_size
-    )
+    folder, recipe = args.out / f"test-{args.set}", base_of(args.set)
+    decoded = fetch(folder / "images", open_splits(str(args.data / DATA[args.set]), recipe.hold_out), recipe.image_size)
     if decoded is None:
-        raise FileError(f"{folder / 'images'} does not hold the decoded images of {DATA[given.set]}")
-    sample = SampleImages(decoded.test, recipe.augment, pick_device(given.device))
-    found = {}
+        raise FileError(f"{folder / 'images'} does not hold the decoded images of {DATA[args.set]}")
+    sample = SampleImages(decoded.test, recipe.augment, pick_device(args.device))
+    layers = {}
     for record in records_in(folder):
         if record["status"] == "done" and record["seed"] == SEED and record["twin"]["id"] in CLAIM:
             print(f"{record['twin']['id']}-{SEED}", flush=True)
-            found[record["twin"]["label"]] = layers_of(record, folder, sample)
-    write_json(given.out / f"look-{given.set}.json", found)
+            layers[record["twin"]["label"]] = layers_of(record, folder, sample)
+    write_json(args.out / f"look-{args.set}.json", layers)
 
 
 def layers_of(record: RunRecord, folder: Path, sample: SampleImages) -> list[dict[str, float | None]]:
@@ -125,11 +123,11 @@ def layers_of(record: RunRecord, folder: Path, sample: SampleImages) -> list[dic
     model = trained_twin(record, folder).to(sample.device)
     shared = examine(model, sample.batches(IMAGES), tau=(1.0,)).layers
     own = [of_keys(model, pictures) for pictures, _ in sample.batches(IMAGES)]  # [batches][layers]
-    found = []
+    measures = []
     for findings, batches in zip(shared, zip(*own, strict=True), strict=True):
         local, residual = findings.local_mass, findings.residual_share
         means = {name: [batch[name] for batch in batches if batch[name] is not None] for name in batches[0]}
-        found.append(
+        measures.append(
             {name: fmean(values) if values else None for name, values in means.items()}
             | {
                 "entropy": findings.entropy.mean,
@@ -138,7 +136,7 @@ def layers_of(record: RunRecord, folder: Path, sample: SampleImages) -> list[dic
                 "residual": None if residual is None else residual.mean,
             }
         )
-    return found
+    return measures
 
 
 @torch.no_grad()
@@ -153,7 +151,7 @@ def keys_of(layer: Layer) -> dict[str, float | None]:
     values = torch.linalg.eigvalsh(k.mT @ k / k.shape[2]).clamp(min=0)  # [B, H, d], the smallest first
     least = values[..., -1] * torch.finfo(torch.float32).eps
     condition = values[..., -1] / values[..., 0].maximum(least)
-    found: dict[str, float | None] = {
+    measures: dict[str, float | None] = {
         "rank": effective_rank(layer.weights().double()).mean().item(),
         "condition": condition.log().mean().exp().item(),
         "with_ridge": None,
@@ -162,9 +160,9 @@ def keys_of(layer: Layer) -> dict[str, float | None]:
     if isinstance(layer.mechanism, Regress):
         ridge = ridge_of(layer, values)  # [H] or a number
         r = ridge * values.mean(-1)  # [B, H]
-        found["with_ridge"] = ((values[..., -1] + r) / (values[..., 0] + r)).log().mean().exp().item()
-        found["ridge"] = ridge.mean().item()
-    return found
+        measures["with_ridge"] = ((values[..., -1] + r) / (values[..., 0] + r)).log().mean().exp().item()
+        measures["ridge"] = ridge.mean().item()
+    return measures
 
 
 def ridge_of(layer: Layer, like: Tensor) -> Tensor:
@@ -174,18 +172,18 @@ def ridge_of(layer: Layer, like: Tensor) -> Tensor:
     return like.new_tensor(float(layer.mechanism.ridge))
 
 
-def shapes(given: argparse.Namespace) -> None:
+def shapes(args: argparse.Namespace) -> None:
     """Train the twins of the claim once per shape, with the chosen options."""
-    options, ends = decided(held_in(given.out)), None if given.minutes is None else time.time() + 60 * given.minutes
+    options, ends = decided(held_in(args.out)), None if args.minutes is None else time.time() + 60 * args.minutes
     if options is None:
         raise ArgumentError("the options of regress are not chosen yet: run benchmarks/regress.py first")
     twins = [with_options(id_, options) for id_ in CLAIM]
     plans = [
-        grid(given.out / shape.folder, shape.base(), twins, [SHAPE_SEED], shape.set, given, ends)
+        grid(args.out / shape.folder, shape.base(), twins, [SHAPE_SEED], shape.set, args, ends)
         for shape in SHAPES
-        if shape.set in given.sets.split(",")
+        if shape.set in args.sets.split(",")
     ]
-    train(plans, given, ends)
+    train(plans, args, ends)
 
 
 def keep(folder: Path) -> None:
@@ -196,8 +194,8 @@ def keep(folder: Path) -> None:
             document["look"][name] = json.loads(path.read_text())
     for shape in SHAPES:
         if runs := records_in(folder / shape.folder):
-            kept = ("twin", "seed", "status", "reason", "accuracy", "parameters", "wall_seconds", "together", "machine")
-            document["shapes"][shape.folder] = [{key: run[key] for key in kept if key in run} for run in runs]
+            keys = ("twin", "seed", "status", "reason", "accuracy", "parameters", "wall_seconds", "together", "machine")
+            document["shapes"][shape.folder] = [{key: run[key] for key in keys if key in run} for run in runs]
     write_json(RESULTS, document)
     print(RESULTS)
 
@@ -222,10 +220,10 @@ def page(document: Mapping[str, Any]) -> str:
 
 def shape_row(shape: Shape, runs: Any) -> str | None:
     """Return one row: the accuracy of the three twins in this shape."""
-    found = groups(runs)
-    if not found:
+    twins = groups(runs)
+    if not twins:
         return None
-    cells = ["" if id_ not in found or found[id_].mean is None else f"{found[id_].mean:.2f}" for id_ in CLAIM]
+    cells = ["" if id_ not in twins or twins[id_].mean is None else f"{twins[id_].mean:.2f}" for id_ in CLAIM]
     return f"| {shape.set} | {shape.label} | {shape.ratio:.2g} | {' | '.join(cells)} |"
 
 
@@ -242,14 +240,14 @@ def main() -> int:
     add_training(verb)
     verbs.add_parser("keep").add_argument("folder", type=Path)
     verbs.add_parser("page")
-    given = parser.parse_args()
+    args = parser.parse_args()
     try:
-        if given.verb == "keep":
-            keep(given.folder)
-        elif given.verb == "page":
+        if args.verb == "keep":
+            keep(args.folder)
+        elif args.verb == "page":
             PAGE.write_text(fill(PAGE.read_text(), page(json.loads(RESULTS.read_text())), MARKS))
         else:
-            {"look": look, "shapes": shapes}[given.verb](given)
+            {"look": look, "shapes": shapes}[args.verb](args)
     except SoftlessError as error:
         print(f"error: {error}", file=sys.stderr)
         return 3

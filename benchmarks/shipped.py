@@ -162,10 +162,10 @@ def main() -> int:
     keeper.add_argument("--data", help="the images of the run, if they have moved")
     keeper.add_argument("--device", default="auto", help="auto, cpu or cuda")
     verbs.add_parser("page", help="fill docs/model-card.md")
-    given = parser.parse_args()
+    args = parser.parse_args()
     try:
-        if given.verb == "keep":
-            print(keep(given.run, given.name, given.data, given.device))
+        if args.verb == "keep":
+            print(keep(args.run, args.name, args.data, args.device))
         else:
             PAGE.write_text(fill(PAGE.read_text(), section(), MARKS))
     except SoftlessError as error:

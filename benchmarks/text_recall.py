@@ -25,17 +25,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--twins", default=",".join(twin.id for twin in TEXT_TWINS))
     parser.add_argument("--updates", type=int, default=RecallPlan().updates)
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    plan = replace(RecallPlan(), updates=given.updates)
+    plan = replace(RecallPlan(), updates=args.updates)
     lengths = [4 * pairs for pairs in (*plan.inside, *plan.beyond)]
     print(f"| twin | task | {' | '.join(f'{length} tokens' for length in lengths)} |")
     print(f"|{'---|' * (len(lengths) + 2)}")
-    for twin in text_twins_named(given.twins.split(",")):
+    for twin in text_twins_named(args.twins.split(",")):
         with tempfile.TemporaryDirectory() as folder:
             runs = [
                 RecallRun(out=Path(folder), twin=twin, seed=seed, runtime=Runtime(device="cpu"), plan=plan)
-                for seed in range(given.seeds)
+                for seed in range(args.seeds)
             ]
             records = [execute(run, None) for run in runs]
         for task in ("recall", "induction"):

@@ -59,10 +59,10 @@ class Lines(Silent):
         print(f"{record['twin']['id']:8} {record['seed']}  {result}  {record['wall_seconds']:.1f} s", flush=True)
 
 
-def run(given: argparse.Namespace) -> int:
-    ends = None if given.minutes is None else time.time() + 60 * given.minutes
-    studies = [study_of(text, given) for text in given.text]
-    watch, left, parts = Lines(), 0, given.parts.split(",")
+def run(args: argparse.Namespace) -> int:
+    ends = None if args.minutes is None else time.time() + 60 * args.minutes
+    studies = [study_of(text, args) for text in args.text]
+    watch, left, parts = Lines(), 0, args.parts.split(",")
     if unknown := set(parts) - set(PARTS):
         raise ArgumentError(f"--parts has {listed(sorted(unknown))}, and the parts are {listed(PARTS)}")
     for study in studies if "texts" in parts else ():
@@ -80,31 +80,31 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def study_of(text: str, given: argparse.Namespace) -> TextStudy:
+def study_of(text: str, args: argparse.Namespace) -> TextStudy:
     """Return the study of one text, in a folder that is named after it. Recall and decoding do not depend on it."""
     options = TextOptions(
-        out=given.out / Path(text).stem, text=text, preset="full", recipe=given.recipe, epochs=given.epochs,
-        seeds=given.seeds, twins=given.twins and tuple(given.twins.split(",")), tokens=given.tokens,
-        pack=given.pack, device=given.device,
+        out=args.out / Path(text).stem, text=text, preset="full", recipe=args.recipe, epochs=args.epochs,
+        seeds=args.seeds, twins=args.twins and tuple(args.twins.split(",")), tokens=args.tokens,
+        pack=args.pack, device=args.device,
     )  # fmt: skip
     return plan_text(options)
 
 
 def keep(folders: Sequence[Path]) -> int:
     """Write what was measured to one file per text, one for recall and one for decoding."""
-    kept = {}
+    documents = {}
     for folder in folders:
         if (folder / ABOUT).exists():
             grid = json.loads((folder / "twins" / "grid.json").read_bytes())
             about = {"text": json.loads((folder / ABOUT).read_bytes()), "recipe": grid["recipe"]}
-            kept[folder.name] = about | together(records(folder / "twins"))
+            documents[folder.name] = about | together(records(folder / "twins"))
         if recalled := records(folder / "recall"):
-            kept["recall"] = together(recalled)
+            documents["recall"] = together(recalled)
         if (folder / COST).exists():
-            kept["cost"] = json.loads((folder / COST).read_bytes())
-    if not kept:
+            documents["cost"] = json.loads((folder / COST).read_bytes())
+    if not documents:
         raise FileError(f"{listed([str(folder) for folder in folders])}: nothing was measured there")
-    for name, document in kept.items():
+    for name, document in documents.items():
         path = RESULTS / f"{NAME}{name}.json"
         path.write_text(json.dumps({"schema": SCHEMA, **document}) + "\n")
         print(path)
@@ -121,10 +121,14 @@ def records(folder: Path) -> list[Any]:
     return [read_record(path) for path in sorted((folder / "runs").glob("*.json"))]
 
 
-def fill(page: str, kept: Mapping[str, dict[str, Any]]) -> str:
+def fill(page: str, documents: Mapping[str, dict[str, Any]]) -> str:
     """Return the page with its tables between their marks; what was not measured says so."""
-    parts = {name: perplexity(kept.get(name)) for name in TEXTS}
-    parts |= {"recall": recall(kept.get("recall")), "cost": cost(kept.get("cost")), "large": large(kept.get("large"))}
+    parts = {name: perplexity(documents.get(name)) for name in TEXTS}
+    parts |= {
+        "recall": recall(documents.get("recall")),
+        "cost": cost(documents.get("cost")),
+        "large": large(documents.get("large")),
+    }
     for name, text in parts.items():
         page = gpu.fill(page, text, (f"<!-- {name} -->", f"<!-- /{name} -->"))
     return page
@@ -188,8 +192,8 @@ def recall(document: dict[str, Any] | None) -> str:
     rows = []
     for twin in TEXT_TWINS:
         for task in ("recall", "induction"):
-            found = [points.get((twin.id, task, tokens)) for tokens in lengths]
-            known = [point["accuracy"] for point in found if point is not None and point["accuracy"] is not None]
+            by_length = [points.get((twin.id, task, tokens)) for tokens in lengths]
+            known = [point["accuracy"] for point in by_length if point is not None and point["accuracy"] is not None]
             cells = [f"{100 * (value['mean'] or 0):.1f} ({100 * (value['low'] or 0):.1f})" for value in known]
             seeds = str(known[0]["n"]) if known else MISSING
             rows.append((twin.label, task, seeds, *(cells or [""] * len(lengths))))
@@ -205,9 +209,9 @@ def cost(document: dict[str, Any] | None) -> str:
     columns = ["twin", *(f"ms after {n:,}" for n in lengths), *(f"kB after {n:,}" for n in lengths)]
     rows = []
     for twin in TEXT_TWINS:
-        found = [at[twin.id, tokens] for tokens in lengths if (twin.id, tokens) in at]
-        cells = [f"{1e3 * point['seconds']:.2f}" for point in found] + [
-            f"{point['bytes'] / 1e3:,.0f}" for point in found
+        by_length = [at[twin.id, tokens] for tokens in lengths if (twin.id, tokens) in at]
+        cells = [f"{1e3 * point['seconds']:.2f}" for point in by_length] + [
+            f"{point['bytes'] / 1e3:,.0f}" for point in by_length
         ]
         rows.append((twin.label, *(cells or [MISSING, *[""] * (len(columns) - 2)])))
     body = table(columns if lengths else ("twin", "ms, kB"), rows)
@@ -266,12 +270,12 @@ def main() -> int:
     train.add_argument("--device", default="auto")
     commands.add_parser("keep", help="store the records").add_argument("folders", type=Path, nargs="+")
     commands.add_parser("page", help="fill the page from the records")
-    given = parser.parse_args()
+    args = parser.parse_args()
     try:
-        if given.command == "run":
-            return run(given)
-        if given.command == "keep":
-            return keep(given.folders)
+        if args.command == "run":
+            return run(args)
+        if args.command == "keep":
+            return keep(args.folders)
         PAGE.write_text(fill(PAGE.read_text(), stored()))
     except SoftlessError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -69,7 +69,7 @@ def section(path: Path) -> str:
     models: dict[str, list[dict[str, Any]]] = {}
     for run in document["runs"]:
         models.setdefault(run["model"], []).append(run)
-    found = {model: group(model, runs) for model, runs in models.items()}
+    groups = {model: group(model, runs) for model, runs in models.items()}
     lines = [
         f"## {name}, whole models",
         about(document),
@@ -81,11 +81,11 @@ def section(path: Path) -> str:
         *changed(name, document["recipe"]),
         "| model | parameters | top-1 by seed | mean | calibration error | seconds of training |",
         "|---|---|---|---|---|---|",
-        *(row(found[model], runs) for model, runs in models.items()),
+        *(row(groups[model], runs) for model, runs in models.items()),
         "",
     ]
-    if len(found) == 2:
-        lines += [compare(*found.values(), shared_spread(found)), ""]
+    if len(groups) == 2:
+        lines += [compare(*groups.values(), shared_spread(groups)), ""]
     return "\n".join(lines)
 
 
@@ -129,12 +129,12 @@ def flat(recipe: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in {**recipe, **parts}.items() if key not in TABLES[IMAGES]}
 
 
-def row(found: Group, runs: list[dict[str, Any]]) -> str:
+def row(summary: Group, runs: list[dict[str, Any]]) -> str:
     cells = [
-        found.label,
+        summary.label,
         f"{runs[0]['parameters'] / 1e6:.2f} M",
-        ", ".join(f"{accuracy:.2f}" for accuracy in found.scores),
-        f"{found.mean:.2f}" + ("" if found.spread is None else f" ± {found.spread:.2f}"),
+        ", ".join(f"{accuracy:.2f}" for accuracy in summary.scores),
+        f"{summary.mean:.2f}" + ("" if summary.spread is None else f" ± {summary.spread:.2f}"),
         f"{fmean(run['last']['ece'] for run in runs):.3f}",
         f"{fmean(run['seconds'] for run in runs):.0f}",
     ]
@@ -146,9 +146,9 @@ def main() -> int:
     parser.add_argument("name", help="of the recipe")
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--together", type=int, default=1, help="runs that shared the device")
-    given = parser.parse_args()
+    args = parser.parse_args()
     try:
-        print(keep(given.name, given.folders, given.together))
+        print(keep(args.name, args.folders, args.together))
     except SoftlessError as error:
         print(f"error: {error}", file=sys.stderr)
         return 3

@@ -52,15 +52,15 @@ class Lines(Silent):
             print(f"{name:24} {record['status']}: {record['reason']}", flush=True)
 
 
-def run(given: argparse.Namespace) -> int:
-    recipe = read_recipe(given.recipe, map(parse_change, given.set))
-    chosen = twins_named(given.twins.split(","), recipe) if given.twins else twins_for(recipe, given.tables)
-    found = run_grid(
-        given.out, recipe, chosen, data=given.data, seeds=range(given.seeds), minutes=given.minutes, pack=given.pack,
-        runtime=Runtime(device=given.device, workers=given.workers, graph=given.graph), watch=Lines(),
+def run(args: argparse.Namespace) -> int:
+    recipe = read_recipe(args.recipe, map(parse_change, args.set))
+    chosen = twins_named(args.twins.split(","), recipe) if args.twins else twins_for(recipe, args.tables)
+    result = run_grid(
+        args.out, recipe, chosen, data=args.data, seeds=range(args.seeds), minutes=args.minutes, pack=args.pack,
+        runtime=Runtime(device=args.device, workers=args.workers, graph=args.graph), watch=Lines(),
     )  # fmt: skip
-    print(f"{len(found.records)} records, {found.left} runs left")
-    print(markdown(tables(found.records)))
+    print(f"{len(result.records)} records, {result.left} runs left")
+    print(markdown(tables(result.records)))
     return 0
 
 
@@ -91,10 +91,10 @@ def keep(folders: list[Path]) -> int:
     return 0
 
 
-def page(kept: list[Path], whole: list[Path]) -> str:
+def page(grids: list[Path], whole: list[Path]) -> str:
     """Return docs/results.md from the stored grids and the stored trainings of whole models."""
     parts = [HEAD.read_text(), *(section(path) for path in whole)]
-    for path in kept:
+    for path in grids:
         document, name = json.loads(path.read_text()), path.stem.removeprefix("twins-")
         runs = document["runs"]
         shown = f"![Accuracy of each twin: seeds and mean](pictures/{path.stem}.svg)\n"
@@ -109,9 +109,9 @@ def page(kept: list[Path], whole: list[Path]) -> str:
     return "\n".join(parts)
 
 
-def markdown(found: Sequence[PaperTable]) -> str:
+def markdown(paper_tables: Sequence[PaperTable]) -> str:
     """Write tables for a page: accuracy in percent, plus or minus the deviation over seeds."""
-    return "\n\n".join(_table(table) for table in found) + "\n"
+    return "\n\n".join(_table(table) for table in paper_tables) + "\n"
 
 
 def cell(text: str) -> str:
@@ -183,23 +183,23 @@ def run_count(runs: list[dict[str, Any]]) -> str:
 
 def learning(runs: list[dict[str, Any]]) -> Curves:
     """Return, for each twin, the mean accuracy in percent after each epoch that was evaluated."""
-    found: dict[str, tuple[str, list[tuple[int, float]]]] = {}
+    learned: dict[str, tuple[str, list[tuple[int, float]]]] = {}
     for id_, group in groups(runs).items():
         points = [point for run in runs if run["twin"]["id"] == id_ for point in run["curve"]]
         epochs = sorted({point["epoch"] for point in points})
         means = [100 * fmean(point["accuracy"] for point in points if point["epoch"] == epoch) for epoch in epochs]
-        found[id_] = group.label, list(zip(epochs, means, strict=True))
-    return found
+        learned[id_] = group.label, list(zip(epochs, means, strict=True))
+    return learned
 
 
 def curves(name: str, runs: list[dict[str, Any]]) -> str:
     """Return the section on accuracy by epoch: a picture, and a table of at most eight epochs."""
-    found = learning(runs)
-    epochs = sorted({epoch for _, curve in found.values() for epoch, _ in curve})
+    learned = learning(runs)
+    epochs = sorted({epoch for _, curve in learned.values() for epoch, _ in curve})
     shown = [epochs[i * (len(epochs) - 1) // 7] for i in range(8)] if len(epochs) > 8 else epochs
     lines = ["### Accuracy by epoch", "", f"![Mean accuracy of each twin by epoch](pictures/{name}.svg)", ""]
     lines += [f"| twin | {' | '.join(map(str, shown))} |", "|---" * (len(shown) + 1) + "|"]
-    for label, curve in found.values():
+    for label, curve in learned.values():
         cells = [f"{dict(curve)[epoch]:.1f}" if epoch in dict(curve) else "" for epoch in shown]
         lines.append(f"| {cell(label)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -229,15 +229,15 @@ def main() -> int:
     grid.add_argument("--device", default="auto")
     verbs.add_parser("keep").add_argument("folders", type=Path, nargs="+")
     verbs.add_parser("page")
-    given = parser.parse_args()
+    args = parser.parse_args()
     try:
-        if given.verb == "run":
-            return run(given)
-        if given.verb == "keep":
-            return keep(given.folders)
-        kept = sorted(RESULTS.glob("twins-*.json"), key=lambda path: path.stem)
-        PAGE.write_text(page(kept, sorted(RESULTS.glob("trained-*.json"))))
-        for path in kept:
+        if args.verb == "run":
+            return run(args)
+        if args.verb == "keep":
+            return keep(args.folders)
+        grids = sorted(RESULTS.glob("twins-*.json"), key=lambda path: path.stem)
+        PAGE.write_text(page(grids, sorted(RESULTS.glob("trained-*.json"))))
+        for path in grids:
             for name, drawn in pictures(path.stem, json.loads(path.read_text())["runs"]).items():
                 (PAGE.parent / "pictures" / f"{name}.svg").write_text(drawn)
     except SoftlessError as error:

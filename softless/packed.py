@@ -136,10 +136,10 @@ def _in_place(
     call: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "backend": backend}
     route, _ = routes.find(tokens[0], tokens[1], tokens[2], mechanism, **call)
     lengths = lengths_of(of_q), lengths_of(of_k)
-    found = backends.packed_operator(route, tokens, (of_q, of_k), lengths, recorded=recorded)
-    if found is None:
+    operation = backends.packed_operator(route, tokens, (of_q, of_k), lengths, recorded=recorded)
+    if operation is None:
         return None
-    return _OnKernels.apply(*packs, *found) if recorded else _nested(found[0].planned(*found[1])[0], of_q)
+    return _OnKernels.apply(*packs, *operation) if recorded else _nested(operation[0].planned(*operation[1])[0], of_q)
 
 
 def _agree(a: Tensor, b: Tensor) -> bool:

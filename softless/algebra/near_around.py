@@ -117,10 +117,10 @@ def attend(
 
     def keys(rows: Rows, border: Sides) -> tuple[Tensor, Tensor, Tensor]:
         """Return features, V and whether a token is ordinary."""
-        kept, values = (tiles.strip(x, rows, border) for x in (ordinary, v))
+        is_ordinary, values = (tiles.strip(x, rows, border) for x in (ordinary, v))
         phi = _on_picture(phi_k, tiles.strip(k, rows, border)) if known is None else tiles.strip(known, rows, border)
-        phi, values = torch.where(kept, phi, 0.0), with_ones(values, v_ref[..., None, :])
-        return tiles.cut(phi, border), tiles.cut(values, border), tiles.cut(kept, border)
+        phi, values = torch.where(is_ordinary, phi, 0.0), with_ones(values, v_ref[..., None, :])
+        return tiles.cut(phi, border), tiles.cut(values, border), tiles.cut(is_ordinary, border)
 
     sums = []
     for rows in strips:
@@ -132,10 +132,12 @@ def attend(
     firsts = First(first_k, with_ones(first_v, v_ref), real.gather(-1, where)[..., None, None, :])
     near, pieces = tiles.near(q.device), []
     for rows in strips:
-        phi, values, kept = keys(rows, halo)
+        phi, values, is_ordinary = keys(rows, halo)
         queries = tiles.strip(q, rows)
         beside = rest[..., rows[0] : rows[1], :, :, :].flatten(-4, -3)
-        seen = Around(tiles.cut(tiles.strip(k, rows, halo), halo), values, phi, near & kept.mT, ~near[None], beside)
+        seen = Around(
+            tiles.cut(tiles.strip(k, rows, halo), halo), values, phi, near & is_ordinary.mT, ~near[None], beside
+        )
         phi = tiles.cut(_on_picture(phi_q, queries))
         pieces.append(tiles.back(read(scale * tiles.cut(queries), phi, seen, firsts, gain, v_ref), rows))
     return torch.cat(pieces, -2)

@@ -49,14 +49,14 @@ class Held(NamedTuple):
 
 def empty(k: Tensor, v: Tensor, phi_k: Tensor, reach: Reach) -> NearState:
     """Return the state of no tokens, for keys, values and features of these shapes."""
-    held, heads = reach.first + reach.window, torch.broadcast_shapes(phi_k.shape[:-2], v.shape[:-2])
+    slots, heads = reach.first + reach.window, torch.broadcast_shapes(phi_k.shape[:-2], v.shape[:-2])
     return NearState(
         torch.zeros((1,) * len(heads), dtype=torch.int64, device=k.device),
         phi_k.new_zeros(*phi_k.shape[:-2], phi_k.shape[-1]),
         v.new_zeros(*v.shape[:-2], v.shape[-1]),
         v.new_zeros(*heads, phi_k.shape[-1], v.shape[-1]),
-        k.new_zeros(*k.shape[:-2], held, k.shape[-1]),
-        v.new_zeros(*v.shape[:-2], held, v.shape[-1]),
+        k.new_zeros(*k.shape[:-2], slots, k.shape[-1]),
+        v.new_zeros(*v.shape[:-2], slots, v.shape[-1]),
     )
 
 

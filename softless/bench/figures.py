@@ -58,7 +58,7 @@ def model_page(document: ModelDocument) -> str:
 
 def draw_calls(document: CallsDocument) -> "Figure":
     """Draw milliseconds against tokens, with one panel for each batch, heads, width and pass."""
-    colors, drawn = _call_colors(document), {}
+    colors, panels = _call_colors(document), {}
     for title, unsorted in _grouped(document["results"], _call_title).items():
         results = sorted(unsorted, key=_tokens)
         lines = [
@@ -67,13 +67,13 @@ def draw_calls(document: CallsDocument) -> "Figure":
         ]
         tokens = [_tokens(result) for result in results]
         ticks = {"tickvals": tokens, "ticktext": [f"{n:,}" for n in tokens], "minor": {"showgrid": False}}
-        drawn[title] = [*lines, _floor(results)], {"title": "tokens N", "type": "log", **ticks}
-    return _figure(drawn, {"title": "milliseconds", "type": "log", "dtick": 1, "exponentformat": "none"})
+        panels[title] = [*lines, _floor(results)], {"title": "tokens N", "type": "log", **ticks}
+    return _figure(panels, {"title": "milliseconds", "type": "log", "dtick": 1, "exponentformat": "none"})
 
 
 def draw_model(document: ModelDocument) -> "Figure":
     """Draw images per second, with one panel for each pass and window, or image size if windows were swept."""
-    by_window, drawn = _by_window(document), {}
+    by_window, panels = _by_window(document), {}
     panel, place = (_size, _window_side) if by_window else (_window, _size)
     axis = {"title": "window" if by_window else "image size", "type": "category"}
     for title, results in _grouped(document["results"], lambda result: f"{result['pass']}, {panel(result)}").items():
@@ -81,18 +81,18 @@ def draw_model(document: ModelDocument) -> "Figure":
             _line(row, points, MODEL_COLORS[row["role"]], "circle" if row["compiled"] else "circle-open", IMAGES)
             for row, points in _points(results, place, "images_per_second")
         ]
-        drawn[title] = lines, axis
-    return _figure(drawn, {"title": "images per second", "type": "log", "exponentformat": "none"})
+        panels[title] = lines, axis
+    return _figure(panels, {"title": "images per second", "type": "log", "exponentformat": "none"})
 
 
-def _figure(drawn: Mapping[str, tuple[list[Any], dict[str, Any]]], y_axis: dict[str, Any]) -> "Figure":
+def _figure(panels: Mapping[str, tuple[list[Any], dict[str, Any]]], y_axis: dict[str, Any]) -> "Figure":
     """Stack panels, each with its lines and its x axis; every name is in the legend once."""
     from plotly.subplots import make_subplots
 
-    spacing = 0.3 / len(drawn) if len(drawn) > 1 else 0
-    figure = make_subplots(rows=len(drawn), cols=1, subplot_titles=list(drawn), vertical_spacing=spacing)
+    spacing = 0.3 / len(panels) if len(panels) > 1 else 0
+    figure = make_subplots(rows=len(panels), cols=1, subplot_titles=list(panels), vertical_spacing=spacing)
     named = set()
-    for number, (lines, x_axis) in enumerate(drawn.values(), start=1):
+    for number, (lines, x_axis) in enumerate(panels.values(), start=1):
         for line in lines:
             figure.add_trace(line.update(showlegend=line.name not in named), row=number, col=1)
             named.add(line.name)
@@ -101,7 +101,7 @@ def _figure(drawn: Mapping[str, tuple[list[Any], dict[str, Any]]], y_axis: dict[
     figure.update_xaxes(**grid)
     figure.update_yaxes(**y_axis, **grid)
     return figure.update_layout(
-        height=PANEL_HEIGHT * len(drawn),
+        height=PANEL_HEIGHT * len(panels),
         plot_bgcolor="white",
         paper_bgcolor="white",
         font={"family": FONT, "size": 14, "color": INK},

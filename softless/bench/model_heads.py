@@ -93,5 +93,5 @@ class Detecting(nn.Module):
             targets = [{"boxes": self.boxes, "labels": self.labels, "masks": self.masks}] * len(images)
             losses, _ = self.network(images, shown, targets)
             return torch.stack([*losses.values()]).sum()
-        _, found = self.network(images, shown)
-        return torch.cat([each.corners for each in found])
+        _, detections = self.network(images, shown)
+        return torch.cat([image_detections.corners for image_detections in detections])

@@ -82,8 +82,8 @@ def _example(count: int | None, seed: int, advance: Callable[[str, float], None]
     if count is not None and count > len(tokens):
         raise ArgumentError(f"--samples {count}: the example has {len(tokens)} sequences")
     model = example.train_example(seed, advance)
-    found = {"input_ids": tokens[:count]}
-    return Original(example.NAME, model, found, "the end of these texts", decode=example.decode)
+    samples = {"input_ids": tokens[:count]}
+    return Original(example.NAME, model, samples, "the end of these texts", decode=example.decode)
 
 
 def _other(
@@ -121,10 +121,10 @@ def _text_run(name: str, data: str | None, count: int | None, seed: int) -> Orig
     if count is not None and count > whole.count:
         raise ArgumentError(f"--samples {count}: {whole.name} has {whole.count:,} sequences")
     order = ResumableSampler(whole.count, seed=seed).order()[: count or min(whole.count, MOST)]
-    found: Any = model
+    language_model: Any = model
     samples = {"input_ids": whole.batch(torch.as_tensor(order)).inputs}
     return Original(
-        name, found, samples, whole.name,
+        name, language_model, samples, whole.name,
         decode=lambda tokens: tokenizer.decode(torch.tensor(tokens)).decode(errors="replace"),
     )  # fmt: skip
 

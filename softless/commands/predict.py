@@ -163,17 +163,17 @@ def detection(folder: Path, device: "torch.device") -> "Callable[[Image], Answer
 
     def answer(image: "Image") -> Answer:
         corners, labels, scores, masks = answered(model, recipe, image, device)
-        found: list[dict[str, Any]] = [
+        objects: list[dict[str, Any]] = [
             {"class": names[label], "score": round(float(score), 4), "box": [round(float(side), 2) for side in box]}
             for box, label, score in zip(corners, labels, scores, strict=True)
         ]
-        classes = {each["class"]: each["score"] for each in reversed(found)}  # the highest score comes last
-        for each, code in zip(found, masks, strict=False):  # a head that finds boxes alone has no masks
+        classes = {each["class"]: each["score"] for each in reversed(objects)}  # the highest score comes last
+        for each, code in zip(objects, masks, strict=False):  # a head that finds boxes alone has no masks
             each["mask"] = code | {"counts": code["counts"].decode()}
         sure = scores >= DRAWN
         outlines = [decode(code) for code in compress(masks, sure)]
         drawn = framed(image, corners[sure], labels[sure], scores[sure], names, outlines)
-        return classes, {".png": drawn, "-boxes.json": f"{json_text(found)}\n"}
+        return classes, {".png": drawn, "-boxes.json": f"{json_text(objects)}\n"}
 
     return answer
 

@@ -37,10 +37,10 @@ class Ruler:
 
     def __init__(
         self, layers: Layers, fitted: Sequence[Fitted], metric: Metric, samples: SampleSet, *, name: str, size: int,
-        asked: Mapping[str, Any], work: Path | None, advance: Advance,
+        depends_on: Mapping[str, Any], work: Path | None, advance: Advance,
     ):  # fmt: skip
         self.layers, self.fitted, self.metric, self.samples = layers, fitted, metric, samples
-        self.name, self.size, self.asked, self.work, self.advance = name, size, asked, work, advance
+        self.name, self.size, self.depends_on, self.work, self.advance = name, size, depends_on, work, advance
         self.known: dict[tuple[int, ...], Rows | None] = {}
         self._before: Tensor | None = None
 
@@ -77,8 +77,8 @@ class Ruler:
 
         if self.work is None:
             return measure()
-        found: Rows | None = stored(self.work / self.name / f"{name}.json", {**also, "part": self.name}, measure)
-        return found
+        rows: Rows | None = stored(self.work / self.name / f"{name}.json", {**also, "part": self.name}, measure)
+        return rows
 
     def _stored(self, key: tuple[int, ...], label: str, shortcut: Shortcut | None) -> Rows | None:
         def measure() -> Rows | None:
@@ -94,10 +94,10 @@ class Ruler:
         if self.work is None:
             return measure()
         name = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-        found: Rows | None = stored(
-            self.work / self.name / f"{name}.json", {**self.asked, "layers": key, "part": self.name}, measure
+        rows: Rows | None = stored(
+            self.work / self.name / f"{name}.json", {**self.depends_on, "layers": key, "part": self.name}, measure
         )
-        return found
+        return rows
 
     def batches(self) -> Iterator[SampleSet]:
         return batches(self.samples, self.size, self.layers.device)
@@ -138,12 +138,12 @@ def add(ruler: Ruler, order: Sequence[int], budget: float) -> dict[int, Estimate
     half the budget. From there, steps that double find a count inside and one outside. Their gap is halved until they
     are neighbors.
     """
-    found: dict[int, Estimate | None] = {}
+    harms: dict[int, Estimate | None] = {}
     low, high, step = 0, len(order) + 1, 1  # the largest count that is known to be inside, the smallest one outside
     number = max(1, _first_guess(ruler, order, budget / 2))
     while high - low > 1:
-        found[number] = ruler.harm(order[:number], f"converting {number} of {len(order)} layers")
-        fits = inside(found[number], budget)
+        harms[number] = ruler.harm(order[:number], f"converting {number} of {len(order)} layers")
+        fits = inside(harms[number], budget)
         low, high = (number, high) if fits else (low, number)
         if fits and high > len(order):
             number = min(low + step, len(order))
@@ -152,7 +152,7 @@ def add(ruler: Ruler, order: Sequence[int], budget: float) -> dict[int, Estimate
         else:
             number = (low + high) // 2
         step *= 2
-    return dict(sorted(found.items()))
+    return dict(sorted(harms.items()))
 
 
 def _first_guess(ruler: Ruler, order: Sequence[int], most: float) -> int:
@@ -175,15 +175,15 @@ def orders(fitted: Sequence[Fitted], seed: int) -> dict[str, list[int]]:
     """Return the orders to compare with."""
     total = len(fitted)
     every = list(range(total))
-    found = {
+    orders_by_name = {
         "first": every,
         "last": every[::-1],
         "every second": [*every[::2], *every[1::2]],
         "probe": sorted(every, key=lambda at: fitted[at].first_order_error),
     }
     for number in range(1, RANDOM_ORDERS + 1):
-        found[f"random {number}"] = Random(f"{seed} {number}").sample(every, total)  # noqa: S311  no secret
-    return found
+        orders_by_name[f"random {number}"] = Random(f"{seed} {number}").sample(every, total)  # noqa: S311  no secret
+    return orders_by_name
 
 
 def counts(total: int, chosen: int) -> list[int]:

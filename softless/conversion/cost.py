@@ -35,33 +35,33 @@ def measure_cost(layers: Layers, chosen: dict[int, Replacement], samples: Sample
     for tokens, sample in layers.lengths(samples).items():
         seconds = _seconds(layers, chosen, sample()) if patient else None
         patient = seconds is not None and max(seconds) < PATIENCE
-        size = [int(fixed + each * tokens) for fixed, each in carried] if carried else None
+        size = [int(fixed + per_token * tokens) for fixed, per_token in carried] if carried else None
         rows.append({"tokens": tokens, "seconds": seconds, "bytes": size})
         advance("timing", 1)
     return rows
 
 
 def _seconds(layers: Layers, chosen: dict[int, Replacement], batch: SampleSet) -> list[float]:
-    more: dict[str, Any] = {"use_cache": False, "logits_to_keep": 1} if layers.is_causal else {}
-    found = []
+    options: dict[str, Any] = {"use_cache": False, "logits_to_keep": 1} if layers.is_causal else {}
+    seconds = []
     for stand_ins in ({}, chosen):
         with layers.having(stand_ins):
-            timed = time_in_turns({"pass": lambda: layers.run(batch, **more)}, repeats=REPEATS)
-            found.append(timed["pass"].seconds)
-    return found
+            timed = time_in_turns({"pass": lambda: layers.run(batch, **options)}, repeats=REPEATS)
+            seconds.append(timed["pass"].seconds)
+    return seconds
 
 
 def _carried(layers: Layers, chosen: dict[int, Replacement]) -> list[tuple[float, float]]:
     """Return (fixed bytes, bytes per token) of the cache of both models."""
     if not layers.is_causal:
         return []
-    found = []
+    sizes = []
     for stand_ins in ({}, chosen):
         with layers.having(stand_ins):
             short, long = (_cache_size(layers, tokens) for tokens in (PROBE, 2 * PROBE))
-        each = (long - short) / PROBE
-        found.append((short - each * PROBE, each))
-    return found
+        per_token = (long - short) / PROBE
+        sizes.append((short - per_token * PROBE, per_token))
+    return sizes
 
 
 def _cache_size(layers: Layers, tokens: int) -> int:

@@ -84,7 +84,7 @@ def assemble(
         points = dict(lines.get(name, [])) | dict(zip(counts, harms, strict=True))
         lines[name] = sorted(points.items())
     predicted, delivered = proof.predicted, proof.delivered
-    kept = delivered is None if not chosen else delivered is not None and delivered.mean <= plan.budget
+    promise_kept = delivered is None if not chosen else delivered is not None and delivered.mean <= plan.budget
     document: dict[str, Any] = {
         "schema": SCHEMA, "date": timestamp(), "seconds": round(seconds, 3),
         **circumstances(plan.layers.device.type, *{plan.layers.package} - {"softless"}),
@@ -96,7 +96,7 @@ def assemble(
         "before": metric.value(before, None),
         "after": None if chosen and proof.rows is None else metric.value(before, proof.rows),
         "predicted": predicted and asdict(predicted), "delivered": delivered and asdict(delivered),
-        "promise_kept": kept, "healing": proof.healing, "recall": proof.recall, "texts": list(proof.texts),
+        "promise_kept": promise_kept, "healing": proof.healing, "recall": proof.recall, "texts": list(proof.texts),
         "looks": looks, "cost": list(cost), "verdict": "",
     }  # fmt: skip
     return document | {"verdict": verdict(document, metric)}
@@ -139,17 +139,17 @@ def _budget(document: Mapping[str, Any]) -> str:
 
 def _gain(cost: Sequence[CostRow]) -> list[str]:
     """Say how the models compare at the longest input that was timed, and at the longest one what they carry."""
-    said = []
+    phrases = []
     if timed := [row for row in cost if row["seconds"] is not None]:
         before, after = timed[-1]["seconds"] or [1, 1]
         at = f"at {counted(timed[-1]['tokens'], 'token')} " if timed[-1]["tokens"] else ""
-        said.append(f"{at}{_times(before / after, 'faster', 'slower')}")
+        phrases.append(f"{at}{_times(before / after, 'faster', 'slower')}")
     if (sized := [row for row in cost if row["bytes"] is not None]) and sized[-1]["bytes"]:
         before, after = sized[-1]["bytes"]
-        said.append(
+        phrases.append(
             f"at {counted(sized[-1]['tokens'], 'token')} its cache is {_times(before / after, 'smaller', 'larger')}"
         )
-    return said
+    return phrases
 
 
 def _times(ratio: float, more: str, less: str) -> str:

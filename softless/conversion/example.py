@@ -59,5 +59,5 @@ def _texts() -> tuple[Tensor, Tensor]:
 
     text = "\n".join(topics[name] for name in sorted(topics)).encode()
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    kept = SAMPLES * LENGTH
-    return data[:-kept], data[-kept:]
+    held_out = SAMPLES * LENGTH
+    return data[:-held_out], data[-held_out:]

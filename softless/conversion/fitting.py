@@ -51,8 +51,12 @@ class Fitting:
                 {name: layers.new(at, candidate) for name, candidate in candidates.items()} for at in range(len(layers))
             ]
         self.learned = [
-            {name: torch.optim.Adam(groups(held), betas=BETAS) for name, held in of.items() if [*held.parameters()]}
-            for of in self.stand_ins
+            {
+                name: torch.optim.Adam(groups(stand_in), betas=BETAS)
+                for name, stand_in in stand_ins.items()
+                if [*stand_in.parameters()]
+            }
+            for stand_ins in self.stand_ins
         ]
 
     def step(self, batch: SampleSet) -> None:
@@ -75,8 +79,8 @@ class Fitting:
         """Return the error of every candidate of every layer."""
         return [
             {
-                name: float(relative(call.replaced(held), call.output, call.real))
-                for name, held in self.stand_ins[call.layer].items()
+                name: float(relative(call.replaced(stand_in), call.output, call.real))
+                for name, stand_in in self.stand_ins[call.layer].items()
             }
             for call in self.layers.calls(batch)
         ]
@@ -84,22 +88,24 @@ class Fitting:
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return everything a later process needs to go on: parameters, and the moments of Adam."""
         parts: dict[str, dict[str, Tensor]] = {"stand_ins": {}, "adam": {}}
-        for at, of in enumerate(self.stand_ins):
-            for number, (name, held) in enumerate(of.items()):
+        for at, stand_ins in enumerate(self.stand_ins):
+            for number, (name, stand_in) in enumerate(stand_ins.items()):
                 here = f"{at}.{number}"
-                parts["stand_ins"] |= {f"{here}.{key}": x.detach() for key, x in held.state_dict().items()}
+                parts["stand_ins"] |= {f"{here}.{key}": x.detach() for key, x in stand_in.state_dict().items()}
                 if name in self.learned[at]:
                     state = self.learned[at][name].state_dict()["state"]
-                    parts["adam"] |= {f"{here}.{i}.{key}": x for i, one in state.items() for key, x in one.items()}
+                    parts["adam"] |= {
+                        f"{here}.{i}.{key}": x for i, moments in state.items() for key, x in moments.items()
+                    }
         return parts
 
     def load(self, parts: Mapping[str, Mapping[str, Tensor]], done: int) -> None:
         """Go on after `done` steps."""
         self.done = done
-        for at, of in enumerate(self.stand_ins):
-            for number, (name, held) in enumerate(of.items()):
+        for at, stand_ins in enumerate(self.stand_ins):
+            for number, (name, stand_in) in enumerate(stand_ins.items()):
                 here = f"{at}.{number}."
-                held.load_state_dict(_below(here, parts["stand_ins"]))
+                stand_in.load_state_dict(_below(here, parts["stand_ins"]))
                 if name in self.learned[at]:
                     state: dict[int, dict[str, Tensor]] = {}
                     for key, x in _below(here, parts["adam"]).items():
@@ -111,7 +117,7 @@ class Fitting:
 
 def fit(
     layers: Layers, candidates: Mapping[str, Candidate], samples: SampleSet, *, steps: int, size: int, seed: int,
-    asked: Mapping[str, Any], work: Path | None, advance: Advance,
+    depends_on: Mapping[str, Any], work: Path | None, advance: Advance,
 ) -> list[Fitted]:  # fmt: skip
     """Return the best candidate of every layer; a fit that was stopped goes on from the last steps that were stored."""
     fitting, held_out = Fitting(layers, candidates, steps, seed), max(1, count(samples) // 5)
@@ -119,7 +125,7 @@ def fit(
     tested = {name: x[-held_out:] for name, x in samples.items()}
     steps = steps if any(fitting.learned) else 0
     shelf, device = None if work is None else work / "fit", layers.device
-    if shelf is not None and (before := checkpoint.newest(shelf)) is not None and before.state["asked"] == asked:
+    if shelf is not None and (before := checkpoint.newest(shelf)) is not None and before.state["asked"] == depends_on:
         fitting.load(before.parts, before.step)
     advance("fitting", fitting.done)
     feed = _again_and_again(learned, size, device)
@@ -128,7 +134,7 @@ def fit(
     while fitting.done < steps:
         fitting.step(next(feed))
         if shelf is not None and (fitting.done % SAVE_EVERY == 0 or fitting.done == steps):
-            checkpoint.save(shelf, fitting.done, fitting.tensors(), {"asked": asked}, keep=1)
+            checkpoint.save(shelf, fitting.done, fitting.tensors(), {"asked": depends_on}, keep=1)
         advance("fitting", 1)
     few = [*islice(batches(tested, size, device), PROBED)]
     return _best(fitting, few, advance)
@@ -141,14 +147,14 @@ def _best(fitting: Fitting, tested: list[SampleSet], advance: Advance) -> list[F
         errors.append(fitting.errors(batch))
         advance("comparing candidates", 1)
     ranges = _ranges(fitting.layers, tested[0])
-    found = []
-    for at, of in enumerate(fitting.stand_ins):
-        means = {name: sum(batch[at][name] for batch in errors) / len(errors) for name in of}
+    fitted = []
+    for at, stand_ins in enumerate(fitting.stand_ins):
+        means = {name: sum(batch[at][name] for batch in errors) / len(errors) for name in stand_ins}
         finite = {name: error for name, error in means.items() if isfinite(error)}
         best = min(finite, key=lambda name: finite[name]) if finite else ""
         shown = {name: finite.get(name) for name in means}
-        found.append(Fitted(best, of[best] if best else None, shown, ranges[at]))
-    return found
+        fitted.append(Fitted(best, stand_ins[best] if best else None, shown, ranges[at]))
+    return fitted
 
 
 @torch.no_grad()
@@ -156,11 +162,11 @@ def _ranges(layers: Layers, batch: SampleSet) -> list[float]:
     """Return the first-order error of each layer, as the probe measures it."""
     with capture(layers.model) as run:
         layers.run(batch)
-    found = {layer.name: layer for layer in run.layers}
-    if lost := [name for name in layers.names if name not in found]:
+    layers_by_name = {layer.name: layer for layer in run.layers}
+    if lost := [name for name in layers.names if name not in layers_by_name]:
         raise UnsupportedError(f"the attention of {lost[0]} cannot be captured, so nothing can be fitted to it")
     errors = []
-    for layer in map(found.__getitem__, layers.names):
+    for layer in map(layers_by_name.__getitem__, layers.names):
         rows = spread(layer.scores())["first_order_error"].transpose(1, 2)  # [B, N, H]
         errors.append(float(rows[real_queries(layer)].mean()))
     return errors
@@ -169,8 +175,10 @@ def _ranges(layers: Layers, batch: SampleSet) -> list[float]:
 def groups(stand_in: Replacement) -> list[dict[str, Any]]:
     """Return what Adam learns, with the rates it begins with."""
     parts = [(stand_in.inputs, RATE), (stand_in.residual, RESIDUAL_RATE)]
-    found = [{"params": [*part.parameters()], "lr": rate, "begins": rate} for part, rate in parts if part is not None]
-    return [group for group in found if group["params"]]
+    param_groups = [
+        {"params": [*part.parameters()], "lr": rate, "begins": rate} for part, rate in parts if part is not None
+    ]
+    return [group for group in param_groups if group["params"]]
 
 
 def relative(out: Tensor, right: Tensor, real: Tensor | None) -> Tensor:

@@ -71,7 +71,7 @@ class Untouched:
 
 def heal(
     layers: Layers, untouched: Untouched, samples: SampleSet, how: Healing, *, size: int, seed: int,
-    asked: Mapping[str, Any], work: Path | None, advance: Callable[[str, float], None],
+    depends_on: Mapping[str, Any], work: Path | None, advance: Callable[[str, float], None],
 ) -> int:  # fmt: skip
     """Train the model, in which stand-ins are in place, and return the number of steps."""
     draw = partial(batch_of, samples, size=size, seed=seed, device=layers.device, flips=layers.pictures)
@@ -83,12 +83,12 @@ def heal(
         def measure() -> int:
             return steps_in(how.minutes, lambda step: distance(draw(step)).backward(), adam, layers.device)
 
-        depends = {**asked, "minutes": how.minutes, "rank": how.rank, "size": size}
-        total = measure() if work is None else stored(work / "heal.json", depends, measure)
+        depends_on = {**depends_on, "minutes": how.minutes, "rank": how.rank, "size": size}
+        total = measure() if work is None else stored(work / "heal.json", depends_on, measure)
         shelf, step = None if work is None else work / "heal", 0
         names = {id(x): name for name, x in layers.model.named_parameters()}
         weights = {names[id(x)]: x for group in adam.param_groups for x in group["params"]}
-        if shelf and (before := checkpoint.newest(shelf)) is not None and before.state["asked"] == depends:
+        if shelf and (before := checkpoint.newest(shelf)) is not None and before.state["asked"] == depends_on:
             step = _load(weights, adam, before)
         advance("healing", step / total)
         while step < total:
@@ -103,7 +103,7 @@ def heal(
             adam.zero_grad()
             step += 1
             if shelf and (step % max(1, total // SAVES) == 0 or step == total):
-                checkpoint.save(shelf, step, _state(weights, adam), {"asked": depends}, keep=1)
+                checkpoint.save(shelf, step, _state(weights, adam), {"asked": depends_on}, keep=1)
             advance("healing", 1 / total)
     return total
 
@@ -132,13 +132,13 @@ class Distance:
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             with torch.no_grad():
                 right, before = self._run(self.teacher, batch)
-            found, after = self._run(self.layers.model, batch)
+            answer, after = self._run(self.layers.model, batch)
         real = batch.get("attention_mask")
         apart = [_relative(a, b, real) for a, b in zip(after, before, strict=True)]
         loss = torch.stack(apart).mean()
         if (z := getattr(right, "logits", None)) is None or not self.layers.has_logits:
             return loss
-        z, own = _kept(z, real), _kept(found.logits, real)
+        z, own = _kept(z, real), _kept(answer.logits, real)
         return loss + F.kl_div(
             F.log_softmax(own.float(), -1), F.log_softmax(z.float(), -1), reduction="batchmean", log_target=True
         )
@@ -152,11 +152,11 @@ class Distance:
         with ExitStack() as stack:
             for path in self.blocks:
                 stack.callback(model.get_submodule(path).register_forward_hook(keep).remove)
-            more = {"use_cache": False} if self.layers.is_causal else {}
-            found = self.layers.run({name: x for name, x in batch.items() if name != LABELS}, model=model, **more)
+            options = {"use_cache": False} if self.layers.is_causal else {}
+            answer = self.layers.run({name: x for name, x in batch.items() if name != LABELS}, model=model, **options)
         if not self.layers.has_logits:
-            outputs.append(found.last_hidden_state if hasattr(found, "last_hidden_state") else found.logits)
-        return found, outputs
+            outputs.append(answer.last_hidden_state if hasattr(answer, "last_hidden_state") else answer.logits)
+        return answer, outputs
 
 
 def _kept(x: Tensor, real: Tensor | None) -> Tensor:
@@ -199,8 +199,8 @@ def learning(layers: Layers, rank: int | None, seed: int) -> Iterator[list[dict[
     """
     model = layers.model
     own = {id(x) for stand_in in layers.learned() for x in stand_in.parameters()}
-    found = [(name, x) for name, x in model.named_parameters() if x.is_floating_point()]
-    mine, others = [x for _, x in found if id(x) in own], [x for _, x in found if id(x) not in own]
+    params = [(name, x) for name, x in model.named_parameters() if x.is_floating_point()]
+    added, original = [x for _, x in params if id(x) in own], [x for _, x in params if id(x) not in own]
     lowered: list[nn.Module] = []
     if rank is not None:
         lowered = [part for path, part in model.named_modules() if layers.in_block(path) and _is_linear(part)]
@@ -208,12 +208,12 @@ def learning(layers: Layers, rank: int | None, seed: int) -> Iterator[list[dict[
         for part in lowered:
             weight: Any = part.weight
             parametrize.register_parametrization(part, "weight", AddedRank(weight, rank, draw))
-        mine += [x for part in lowered for x in part.parametrizations.weight[0].parameters()]  # type: ignore[union-attr, index]
-    for x in others:
+        added += [x for part in lowered for x in part.parametrizations.weight[0].parameters()]  # type: ignore[union-attr, index]
+    for x in original:
         x.requires_grad_(rank is None)
-    for x in mine:
+    for x in added:
         x.requires_grad_(True)
-    groups = [{"params": mine, "lr": RATE}, {"params": others if rank is None else [], "lr": FULL_RATE}]
+    groups = [{"params": added, "lr": RATE}, {"params": original if rank is None else [], "lr": FULL_RATE}]
     try:
         yield [group for group in groups if group["params"]]
     finally:

@@ -43,15 +43,16 @@ class ImageLayers(Layers):
         self._now: list[Replacement | None] = [None] * len(places)
 
     def check(self, candidate: Candidate) -> None:
-        made = candidate.mechanism
-        if made.shares_keys:
-            raise UnsupportedError(f"mechanism '{made.name}' has k = q, and the model has a projection for each")
-        if made.reads_grid and made.needs_grid and self.prefix:
+        mechanism = candidate.mechanism
+        if mechanism.shares_keys:
+            raise UnsupportedError(f"mechanism '{mechanism.name}' has k = q, and the model has a projection for each")
+        if mechanism.reads_grid and mechanism.needs_grid and self.prefix:
             raise UnsupportedError(
-                f"mechanism '{made.name}' needs a picture, and {self.kind} has {self.prefix} class tokens beside it"
+                f"mechanism '{mechanism.name}' needs a picture, and "
+                f"{self.kind} has {self.prefix} class tokens beside it"
             )
-        if (lack := made.lacks(False)) is not None:
-            raise UnsupportedError(f"{self.kind} is not causal, and mechanism '{made.name}' {lack}")
+        if (lack := mechanism.lacks(False)) is not None:
+            raise UnsupportedError(f"{self.kind} is not causal, and mechanism '{mechanism.name}' {lack}")
 
     def new(self, layer: int, candidate: Candidate) -> Replacement:
         return self.places[layer].new(candidate, next(self.model.parameters()))
@@ -64,13 +65,13 @@ class ImageLayers(Layers):
         return ImageAnswer((model or self.model)(batch[self.first]))
 
     def calls(self, batch: SampleSet) -> Iterator[LayerCall]:
-        heard: dict[int, Arguments] = {}
+        arguments: dict[int, Arguments] = {}
         with ExitStack() as stack, torch.no_grad():
             for at, place in enumerate(self.places):
-                stack.callback(place.listen(partial(heard.__setitem__, at)).remove)
+                stack.callback(place.listen(partial(arguments.__setitem__, at)).remove)
             self.run(batch)
         for at, place in enumerate(self.places):
-            args = heard[at]
+            args = arguments[at]
             with torch.no_grad():
                 output = place.run(*args)
             yield LayerCall(at, output, None, partial(self._replaced, at, args))
@@ -80,11 +81,11 @@ class ImageLayers(Layers):
             return self.places[at].run(*args)
 
     def save(self, folder: Path) -> None:
-        chosen = {self.names[at]: held.candidate for at, held in enumerate(self._now) if held is not None}
+        chosen = {self.names[at]: stand_in.candidate for at, stand_in in enumerate(self._now) if stand_in is not None}
         write_model(self.model, chosen, folder)
 
     def learned(self) -> list[nn.Module]:
-        return [held for held in self._now if held is not None]
+        return [stand_in for stand_in in self._now if stand_in is not None]
 
     @property
     def has_logits(self) -> bool:
@@ -106,7 +107,7 @@ class ImageLayers(Layers):
         height, width = samples[self.first].shape[2:]
         grows = isinstance(self.model, Backbone) or getattr(self.model, "dynamic_img_size", False)
         patch = patch_of(self.model)
-        sides = [(patch * round(by * height / patch), patch * round(by * width / patch)) for by in GROWTH]
+        sides = [(patch * round(growth * height / patch), patch * round(growth * width / patch)) for growth in GROWTH]
         return {
             self._tokens(*side): partial(self._picture, samples, side)
             for side in (sides if grows else [(height, width)])

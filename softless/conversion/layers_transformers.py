@@ -48,10 +48,10 @@ class TransformersLayers(Layers):
         ours.check(model, SOFTMAX)
         self.model: Any = model
         self._ours = ours
-        modules, held = ours.attentions(model), ours.mechanisms_of(model)
-        self._numbers = [at for at, made in enumerate(held) if made.name == "softmax"]
+        modules, mechanisms = ours.attentions(model), ours.mechanisms_of(model)
+        self._numbers = [at for at, current in enumerate(mechanisms) if current.name == "softmax"]
         if not self._numbers:
-            names = ", ".join(dict.fromkeys(made.name for made in held)) or "no attention at all"
+            names = ", ".join(dict.fromkeys(current.name for current in mechanisms)) or "no attention at all"
             raise UnsupportedError(
                 f"{type(model).__name__} has no layer of softmax attention to convert: it has {names}"
             )
@@ -80,11 +80,11 @@ class TransformersLayers(Layers):
     def put(self, layer: int, stand_in: Replacement | None) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*do not drop weights")
-            made = SOFTMAX if stand_in is None else stand_in.mechanism
-            self._ours.set_mechanism(self.model, made, [self._numbers[layer]])
+            chosen = SOFTMAX if stand_in is None else stand_in.mechanism
+            self._ours.set_mechanism(self.model, chosen, [self._numbers[layer]])
         if stand_in is not None:
-            held: Any = self.modules[self.names[layer]].softless
-            held.load_state_dict(stand_in.inputs.state_dict())
+            inputs: Any = self.modules[self.names[layer]].softless
+            inputs.load_state_dict(stand_in.inputs.state_dict())
 
     def restore(self) -> None:
         super().restore()
@@ -115,9 +115,9 @@ class TransformersLayers(Layers):
                 stack.callback(module.register_forward_pre_hook(partial(keep, name), with_kwargs=True).remove)
             run = stack.enter_context(capture(self.model))
             self.run(batch)
-        found = {layer.name: layer for layer in run.layers}
+        layers_by_name = {layer.name: layer for layer in run.layers}
         for at, name in enumerate(self.names):
-            layer = found.get(name)
+            layer = layers_by_name.get(name)
             if layer is None:
                 raise UnsupportedError(f"the attention of {name} cannot be captured, so nothing can be fitted to it")
             if layer.bias is not None:
@@ -130,8 +130,8 @@ class TransformersLayers(Layers):
         self.model.save_pretrained(folder)
 
     def learned(self) -> list[nn.Module]:
-        found = (module._modules.get("softless") for module in self.modules.values())
-        return [inputs for inputs in found if inputs is not None]
+        attached = (module._modules.get("softless") for module in self.modules.values())
+        return [inputs for inputs in attached if inputs is not None]
 
     @property
     def has_logits(self) -> bool:
@@ -167,8 +167,8 @@ class TransformersLayers(Layers):
         if self.pictures:
             return {self.tokens(samples): lambda: {self.first: samples[self.first][:1].to(self.device)}}
         most = self.longest if self.longest == LONGEST else self.longest - 2  # RoBERTa's positions begin at 2
-        found = [SHORTEST << step for step in range(8) if SHORTEST << step <= most]
-        return {tokens: partial(self._text, tokens) for tokens in found or [most]}
+        counts = [SHORTEST << step for step in range(8) if SHORTEST << step <= most]
+        return {tokens: partial(self._text, tokens) for tokens in counts or [most]}
 
     def _text(self, tokens: int) -> SampleSet:
         drawn = torch.randint(0, self.model.config.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0))

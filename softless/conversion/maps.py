@@ -53,8 +53,8 @@ class Looks:
             return []
         with capture(self.layers.model) as captured:
             self.layers.run(self.batch)
-        found = {layer.name: layer for layer in captured.layers}
-        return [of_the_middle(found[self.layers.names[at]]) for at in self.which]
+        layers_by_name = {layer.name: layer for layer in captured.layers}
+        return [of_the_middle(layers_by_name[self.layers.names[at]]) for at in self.which]
 
 
 def of_the_middle(layer: Layer) -> Grid:
@@ -93,16 +93,16 @@ def png(pixels: Tensor) -> str:
     return b64encode(file.getvalue()).decode()
 
 
-def table_of(found: Mapping[str, Any]) -> str:
+def table_of(looks: Mapping[str, Any]) -> str:
     """Return the table of the page as HTML: the picture, and a column for each layer."""
     show = "<td><img alt='{}' src='data:image/png;base64,{}' style='width:150px;height:150px;image-rendering:{}'></td>"
     tops = [
-        max(abs(x) for side in ("original", "converted") for line in row[side] for x in line) for row in found["layers"]
+        max(abs(x) for side in ("original", "converted") for line in row[side] for x in line) for row in looks["layers"]
     ]
-    lines = ["".join(f"<th>{name}</th>" for name in ("", "", *(escape(row["layer"]) for row in found["layers"])))]
-    for side, first in (("original", show.format("the picture", found["picture"], "auto")), ("converted", "<td></td>")):
+    lines = ["".join(f"<th>{name}</th>" for name in ("", "", *(escape(row["layer"]) for row in looks["layers"])))]
+    for side, first in (("original", show.format("the picture", looks["picture"], "auto")), ("converted", "<td></td>")):
         maps = (
-            show.format(side, heat(row[side], top), "pixelated") for row, top in zip(found["layers"], tops, strict=True)
+            show.format(side, heat(row[side], top), "pixelated") for row, top in zip(looks["layers"], tops, strict=True)
         )
         lines.append(f"{first}<td>{side}</td>{''.join(maps)}")
     return f"<table cellpadding='8'>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

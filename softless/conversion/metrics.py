@@ -132,14 +132,14 @@ def _difference(before: Tensor, after: Tensor) -> Tensor:
 
 def _growth(compared: Rows) -> Estimate:
     """Return the relative growth of a perplexity."""
-    found = _mean(compared)
-    low, high = (None if end is None else expm1(end) for end in (found.low, found.high))
-    return Estimate(expm1(found.mean), low, high, found.n)
+    estimate = _mean(compared)
+    low, high = (None if end is None else expm1(end) for end in (estimate.low, estimate.high))
+    return Estimate(expm1(estimate.mean), low, high, estimate.n)
 
 
 def _mean(compared: Rows) -> Estimate:
-    (found,) = observe(torch.tensor(compared, dtype=torch.float64)[:, :1]).estimates()
-    return found
+    (estimate,) = observe(torch.tensor(compared, dtype=torch.float64)[:, :1]).estimates()
+    return estimate
 
 
 def _lost(compared: Rows) -> Estimate:

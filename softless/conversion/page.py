@@ -26,7 +26,7 @@ LOSSES |= {"cosine": "1 - cosine, %", "accuracy": "loss of accuracy, points"}
 
 def write_page(folder: Path, document: Mapping[str, Any]) -> Path:
     """Write folder/index.html; an old page is replaced in one step."""
-    drawn = (
+    chapters = (
         damages(document), frontier(document), promise(document), recalled(document), seconds(document),
         sizes(document), texts(document), looks(document),
     )  # fmt: skip
@@ -35,7 +35,7 @@ def write_page(folder: Path, document: Mapping[str, Any]) -> Path:
     shares = f"{parts['fit']} samples fitted, {parts['choose']} chose and {parts['prove']} proved"
     about = model, f"{shares}, from {document['data']}. Candidates: {listed(document['candidates'])}."
     path = folder / "index.html"
-    write_text(path, write_chapters(document["verdict"], about, [one for one in drawn if one], document))
+    write_text(path, write_chapters(document["verdict"], about, [chapter for chapter in chapters if chapter], document))
     return path
 
 
@@ -202,15 +202,15 @@ def texts(document: Mapping[str, Any]) -> Chapter | None:
 
 def looks(document: Mapping[str, Any]) -> Chapter | None:
     """Show what a query of both models looks at."""
-    found = document.get("looks")
-    if found is None:
+    maps = document.get("looks")
+    if maps is None:
         return None
     return Chapter(
         "Where it looks",
         "The weights of the patch in the middle, of the picture or of the first window, in one picture that took no "
         "part in the conversion: mean over heads, without a local residual. Both maps of a layer share their colors. "
         "Blue is positive, orange is negative, white is 0.",
-        table_of(found),
+        table_of(maps),
     )
 
 
@@ -221,8 +221,10 @@ def seconds(document: Mapping[str, Any]) -> Chapter | None:
         return None
     if len(rows) == 1:
         (tokens, (before, after)) = rows[0]["tokens"], rows[0]["seconds"]
-        told = f"One pass over {tokens:,} tokens takes {before:.3g} s with the original and {after:.3g} s converted."
-        return Chapter("Time", told, "")
+        sentence = (
+            f"One pass over {tokens:,} tokens takes {before:.3g} s with the original and {after:.3g} s converted."
+        )
+        return Chapter("Time", sentence, "")
     return Chapter(
         "Time against length",
         "Seconds of one pass over one input, without a cache. Where the lines cross, the converted model becomes "

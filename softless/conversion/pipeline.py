@@ -121,9 +121,9 @@ class ConversionPlan(ConversionSettings):
         start, pictures = time.monotonic(), self.layers.pictures
         size = max(1, (MEASURE_PATCHES if pictures else MEASURE_TOKENS) // self.tokens)
         step = max(1, (FIT_PATCHES if pictures else FIT_TOKENS) // self.tokens)
-        asked = {
+        depends_on = {
             "model": fingerprint(dict(self.layers.model.state_dict())), "data": fingerprint(self._data()),
-            "candidates": {name: repr(made) for name, made in self.candidates.items()}, "steps": self.steps,
+            "candidates": {name: repr(candidate) for name, candidate in self.candidates.items()}, "steps": self.steps,
             "seed": self.seed, "metric": self.metric.name, "torch": torch.__version__,
             "adam": [fitting.RATE, fitting.RESIDUAL_RATE, *fitting.BETAS],
         }  # fmt: skip
@@ -131,12 +131,12 @@ class ConversionPlan(ConversionSettings):
         advance: ConversionWatcher = lambda label, amount: watch(label, weights.get(label, 1.0) * amount)  # noqa: E731
         fitted = fitting.fit(
             self.layers, self.candidates, self.parts.fit, steps=self.steps, size=step,
-            seed=self.seed, asked=asked, work=self.work, advance=advance,
+            seed=self.seed, depends_on=depends_on, work=self.work, advance=advance,
         )  # fmt: skip
 
         def ruler(name: str, samples: SampleSet) -> Ruler:
             return Ruler(
-                self.layers, fitted, self.metric, samples, name=name, size=size, asked=asked, work=self.work,
+                self.layers, fitted, self.metric, samples, name=name, size=size, depends_on=depends_on, work=self.work,
                 advance=advance,
             )  # fmt: skip
 
@@ -151,7 +151,7 @@ class ConversionPlan(ConversionSettings):
         if self.compare:
             named = {choosing.MEASURED: order, **choosing.orders(fitted, self.seed)}
             compared = choosing.compare(choose, named, counts)
-        cost = self._cost(asked, chosen, choosing.stand_ins_of(fitted, chosen), advance)
+        cost = self._cost(depends_on, chosen, choosing.stand_ins_of(fitted, chosen), advance)
         before, looks = prover.before, Looks(self.layers, self.parts.prove, chosen)
         proof = prove(
             choose, prover, fitted, chosen, heal=self.heal, untouched=untouched, learn=self.parts.fit, seed=self.seed,
@@ -168,14 +168,16 @@ class ConversionPlan(ConversionSettings):
     def _data(self) -> dict[str, Tensor]:
         return {f"{name}.{key}": x for name, part in self.parts._asdict().items() for key, x in part.items()}
 
-    def _cost(self, asked: Mapping[str, Any], chosen: Sequence[int], stand_ins: Any, advance: ConversionWatcher) -> Any:
+    def _cost(
+        self, depends_on: Mapping[str, Any], chosen: Sequence[int], stand_ins: Any, advance: ConversionWatcher
+    ) -> Any:
         """Return the seconds and bytes of both models at growing lengths; none if nothing was converted."""
         if not chosen or not self.compare:
             return []
         measure = lambda: measure_cost(self.layers, stand_ins, self.parts.prove, advance)  # noqa: E731
         if self.work is None:
             return measure()
-        return stored(self.work / "cost.json", {**asked, "layers": list(chosen)}, measure)
+        return stored(self.work / "cost.json", {**depends_on, "layers": list(chosen)}, measure)
 
 
 def layers_of(model: Any) -> Layers:
@@ -275,9 +277,9 @@ def convert(
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     """Return the sha256 of tensors and their names."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(tensors):
         x = tensors[name].detach().cpu().contiguous()
-        found.update(f"{name} {list(x.shape)} {x.dtype}".encode())
-        found.update(x.flatten().view(torch.uint8).numpy().data if x.numel() else b"")
-    return found.hexdigest()
+        digest.update(f"{name} {list(x.shape)} {x.dtype}".encode())
+        digest.update(x.flatten().view(torch.uint8).numpy().data if x.numel() else b"")
+    return digest.hexdigest()

@@ -65,9 +65,9 @@ class OwnPlace(AttentionPlace):
 
     def linear(self, stand_in: Replacement) -> Attention:
         old = self.original
-        made = like(old, Attention, stand_in, kv_heads=old.kv_heads, shifted=old.shifted, window=old.window)
-        made.rotary = old.rotary
-        return made
+        attention = like(old, Attention, stand_in, kv_heads=old.kv_heads, shifted=old.shifted, window=old.window)
+        attention.rotary = old.rotary
+        return attention
 
 
 class TimmPlace(AttentionPlace):
@@ -78,9 +78,9 @@ class TimmPlace(AttentionPlace):
         self.grid, self.prefix = grid, prefix
 
     def linear(self, stand_in: Replacement) -> Attention:
-        made = like(self.original, TokenAttention, stand_in)
-        made.grid, made.prefix = self.grid, self.prefix
-        return made
+        attention = like(self.original, TokenAttention, stand_in)
+        attention.grid, attention.prefix = self.grid, self.prefix
+        return attention
 
 
 class TimmWindowPlace(TimmPlace):
@@ -106,11 +106,11 @@ class TimmWindowPlace(TimmPlace):
             setattr(self.parent, name, value)
 
     def linear(self, stand_in: Replacement) -> Attention:
-        made = like(
+        attention = like(
             self.original, TokenAttention, stand_in, window=self.cut["window_size"], shifted=any(self.cut["shift_size"])
         )
-        made.grid, made.prefix = self.grid, self.prefix
-        return made
+        attention.grid, attention.prefix = self.grid, self.prefix
+        return attention
 
 
 class TokenAttention(Attention):
@@ -141,20 +141,20 @@ def like(
     """Return attention that shares the projections of another, with the tensors of a stand-in."""
     dim, heads, candidate = original.qkv.in_features, original.num_heads, stand_in.candidate
     with torch.device("meta"):  # its own projections are dropped
-        made = kind(
+        attention = kind(
             dim, heads, candidate.mechanism, candidate.local, kv_heads=kv_heads, shifted=shifted,
             window=None if window is None else max(window),
         )  # fmt: skip
-    made.window = window
+    attention.window = window
     for name in KEPT:
         if getattr(original, name, None) is not None:
-            setattr(made, name, getattr(original, name))
-    norms = (made.q_norm, made.k_norm)
-    made.norms_or_rotates = bool(
+            setattr(attention, name, getattr(original, name))
+    norms = (attention.q_norm, attention.k_norm)
+    attention.norms_or_rotates = bool(
         getattr(original, "norms_or_rotates", not all(isinstance(norm, nn.Identity) for norm in norms))
     )
-    made.inputs, made.residual = stand_in.inputs, stand_in.residual
-    return made.train(original.training)
+    attention.inputs, attention.residual = stand_in.inputs, stand_in.residual
+    return attention.train(original.training)
 
 
 def places_of(model: nn.Module) -> tuple[Sequence[AttentionPlace], int]:
@@ -162,8 +162,8 @@ def places_of(model: nn.Module) -> tuple[Sequence[AttentionPlace], int]:
     from timm.models import swin_transformer, vision_transformer
 
     if isinstance(model, Backbone):
-        found = [(path, part) for path, part in model.named_modules() if isinstance(part, Mixing)]
-        return _own(model, found), getattr(model, "num_prefix_tokens", 0)
+        layers = [(path, part) for path, part in model.named_modules() if isinstance(part, Mixing)]
+        return _own(model, layers), getattr(model, "num_prefix_tokens", 0)
     parts = dict(model.named_modules())
     if isinstance(model, vision_transformer.VisionTransformer):
         grid = tuple(model.patch_embed.grid_size)
@@ -184,12 +184,12 @@ def places_of(model: nn.Module) -> tuple[Sequence[AttentionPlace], int]:
     )
 
 
-def _own(model: Backbone, found: Sequence[tuple[str, Mixing]]) -> list[AttentionPlace]:
+def _own(model: Backbone, layers: Sequence[tuple[str, Mixing]]) -> list[AttentionPlace]:
     """Return the layers of ours that are plain softmax, in the full picture or in windows."""
     from softless.models.swin import WindowAttention
 
     parts, places, others = dict(model.named_modules()), list[AttentionPlace](), list[str]()
-    for path, part in found:
+    for path, part in layers:
         if part.mechanism.name != "softmax":
             continue
         if type(part) in (Attention, WindowAttention) and part.residual is None:

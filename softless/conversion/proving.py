@@ -48,18 +48,18 @@ def prove(
     if not chosen:
         return Proof()
     layers, work = last.layers, last.work
-    asked = {**last.asked, "layers": list(chosen), "heal": heal and asdict(heal)}
+    depends_on = {**last.depends_on, "layers": list(chosen), "heal": heal and asdict(heal)}
 
     def generated(which: str) -> Generated:
         def measure() -> dict[str, Any]:
             return recall.generate(layers, last.samples, seed, advance)._asdict()
 
-        return Generated(**(measure() if work is None else stored(work / f"{which}.json", asked, measure)))
+        return Generated(**(measure() if work is None else stored(work / f"{which}.json", depends_on, measure)))
 
     asks = recall.askable(layers, last.samples)
     before = generated("original") if asks else None
     harms, rows = [ruler.harm(chosen, "proving") for ruler in (choose, last)], last.compared(chosen, "proving")
-    stand_ins, told = stand_ins_of(fitted, chosen), None
+    stand_ins, healing_report = stand_ins_of(fitted, chosen), None
     if heal is None or untouched is None:
         put(layers, stand_ins)
     else:
@@ -67,11 +67,11 @@ def prove(
             ruler.before  # noqa: B018  of the original, before its weights change
         put(layers, deepcopy(stand_ins))
         steps = healing.heal(
-            layers, untouched, learn, heal, size=size, seed=seed, asked=asked, work=work, advance=advance
+            layers, untouched, learn, heal, size=size, seed=seed, depends_on=depends_on, work=work, advance=advance
         )
-        after = [ruler.now("healed", asked, "proving the healed model") for ruler in (choose, last)]
+        after = [ruler.now("healed", depends_on, "proving the healed model") for ruler in (choose, last)]
         helped = _better(after[0], choose.compared(chosen, "proving"))
-        told = {
+        healing_report = {
             "minutes": heal.minutes, "rank": heal.rank, "steps": steps, "kept": helped,
             "predicted_before": _document(harms[0]), "delivered_before": _document(harms[1]),
         }  # fmt: skip
@@ -81,8 +81,10 @@ def prove(
         else:
             untouched.restore()
             put(layers, stand_ins)
-    told_recall, texts = (None, []) if before is None else recall.compared(last.samples, before, generated("converted"))
-    return Proof(harms[0], harms[1], rows, told, told_recall, texts)
+    recall_report, texts = (
+        (None, []) if before is None else recall.compared(last.samples, before, generated("converted"))
+    )
+    return Proof(harms[0], harms[1], rows, healing_report, recall_report, texts)
 
 
 def put(layers: Layers, stand_ins: Mapping[int, Replacement]) -> None:

@@ -38,11 +38,11 @@ class Generated(NamedTuple):
 def generate(layers: Layers, samples: SampleSet, seed: int, advance: Callable[[str, float], None]) -> Generated:
     """Let the model as it is now answer all prompts, and continue the first samples."""
     questions, answers = prompts(samples, layers.longest, seed)
-    found = []
+    generated = []
     for part in questions.split(BATCH):
-        found.append(layers.generated(part.to(layers.device), ASKED).cpu())
+        generated.append(layers.generated(part.to(layers.device), ASKED).cpu())
         advance("asking it to recall", len(part) / len(questions))
-    right = (torch.cat(found) == answers).double().mean(1)
+    right = (torch.cat(generated) == answers).double().mean(1)
     texts = layers.generated(beginnings(samples).to(layers.device), WRITTEN)
     return Generated(right.tolist(), texts.tolist())
 
@@ -77,7 +77,7 @@ def compared(samples: SampleSet, before: Generated, after: Generated) -> tuple[d
     pair = torch.tensor([before.recall, after.recall], dtype=torch.float64)
     names = ("before", "after", "lost")
     estimates: list[Estimate] = [observe(x[:, None]).estimates()[0] for x in (*pair, pair[0] - pair[1])]
-    recall = {name: asdict(each) for name, each in zip(names, estimates, strict=True)}
+    recall = {name: asdict(estimate) for name, estimate in zip(names, estimates, strict=True)}
     texts = zip(beginnings(samples).tolist(), before.texts, after.texts, strict=True)
-    sides = [{"prompt": prompt, "original": one, "converted": other} for prompt, one, other in texts]
+    sides = [{"prompt": prompt, "original": original, "converted": converted} for prompt, original, converted in texts]
     return recall | {"prompts": PROMPTS, "cue": CUE, "asked": ASKED}, sides

@@ -27,7 +27,7 @@ class Shortcut:
     def __init__(self, layers: Layers, batches: Callable[[], Iterable[SampleSet]]):
         self.layers, self.batches = layers, batches
         self.at = 0
-        self.given: list[Any] = []  # what block `at` - 1 gives, batch by batch
+        self.outputs: list[Any] = []  # what block `at` - 1 gives, batch by batch
 
     @staticmethod
     def blocks(layers: Layers) -> list[nn.Module]:
@@ -39,10 +39,10 @@ class Shortcut:
         """Find what the blocks before a layer give, with the softmax in all of them."""
         if layer == self.at:
             return
-        block, found = self.blocks(self.layers)[layer - 1], list[Any]()
+        block, outputs = self.blocks(self.layers)[layer - 1], list[Any]()
 
         def stop(_module: nn.Module, _args: Any, out: Any) -> None:
-            found.append(out)
+            outputs.append(out)
             raise Enough
 
         hook = block.register_forward_hook(stop)
@@ -52,11 +52,11 @@ class Shortcut:
                     self.run(number, batch)
         finally:
             hook.remove()
-        self.at, self.given = layer, found
+        self.at, self.outputs = layer, outputs
 
     def run(self, number: int, batch: SampleSet, **how: Any) -> Any:
         """Run the model on a batch, from the layer on that was gone to."""
-        with _giving(self.blocks(self.layers)[: self.at], self.given[number] if self.at else None):
+        with _giving(self.blocks(self.layers)[: self.at], self.outputs[number] if self.at else None):
             return self.layers.run(batch, **how)
 
 

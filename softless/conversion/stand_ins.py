@@ -34,11 +34,11 @@ class Candidate:
     @property
     def label(self) -> str:
         """The name, the options that differ from the defaults, and +local with the residual."""
-        made = self.mechanism
-        options = {field.name: getattr(made, field.name) for field in fields(made)}
-        plain = {field.name: field.default for field in fields(made)}
+        chosen = self.mechanism
+        options = {field.name: getattr(chosen, field.name) for field in fields(chosen)}
+        plain = {field.name: field.default for field in fields(chosen)}
         changed = (f"{name}={value}" for name, value in options.items() if value != plain[name])
-        return " ".join([made.name, *changed, *([LOCAL] if self.local else [])])
+        return " ".join([chosen.name, *changed, *([LOCAL] if self.local else [])])
 
     def entry(self) -> dict[str, Any]:
         """Return the candidate as a JSON document holds it."""

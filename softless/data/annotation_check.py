@@ -80,8 +80,8 @@ def check_annotated_part(
         bad_file = {"name": part.name, "why": part.why}
         nothing: dict[str, Any] = {"images": 0, "fingerprint": None, "smallest": None, "largest": None, "classes": []}
         return {"part": name, **nothing, "damaged": [bad_file]}
-    found, counts, damaged = count_annotations(part, whole=True, workers=workers, tick=tick)
-    sizes = found.tolist()
+    shapes, counts, damaged = count_annotations(part, whole=True, workers=workers, tick=tick)
+    sizes = shapes.tolist()
     return {
         "part": name,
         "images": len(part),

@@ -135,17 +135,17 @@ def _open_coco(path: Path, values: BoxValues) -> BoxedImages:
         images = sorted(document["images"], key=lambda image: image["id"])
         files = [str(image["file_name"]) for image in images]
         row_of = {image["id"]: row for row, image in enumerate(images)}
-        found = [entry for entry in document["annotations"] if "bbox" in entry]
+        entries = [entry for entry in document["annotations"] if "bbox" in entry]
         categories = sorted(document["categories"], key=lambda category: category["id"])
         classes, numbers = (tuple(category[key] for category in categories) for key in ("name", "id"))
-        if lost := [entry["image_id"] for entry in found if entry["image_id"] not in row_of]:
+        if lost := [entry["image_id"] for entry in entries if entry["image_id"] not in row_of]:
             raise FileError(f"{path}: {len(lost)} of its boxes are of images that it does not list, such as {lost[0]}")
-        found.sort(key=lambda entry: row_of[entry["image_id"]])
+        entries.sort(key=lambda entry: row_of[entry["image_id"]])
         boxes = stacked(
-            np.array([entry["bbox"] for entry in found], np.float64),
-            np.array([entry["category_id"] for entry in found], np.int64),
-            np.array([entry.get("iscrowd", 0) for entry in found]),
-            np.array([entry.get("area", entry["bbox"][2] * entry["bbox"][3]) for entry in found], np.float64), "xywh",
+            np.array([entry["bbox"] for entry in entries], np.float64),
+            np.array([entry["category_id"] for entry in entries], np.int64),
+            np.array([entry.get("iscrowd", 0) for entry in entries]),
+            np.array([entry.get("area", entry["bbox"][2] * entry["bbox"][3]) for entry in entries], np.float64), "xywh",
         )  # fmt: skip
     except OSError as error:
         raise FileError(f"{path}: it cannot be read ({error.strerror})") from error
@@ -154,12 +154,12 @@ def _open_coco(path: Path, values: BoxValues) -> BoxedImages:
         raise FileError(f"{path}: it is no JSON file of COCO ({why})") from error
     if not images:
         raise FileError(f"{path}: it holds no images")
-    counts = np.bincount([row_of[entry["image_id"]] for entry in found], minlength=len(images))
+    counts = np.bincount([row_of[entry["image_id"]] for entry in entries], minlength=len(images))
     folder = _folder_of(path, files[0])
     if not values.values:
         values = replace(values, classes=values.classes or classes, values=numbers)
     ends = _ends(counts.tolist())
-    masks = ObjectMasks(_segmentations(found, ends), from_coco, measures=False) if values.masked else None
+    masks = ObjectMasks(_segmentations(entries, ends), from_coco, measures=False) if values.masked else None
     return _boxed(
         ListedFiles([folder / file for file in files]), BoxTable(ends, boxes, masks), np.arange(len(images)), values,
         values.classes or classes,
@@ -205,11 +205,11 @@ def _part_of_folder(folder: Path, split: Split) -> Path:
 
 def _files_of(folder: Path, split: Split) -> list[Path]:
     """List the JSON files of a part, the preferred first."""
-    found = []
+    files = []
     for word in PARTS[split]:
-        found += [
+        files += [
             path for path in [folder / word / "_annotations.coco.json", folder / f"{word}.json"] if path.is_file()
         ]
         named = re.compile(rf"(instances_)?{word}(\d+)?\.json")
-        found += [path for path in sorted((folder / "annotations").glob("*.json")) if named.fullmatch(path.name)]
-    return found
+        files += [path for path in sorted((folder / "annotations").glob("*.json")) if named.fullmatch(path.name)]
+    return files

@@ -163,15 +163,15 @@ class BoxedImages(AnnotatedImages):
 
     def boxes(self, index: int, size: tuple[int, int]) -> Boxes:
         """Return the boxes of an image of this width and height; raise `BadImage` if one or its mask is bad."""
-        name, found = self.names(index), self.table.row(self.rows[index])
-        for place, (corners, label) in enumerate(zip(found.corners, found.labels.tolist(), strict=True)):
+        name, raw = self.names(index), self.table.row(self.rows[index])
+        for place, (corners, label) in enumerate(zip(raw.corners, raw.labels.tolist(), strict=True)):
             if why := self._flaw(corners, label, size):
                 shown = ", ".join(f"{side:g}" for side in corners.tolist())
                 raise BadImage(name, f"its box {place} ({shown}) {why}")
-        corners = found.corners.clip(0, np.array([*size, *size], np.float32))
-        labels = np.array([self.label_of[label] for label in found.labels.tolist()], np.int64)
+        corners = raw.corners.clip(0, np.array([*size, *size], np.float32))
+        labels = np.array([self.label_of[label] for label in raw.labels.tolist()], np.int64)
         kept = np.all(corners[:, 2:] > corners[:, :2], axis=1)
-        boxes = Boxes(corners, labels, found.crowd, found.areas).at(kept)
+        boxes = Boxes(corners, labels, raw.crowd, raw.areas).at(kept)
         if self.table.masks is None:
             return boxes
         masks, areas = self.table.masks.of_row(self.rows[index], size, name, kept)

@@ -14,8 +14,8 @@ GOLDEN = 0.618034  # of the color circle, from one class to the next: neighbors 
 def colors(count: int) -> np.ndarray:
     """Return a color for each class, uint8 [count, 3]: the same for the same class in any set of this size or more."""
     lights = (0.95, 0.7, 0.45)
-    found = [colorsys.hsv_to_rgb(index * GOLDEN % 1, 0.75, lights[index % 3]) for index in range(count)]
-    return (255 * np.array(found).reshape(-1, 3)).round().astype(np.uint8)
+    rgb = [colorsys.hsv_to_rgb(index * GOLDEN % 1, 0.75, lights[index % 3]) for index in range(count)]
+    return (255 * np.array(rgb).reshape(-1, 3)).round().astype(np.uint8)
 
 
 def painted(image: Image.Image, mask: np.ndarray, classes: tuple[str, ...]) -> Image.Image:

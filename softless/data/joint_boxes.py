@@ -67,8 +67,8 @@ def box_transform(augment: JointAugment, size: tuple[int, int], *, train: bool) 
 
     def change(image: "Image", boxes: Boxes) -> Moved:
         corners, labels, codes = to_learn(boxes)
-        given = BoundingBoxes(corners, format="XYXY", canvas_size=image.size[::-1])
-        pixels, moved, *masks = move(image, chain([given], map(Mask, map(decode, codes))))
+        unmoved = BoundingBoxes(corners, format="XYXY", canvas_size=image.size[::-1])
+        pixels, moved, *masks = move(image, chain([unmoved], map(Mask, map(decode, codes))))
         kept = (moved[:, 2:] - moved[:, :2] >= LEAST).all(1)
         if masks:
             kept &= torch.tensor([bool(mask.any()) for mask in masks])
@@ -128,8 +128,8 @@ class BoxReader(SafeReader):
             none = torch.empty(0, 0, dtype=torch.int64)
             pixels, boxes = torch.empty(0, 3, 1, 1, dtype=torch.uint8), torch.empty(0, 0, 4)
             return BoxBatch(pixels, boxes, none, pixels[:, :0], none.reshape(0, 2), none.reshape(0, 2), none.flatten())
-        images, found, numbers, bits, shown, shapes, ids = map(list, zip(*sound, strict=True))
-        boxes, masks = (pad_sequence(parts, batch_first=True) for parts in (found, bits))
+        images, corners, numbers, bits, shown, shapes, ids = map(list, zip(*sound, strict=True))
+        boxes, masks = (pad_sequence(parts, batch_first=True) for parts in (corners, bits))
         labels = pad_sequence(numbers, batch_first=True, padding_value=NOTHING)
         return BoxBatch(torch.stack(images), boxes, labels, masks, *map(torch.tensor, (shown, shapes, ids)))
 

@@ -27,15 +27,15 @@ class ListedPictures:
             self.stems = [Path(f"{path.stem}-{row:06}") for row in range(len(self.rows))]
             return
         if path.is_dir():
-            found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
-            relative = [file.relative_to(path) for file in found]
+            files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+            relative = [file.relative_to(path) for file in files]
         elif path.is_file():
-            found, relative = [path], [Path(path.name)]
+            files, relative = [path], [Path(path.name)]
         else:
             raise FileError(f"{path}: there is no such picture, folder of pictures or parquet file")
-        if not found:
+        if not files:
             raise FileError(f"{path}: there is no picture in this folder; pictures end with {', '.join(SUFFIXES)}")
-        self.names = list(map(str, found))
+        self.names = list(map(str, files))
         stems = [file.with_suffix("") for file in relative]
         twice = {stem for stem in stems if stems.count(stem) > 1} if len({*stems}) < len(stems) else set()
         self.stems = [file if stem in twice else stem for file, stem in zip(relative, stems, strict=True)]

@@ -50,8 +50,8 @@ class FolderPairs:
     """The files of a folder of images, and those of the same names in a folder of masks."""
 
     def __init__(self, images: Path, masks: Path) -> None:
-        self.images, found = _pictures(images), _pictures(masks)
-        known = {path.relative_to(masks).with_suffix(""): path for path in found}
+        self.images, mask_files = _pictures(images), _pictures(masks)
+        known = {path.relative_to(masks).with_suffix(""): path for path in mask_files}
         names = [path.relative_to(images).with_suffix("") for path in self.images]
         if without := [path for path, name in zip(self.images, names, strict=True) if name not in known]:
             raise FileError(f"{without[0]}: it has no mask in {masks}; {len(without)} of {len(names)} images have none")
@@ -135,8 +135,8 @@ def _folder_pair(folder: Path, part: str) -> tuple[Path, Path] | None:
 
 def _pictures(folder: Path) -> list[Path]:
     """List the pictures of a folder and the folders below it, sorted by name."""
-    found = (path for path in folder.rglob("*") if not path.name.startswith("."))
-    return sorted(path for path in found if path.suffix.lower() in SUFFIXES and not path.is_dir())
+    paths = (path for path in folder.rglob("*") if not path.name.startswith("."))
+    return sorted(path for path in paths if path.suffix.lower() in SUFFIXES and not path.is_dir())
 
 
 def _size(path: Path) -> int:

@@ -45,9 +45,9 @@ class ObjectMasks(NamedTuple):
         if len(encoded) != len(kept):
             raise BadImage(name, f"it has {len(kept)} boxes and {len(encoded)} masks, and each box needs a mask")
         places = np.flatnonzero(kept).tolist()
-        found = np.empty(len(places), object)
-        found[:] = [self._code(encoded[place], size, name, place) for place in places]
-        return found, np.array([area(code) for code in found], np.float32) if self.measures else None
+        kept_codes = np.empty(len(places), object)
+        kept_codes[:] = [self._code(encoded[place], size, name, place) for place in places]
+        return kept_codes, np.array([area(code) for code in kept_codes], np.float32) if self.measures else None
 
     def _code(self, encoded: bytes | None, size: Size, name: str, place: int) -> Code:
         if not encoded:

@@ -250,14 +250,14 @@ class NearFar(Mechanism):
             assert call.grid is not None
             half = min(self.neighborhood // 2 + 1, max(call.grid))
             tiles = Tiles(call.grid, (min(TILE, call.grid[0]), min(TILE, call.grid[1])), (half, half))
-        kept = torch.arange(count, device=k.device) < tokens.count[..., None]
+        is_real = torch.arange(count, device=k.device) < tokens.count[..., None]
         if self.neighborhood is not None and real is not None:
-            kept = real.view(real.shape[0], *[1] * (k.ndim - 3), count)
+            is_real = real.view(real.shape[0], *[1] * (k.ndim - 3), count)
         phi_q, phi_k = partial(self._features, call=call, of="q"), partial(self._features, call=call, of="k")
         gain, at_once = self._gain(q, call), self._at_once(q, k, v, call)
-        out = near_around.attend(q, k, v, phi_q, phi_k, gain, kept, self.first, call.scale, tiles, at_once)
+        out = near_around.attend(q, k, v, phi_q, phi_k, gain, is_real, self.first, call.scale, tiles, at_once)
         out = tokens.back(out)
-        out = torch.where(kept[..., None], out, 0.0) if self.neighborhood is not None else out
+        out = torch.where(is_real[..., None], out, 0.0) if self.neighborhood is not None else out
         return out.flatten(1, -3)
 
     def _at_once(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> int | None:

@@ -106,10 +106,10 @@ class Diagonal(Scored):
 
     def weights(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         queries, keys = q.shape[2], k.shape[2]
-        kept = torch.ones_like(k[:1, 0, :, 0], dtype=torch.bool) if call.key_mask is None else call.key_mask
-        home = torch.where(kept, (kept.cumsum(-1) - 1) // self.block, -1)  # [b, M], the block of each real key
+        real = torch.ones_like(k[:1, 0, :, 0], dtype=torch.bool) if call.key_mask is None else call.key_mask
+        home = torch.where(real, (real.cumsum(-1) - 1) // self.block, -1)  # [b, M], the block of each real key
         own = F.pad(home, (queries - keys, 0), value=-1) if queries > keys else home[:, keys - queries :]
-        same = (own[:, :, None] == home[:, None, :]) & kept[:, None, :]
+        same = (own[:, :, None] == home[:, None, :]) & real[:, None, :]
         return self.rule(self._scores(q, repeat_heads(k, q.shape[1]), call), same[:, None] & call.visible(q, k))
 
     def combine(self, weights: Tensor, v: Tensor, call: Call) -> Tensor:

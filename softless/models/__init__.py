@@ -104,15 +104,15 @@ def create_model(
         "num_classes": num_classes, "img_size": img_size, "patch_size": patch_size, "dims": dims, "depths": depths,
         "heads": heads,
     }  # fmt: skip
-    given = {option: value for option, value in changes.items() if value is not None} | options
+    overrides = {option: value for option, value in changes.items() if value is not None} | options
     shipped = find_shipped(name)
     if shipped is None:
         if pretrained:
             raise ArgumentError(no_weights(name))
-        return _build(name, device, dtype, **given)
+        return _build(name, device, dtype, **overrides)
     if pretrained:
-        shipped.check(given)
-    model = _build(shipped.base, device, dtype, **shipped.options | given)
+        shipped.check(overrides)
+    model = _build(shipped.base, device, dtype, **shipped.options | overrides)
     model.pretrained_cfg |= shipped.pretrained_cfg(model.num_classes)
     if pretrained:
         shipped.load(model)

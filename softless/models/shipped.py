@@ -62,9 +62,9 @@ class ShippedModel:
         if isinstance(chosen := self.options.get("mechanism"), dict):
             self.options["mechanism"] = mechanism(**chosen)
 
-    def check(self, given: Mapping[str, object]) -> None:
+    def check(self, overrides: Mapping[str, object]) -> None:
         """Raise an error if an option would change what the weights were trained for."""
-        if fixed := [f"{option}={shown(value)}" for option, value in given.items() if option not in FREE]:
+        if fixed := [f"{option}={shown(value)}" for option, value in overrides.items() if option not in FREE]:
             raise ArgumentError(
                 f"pretrained=True: {' and '.join(fixed)} cannot be given with the trained weights of model "
                 f"{self.name!r}; {', '.join(FREE)}, device and dtype can"

@@ -202,10 +202,10 @@ class Captured:
 
     def drop_changed(self) -> None:
         """Move layers whose q, k or v the model changed in place after their use to those that are missed."""
-        kept = [layer for layer, then in zip(self.calls, self.versions, strict=True) if _versions(layer) == then]
-        for number, layer in enumerate(layer for layer in self.calls if layer not in kept):
+        unchanged = [layer for layer, then in zip(self.calls, self.versions, strict=True) if _versions(layer) == then]
+        for number, layer in enumerate(layer for layer in self.calls if layer not in unchanged):
             self.unread[-1 - number] = layer.name
-        self.calls, self.versions = kept, [_versions(layer) for layer in kept]
+        self.calls, self.versions = unchanged, [_versions(layer) for layer in unchanged]
 
 
 def pixel_size(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Grid | None:

@@ -52,8 +52,8 @@ def require(*packages: str, by: str) -> None:
 
 def write(title: str, about: Sequence[str], figure: "Figure", document: Mapping[str, Any]) -> str:
     """Return one page: title, lines about it, figure, rows that were not timed, and the command that repeats it."""
-    drawn = figure.to_html(full_html=False, include_plotlyjs=True, config={"displayModeBar": False, "responsive": True})
-    return _page(title, about, drawn, _missing(document), document)
+    html = figure.to_html(full_html=False, include_plotlyjs=True, config={"displayModeBar": False, "responsive": True})
+    return _page(title, about, html, _missing(document), document)
 
 
 def plot(traces: Sequence[Trace], *, x: dict[str, Any], y: dict[str, Any], **layout: Any) -> "Figure":
@@ -93,7 +93,7 @@ class Chapter(NamedTuple):
 
 def write_chapters(title: str, about: Sequence[str], chapters: Sequence[Chapter], document: Mapping[str, Any]) -> str:
     """Return one page: title, lines about it, figures one below the other, and the command that repeats it."""
-    drawn = [
+    sections = [
         f"<h2>{escape(chapter.heading)}</h2><p>{escape(chapter.reading)}</p>"
         + (
             chapter.figure
@@ -104,7 +104,7 @@ def write_chapters(title: str, about: Sequence[str], chapters: Sequence[Chapter]
         )
         for at, chapter in enumerate(chapters)
     ]
-    return _page(title, about, "\n".join(drawn), "", document)
+    return _page(title, about, "\n".join(sections), "", document)
 
 
 def _page(title: str, about: Sequence[str], figure: str, missing: str, document: Mapping[str, Any]) -> str:

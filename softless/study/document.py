@@ -42,7 +42,7 @@ def assemble(
     recipe_name: str,
     sample: SampleImages,
     *,
-    ran: GridResult,
+    grid_result: GridResult,
     in_windows: GridResult | None,
     examined: Examined,
     speed: Mapping[str, Any],
@@ -51,14 +51,17 @@ def assemble(
 ) -> schema.StudyDocument:
     """Put the document of a study together, without its files; `in_windows` are the runs of table 4."""
     train, test = open_splits(options.data, recipe.hold_out)
-    by_twin, windows = groups(ran.records), in_windows or GridResult((), 0)
+    by_twin, windows = groups(grid_result.records), in_windows or GridResult((), 0)
     spread, side = shared_spread(by_twin), tokens_per_side(recipe)
     tokens = next((layer["tokens"] for twin in examined.values() for layer in twin["layers"]), side * side)
     chance = float(np.bincount(test.labels).max() / len(test))
-    twins = twin_results(ran.records)
+    twins = twin_results(grid_result.records)
     masked: Any = [{"twin": id_, **row} for id_, twin in examined.items() for row in twin["mask_out"]]
     induced: Any = [{"twin": id_, **row} for id_, twin in examined.items() for row in twin["induced"]]
-    answered = [*tables(ran.records, windows.records), *table_2(masked, {twin["id"]: twin["label"] for twin in twins})]
+    answered = [
+        *tables(grid_result.records, windows.records),
+        *table_2(masked, {twin["id"]: twin["label"] for twin in twins}),
+    ]
     where = circumstances(sample.device)
     document: schema.StudyDocument = {
         "schema": schema.SCHEMA, "command": options.command(sample.device), "date": timestamp(),
@@ -79,10 +82,10 @@ def assemble(
         "layers": layer_results(examined), "mask_out": masked, "induced": induced, "collinear": collinear(examined),
         "range": score_ranges(examined, curves),
         "viewer": viewer(examined, shown_images(sample, test, preset.shown), [side, side]),
-        "speed": cast("schema.SpeedPart", {**speed, "own": own_speed(twins, ran.records, seconds, tokens)}),
+        "speed": cast("schema.SpeedPart", {**speed, "own": own_speed(twins, grid_result.records, seconds, tokens)}),
         "files": {},
     }  # fmt: skip
-    left, others = ran.left + windows.left, groups(windows.records).values()
+    left, others = grid_result.left + windows.left, groups(windows.records).values()
     document["verdict"] = verdict(document, by_twin, spread, left, others)
     return document
 

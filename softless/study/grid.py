@@ -163,10 +163,10 @@ def train_all(
     return GridResult(records, sum(not finished(run) for run in runs))
 
 
-def first_runs(ran: GridResult) -> dict[str, Any]:
+def first_runs(grid_result: GridResult) -> dict[str, Any]:
     """Return by twin the record of its first seed that was trained to the end."""
     first: dict[str, Any] = {}
-    for record in ran.records:
+    for record in grid_result.records:
         if record["status"] == "done":
             first.setdefault(record["twin"]["id"], record)
     return first

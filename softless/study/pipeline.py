@@ -64,20 +64,21 @@ class Study:
         """Train, examine, time and write; return the document and the path of the page."""
         minutes = self.options.minutes
         ends = None if minutes is None else time.monotonic() + 60 * minutes
-        ran = self._train("twins", self.recipe, self.twins, watch, ends)
+        grid_result = self._train("twins", self.recipe, self.twins, watch, ends)
         in_windows = self._train("twins-windows", *self.windows, watch, ends) if self.windows else None
         sample = self._sample(watch)
         with by_blas():
-            examined = self._examine(ran, sample, watch)
+            examined = self._examine(grid_result, sample, watch)
         timing, seed = self.preset.timing, self.options.seed
         plan = {**asdict(timing), "seed": seed, "device": self.device}
         half: Advance = lambda label, share: watch.advance(label, TIMING / 2 * share)  # noqa: E731
         speed = self._part("speed", plan, lambda: examine.time_mechanisms(timing, seed, self.device, half))
         curves = self._part("curves", plan, lambda: examine.compare_with_softmax(timing, seed, half))
-        seconds = self._time_twins(ran, sample, watch)
+        seconds = self._time_twins(grid_result, sample, watch)
         document = assemble(
             self.options, self.preset, self.recipe, self.recipe_name, sample,
-            ran=ran, in_windows=in_windows, examined=examined, speed=speed, curves=curves, seconds=seconds,
+            grid_result=grid_result, in_windows=in_windows, examined=examined, speed=speed, curves=curves,
+            seconds=seconds,
         )  # fmt: skip
         return document, write(self.options.out, document)
 
@@ -105,13 +106,15 @@ class Study:
         assert stored is not None, "they are decoded"
         return SampleImages(stored.test, self.recipe.augment, self.device)
 
-    def _examine(self, ran: GridResult, sample: SampleImages, watch: StudyWatcher) -> dict[str, TwinExamination]:
+    def _examine(
+        self, grid_result: GridResult, sample: SampleImages, watch: StudyWatcher
+    ) -> dict[str, TwinExamination]:
         """Examine each twin, in the model of its first finished seed; a twin with infinities is left out."""
         preset = self.preset
         sizes = {"images": preset.examined, "masked": preset.masked, "shown": preset.shown, "seed": self.options.seed}
         step = EXAMINING / max(min(preset.examined, len(sample.images.labels)), 1)
         examined: dict[str, TwinExamination] = {}
-        for id_, record in first_runs(ran).items():
+        for id_, record in first_runs(grid_result).items():
 
             def measure(id_: str = id_, record: RunRecord = record) -> TwinExamination:
                 tick: Callable[[int], None] = lambda images: watch.advance(f"examining {id_}", step * images)  # noqa: E731
@@ -126,9 +129,9 @@ class Study:
                 watch.say(f"{record['twin']['label']} cannot be examined: {error}")
         return examined
 
-    def _time_twins(self, ran: GridResult, sample: SampleImages, watch: StudyWatcher) -> dict[str, float]:
+    def _time_twins(self, grid_result: GridResult, sample: SampleImages, watch: StudyWatcher) -> dict[str, float]:
         """Return the seconds per image that each trained twin takes to answer, at its own number of tokens."""
-        first = first_runs(ran)
+        first = first_runs(grid_result)
         if not first:
             return {}
         runs = {id_: [record["seed"], record["recipe"], record["fingerprint"]] for id_, record in first.items()}

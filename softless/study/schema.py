@@ -135,9 +135,9 @@ StudyDocument = TypedDict("StudyDocument", {
 
 def read(folder: Path, kind: Any = StudyDocument, schema: str = SCHEMA) -> StudyDocument:
     """Read report.json in a folder; a file that is missing, damaged or of another schema raises a FileError."""
-    path, (document, found) = folder / NAME, load(folder)
-    if found != schema:
-        raise FileError(f"{str(path)!r} has schema {found!r}, and a page is made of {schema!r}: run softless study")
+    path, (document, actual) = folder / NAME, load(folder)
+    if actual != schema:
+        raise FileError(f"{str(path)!r} has schema {actual!r}, and a page is made of {schema!r}: run softless study")
     try:
         check(document, kind)
         _check_twins(document)

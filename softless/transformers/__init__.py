@@ -45,7 +45,7 @@ def set_mechanism(
     >>> sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
     >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes))
     >>> softless.transformers.set_mechanism(model, "linear", layers=[1, 2], phi="relu")
-    >>> [made.name for made in softless.transformers.mechanisms_of(model)]
+    >>> [mechanism.name for mechanism in softless.transformers.mechanisms_of(model)]
     ['softmax', 'linear', 'linear']
 
     Args:
@@ -61,12 +61,12 @@ def set_mechanism(
         raise ArgumentError(f"model is a {type(model).__name__} and must be a model of transformers")
     if isinstance(mechanism, Mechanism) and options:
         raise ArgumentError(f"options {', '.join(options)} were passed beside a mechanism, which has its own")
-    made = resolve(mechanism) if isinstance(mechanism, Mechanism) else make(mechanism, **options)
-    check(model, made)
+    resolved = resolve(mechanism) if isinstance(mechanism, Mechanism) else make(mechanism, **options)
+    check(model, resolved)
     count = len(attentions(model))
     wanted = range(count) if layers is None else sorted({_layer(index, count) for index in _several(layers)})
-    entry = None if made.name == "softmax" and made == make("softmax") else _entry(made)
-    _warn_of_dropout(model, made)
+    entry = None if resolved.name == "softmax" and resolved == make("softmax") else _entry(resolved)
+    _warn_of_dropout(model, resolved)
     chosen = dict(getattr(model.config, "softless", None) or {})
     for index in wanted:
         chosen.pop(str(index), None)
@@ -89,8 +89,8 @@ def equip(model: PreTrainedModel) -> None:
     parts = attentions(model)
     chosen = _chosen(model, len(parts))
     for index, attention in enumerate(parts.values()):
-        wanted, held = chosen.get(index), attention._modules.get("softless")
-        if wanted != getattr(held, "mechanism", None):
+        wanted, inputs = chosen.get(index), attention._modules.get("softless")
+        if wanted != getattr(inputs, "mechanism", None):
             _hold(attention, wanted, model)
     base = model.base_model
     for hook in (no_weights, give_pack):
@@ -103,17 +103,17 @@ def _chosen(model: PreTrainedModel, count: int) -> dict[int, Mechanism]:
     """Return the mechanisms that `config.softless` names, by layer."""
     chosen = model.config.softless
     try:
-        made = {int(index): make(entry["name"], **entry["options"]) for index, entry in chosen.items()}
+        mechanisms = {int(index): make(entry["name"], **entry["options"]) for index, entry in chosen.items()}
     except SoftlessError:
         raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ArgumentError(
             f'config.softless is {chosen!r} and must be {{"LAYER": {{"name": NAME, "options": {{...}}}}}}'
         ) from error
-    for index, mechanism in made.items():
+    for index, mechanism in mechanisms.items():
         check(model, mechanism)
         _layer(index, count)
-    return made
+    return mechanisms
 
 
 def _hold(attention: nn.Module, wanted: Mechanism | None, model: PreTrainedModel) -> None:
@@ -140,7 +140,7 @@ def attentions(model: PreTrainedModel) -> dict[str, nn.Module]:
     return {path: part for path, part in parts if hasattr(part, "is_causal") and not isinstance(part, PreTrainedModel)}
 
 
-def check(model: PreTrainedModel, made: Mechanism) -> None:
+def check(model: PreTrainedModel, mechanism: Mechanism) -> None:
     """Raise if this model cannot have this mechanism."""
     config = model.config
     if config.model_type not in ARCHITECTURES:
@@ -151,17 +151,19 @@ def check(model: PreTrainedModel, made: Mechanism) -> None:
         option = "add_cross_attention" if getattr(config, "add_cross_attention", False) else "reorder_and_upcast_attn"
         raise UnsupportedError(f"the model has {option}=True, and softless replaces self-attention without it")
     causal = any(attention.is_causal for attention in attentions(model).values())
-    lack = made.lacks(causal)
-    if causal and made.name != "softmax" and not made.carries_state:
-        decode = ", ".join(name for name, each in PLAIN.items() if each.carries_state)
+    lack = mechanism.lacks(causal)
+    if causal and mechanism.name != "softmax" and not mechanism.carries_state:
+        decode = ", ".join(name for name, plain in PLAIN.items() if plain.carries_state)
         raise UnsupportedError(
-            f"{type(model).__name__} is causal, and mechanism '{made.name}' {lack or 'has no state to decode from'}; "
-            f"with their defaults, these decode: {decode}"
+            f"{type(model).__name__} is causal, and mechanism '{mechanism.name}' "
+            f"{lack or 'has no state to decode from'}; with their defaults, these decode: {decode}"
         )
-    if made.reads_grid and made.needs_grid:
-        raise UnsupportedError(f"mechanism '{made.name}' needs a picture, and transformers passes tokens without one")
+    if mechanism.reads_grid and mechanism.needs_grid:
+        raise UnsupportedError(
+            f"mechanism '{mechanism.name}' needs a picture, and transformers passes tokens without one"
+        )
     if lack is not None:
-        raise UnsupportedError(f"{type(model).__name__} is not causal, and mechanism '{made.name}' {lack}")
+        raise UnsupportedError(f"{type(model).__name__} is not causal, and mechanism '{mechanism.name}' {lack}")
 
 
 def _several(layers: Any) -> Iterable[Any]:
@@ -176,22 +178,24 @@ def _layer(index: Any, count: int) -> int:
     return int(index)
 
 
-def _entry(made: Mechanism) -> dict[str, Any]:
+def _entry(mechanism: Mechanism) -> dict[str, Any]:
     """Return a mechanism as config.json holds it."""
-    options = {field.name: getattr(made, field.name) for field in fields(made)}
+    options = {field.name: getattr(mechanism, field.name) for field in fields(mechanism)}
     unsaved = [name for name, value in options.items() if callable(value)]
     if unsaved:
-        raise UnsupportedError(f"{unsaved[0]} of mechanism '{made.name}' is a function, which no config.json can hold")
-    return {"name": made.name, "options": options}
+        raise UnsupportedError(
+            f"{unsaved[0]} of mechanism '{mechanism.name}' is a function, which no config.json can hold"
+        )
+    return {"name": mechanism.name, "options": options}
 
 
-def _warn_of_dropout(model: PreTrainedModel, made: Mechanism) -> None:
+def _warn_of_dropout(model: PreTrainedModel, mechanism: Mechanism) -> None:
     names = "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop"
     for name in names:
-        if made.family != "scored" and getattr(model.config, name, None):
+        if mechanism.family != "scored" and getattr(model.config, name, None):
             warnings.warn(
-                f"{name} is {getattr(model.config, name)}, and layers with '{made.name}' do not drop weights: they "
-                "have none to drop",
+                f"{name} is {getattr(model.config, name)}, and layers with '{mechanism.name}' do not drop weights: "
+                "they have none to drop",
                 stacklevel=3,
             )
 

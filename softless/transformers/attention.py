@@ -151,8 +151,8 @@ def attend(
         if softless.state is not None and causal:
             out = softless.state.attend(query, key, value, key_mask, softless.inputs)
         else:
-            made, inputs = softless.mechanism, softless.inputs
-            out = attention(query, key, value, made, is_causal=causal, key_mask=key_mask, inputs=inputs)
+            chosen, inputs = softless.mechanism, softless.inputs
+            out = attention(query, key, value, chosen, is_causal=causal, key_mask=key_mask, inputs=inputs)
     return out.transpose(1, 2), None
 
 

@@ -145,8 +145,8 @@ class StateLayer(CacheLayerMixin):
             n = state.n.expand(like.shape[0], *state.n.shape[1:])
             self.state = type(state)(n.clone(), *(part.clone() for part in state[1:]))
         else:
-            for held, part in zip(self.state, state, strict=True):
-                held.copy_(part)
+            for buffer, part in zip(self.state, state, strict=True):
+                buffer.copy_(part)
 
     def get_seq_length(self) -> int:
         """Return how many tokens came, padding among them."""
@@ -174,10 +174,10 @@ class StateLayer(CacheLayerMixin):
             raise ArgumentError(f"crop({-left}) is positive: crop(-{-left}) takes back the last {-left} tokens")
         if self.is_compileable and left:
             raise UnsupportedError("a static cache remembers no tokens to take back: use a dynamic one")
-        kept = sum(segment.count for segment in self.segments)
-        if left > kept:
+        remembered = sum(segment.count for segment in self.segments)
+        if left > remembered:
             raise ArgumentError(
-                f"crop({int(tokens_to_remove)}) takes back {left} tokens, and the layer remembers the last {kept}"
+                f"crop({int(tokens_to_remove)}) takes back {left} tokens, and the layer remembers the last {remembered}"
             )
         if left == 0:
             return
@@ -274,5 +274,5 @@ def state_layer(cache: Cache, index: int, mechanism: Mechanism) -> StateLayer:
             "belongs to one model"
         )
     room = layer.get_max_length() if layer.is_compileable else None
-    cache.layers[index] = made = StateLayer(mechanism, room=room, slides=layer.is_sliding)
-    return made
+    cache.layers[index] = new_layer = StateLayer(mechanism, room=room, slides=layer.is_sliding)
+    return new_layer

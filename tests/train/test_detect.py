@@ -23,7 +23,7 @@ from softless.train.assemble_dense import train_dense, trained
 from softless.train.dense_recipe import DetectModel, DetectRecipe
 from softless.train.run import Run
 from softless.train.tasks.detect import BoxCounts, BoxLoss, answered, at_own_size, in_image, targets_of
-from softless.train.tasks.detect_heads import Found, build_detector
+from softless.train.tasks.detect_heads import Detections, build_detector
 from softless.train.tasks.features import start_backbone
 from tests.data import outlined
 from tests.data.boxed import VALUES, pair_of_files, parquet, row
@@ -78,21 +78,21 @@ def test_every_family_with_every_head_gives_losses_that_reach_every_weight(famil
         build_detector(replace(MODELS[family], head=head, channels=16), (32, 48), 2),
         torch.randn(2, 3, 32, 48),
     )
-    losses, found = network(images, SHOWN, targets(2, 0))
-    assert found == []
+    losses, per_image = network(images, SHOWN, targets(2, 0))
+    assert per_image == []
     assert all(loss.dtype == torch.float32 for loss in losses.values())
     torch.stack([*losses.values()]).sum().backward()
     lacking = [name for name, x in network.named_parameters() if x.grad is None or not x.grad.isfinite().all()]
     assert lacking == []
     assert {*network.no_weight_decay()} <= {name for name, _ in network.named_parameters()}
     with torch.no_grad():
-        measured, found = network.eval()(images, SHOWN, targets(2, 0))
+        measured, per_image = network.eval()(images, SHOWN, targets(2, 0))
         again, _ = network(images, SHOWN, targets(2, 0))
         nothing, _ = network(images, SHOWN)
     assert measured == again
     assert (measured.keys(), nothing) == (losses.keys(), {})
-    assert len(found) == 2
-    for each in found:
+    assert len(per_image) == 2
+    for each in per_image:
         assert (each.corners[:, 2:] <= torch.tensor([48, 32])).all()
         assert (each.scores.diff() <= 0).all()
         assert {*each.labels.tolist()} <= {0, 1}
@@ -124,8 +124,8 @@ def test_nothing_is_found_where_nothing_is_shown(head):
         torch.nn.init.normal_(parameter, std=0.2)  # so that the scores are high enough to be found
     shown = torch.tensor([[16, 48], [32, 24]])
     with torch.no_grad():
-        _, found = network(torch.randn(2, 3, 32, 48), shown)
-    for each, (height, width) in zip(found, shown.tolist(), strict=True):
+        _, per_image = network(torch.randn(2, 3, 32, 48), shown)
+    for each, (height, width) in zip(per_image, shown.tolist(), strict=True):
         assert len(each.scores) > 0
         assert each.corners[:, 3].max() <= height
         assert each.corners[:, 2].max() <= width
@@ -240,7 +240,7 @@ def test_what_is_found_is_counted_in_pixels_of_the_image_at_its_own_size(tmp_pat
     shown = torch.tensor([[16, 24], [32, 24]])  # both are seen at half their size
     for index, counts in enumerate(ranks):
         boxes = images[index].boxes
-        half = Found(torch.from_numpy(boxes.corners) / 2, torch.from_numpy(boxes.labels), torch.tensor([0.9, 0.8]))
+        half = Detections(torch.from_numpy(boxes.corners) / 2, torch.from_numpy(boxes.labels), torch.tensor([0.9, 0.8]))
         shape = torch.tensor(images.size(index)[::-1])
         counts.count(index, at_own_size(half, shown[index], shape), shown[index], shape)
     for ours, theirs in zip(ranks[0].tensors(), ranks[1].tensors(), strict=True):
@@ -277,8 +277,8 @@ def test_a_head_that_answers_what_it_was_taught_draws_each_mask_where_it_was():
         corners = torch.tensor([box])
         masks = project_masks_on_boxes(torch.from_numpy(seen)[None], corners, torch.tensor([0]), 28)
         shown, shape = torch.from_numpy(shape), torch.from_numpy(shape * scale)
-        found = at_own_size(Found(corners, torch.tensor([0]), torch.ones(1), masks), shown, shape)
-        (code,) = in_image(found, shown, shape)
+        detections = at_own_size(Detections(corners, torch.tensor([0]), torch.ones(1), masks), shown, shape)
+        (code,) = in_image(detections, shown, shape)
         assert (decode(code) != own).sum() <= 2 * scale * size.sum()
 
 
@@ -289,7 +289,7 @@ def test_masks_are_drawn_by_linear_interpolation_between_the_centers_of_their_ce
         sides = shape.flip(0).repeat(2)
         corners = torch.from_numpy(np.sort(rng.random((1, 2, 2)), 1).reshape(1, 4)) * sides
         masks = torch.from_numpy(rng.random((1, 28, 28)))
-        (code,) = in_image(Found(corners, torch.zeros(1), torch.zeros(1), masks), shown, shape)
+        (code,) = in_image(Detections(corners, torch.zeros(1), torch.zeros(1), masks), shown, shape)
         axes = [torch.arange(int(side)).double() + 0.5 for side in shape]  # centers of pixels
         y, x = torch.meshgrid(*axes, indexing="ij")
         left, top, right, bottom = corners[0]

@@ -45,9 +45,10 @@ def refusal(
     if width > widest:
         return f"the kernels take head dimensions up to {widest}, and q has {q.shape[3]}, v has {v.shape[3]}"
     if exponential and spec[:3] not in EXPONENTIAL:
-        given = f"phi_q {spec.phi_q!r}, phi_k {spec.phi_k!r}, reader {spec.reader!r}"
+        combination = f"phi_q {spec.phi_q!r}, phi_k {spec.phi_k!r}, reader {spec.reader!r}"
         return (
-            f"the causal kernels take exponential features in a division of exp by exp, or in 'efficient', got {given}"
+            "the causal kernels take exponential features in a division of exp by exp, or in 'efficient', "
+            f"got {combination}"
         )
     if is_causal and q.shape[2] != k.shape[2]:
         return f"the causal kernels need as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
@@ -81,15 +82,15 @@ def untested(
 
     busy = torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing()
     if explained or busy:
-        found = self_check.recall(device, *spec[:4], is_causal, dtype)
+        verdict = self_check.recall(device, *spec[:4], is_causal, dtype)
     else:
-        found = self_check.verdict(device, self_check.OperatorKind.of(spec, is_causal, dtype))
-    if found is None:
+        verdict = self_check.verdict(device, self_check.OperatorKind.of(spec, is_causal, dtype))
+    if verdict is None:
         unchecked = "the kernels are not yet checked on this GPU, which a plain call with enough free memory does"
         return None if explained else f"{unchecked}; backend='triton' runs them"
-    if found.passed:
+    if verdict.passed:
         return None
-    reason = f"the kernels failed their check on this GPU: {found.reason}; backend='triton' runs them"
+    reason = f"the kernels failed their check on this GPU: {verdict.reason}; backend='triton' runs them"
     if not explained and not busy:
         warn_once(f"softless runs torch because {reason}")
     return reason
@@ -103,10 +104,10 @@ def evidence(device: torch.device, spec: KernelSpec, is_causal: bool, dtype: tor
         return f"the kernels take this call, with recorded evidence for {architecture(device)}"
     from softless.kernels.common import self_check
 
-    found = self_check.recall(device, *spec[:4], is_causal, dtype)
-    if found is None:
+    verdict = self_check.recall(device, *spec[:4], is_causal, dtype)
+    if verdict is None:
         return "the kernels take this call, if the check passes that the first call on this GPU runs"
-    return f"the kernels take this call: checked on this GPU on {found.date[:10]}, not measured"
+    return f"the kernels take this call: checked on this GPU on {verdict.date[:10]}, not measured"
 
 
 def is_recorded(device: torch.device) -> bool:

@@ -307,7 +307,7 @@ def _as_output(step: Step, outputs: Sequence[Place]) -> Step:
 def _released(steps: Sequence[Step], inputs: int, outputs: Sequence[Place]) -> list[Step]:
     """Release the memory between kernels before the next is allocated."""
     last = {slot: at for at, step in enumerate(steps) for slot in step.reads()}  # type: ignore[union-attr]
-    kept = {*range(inputs), *(view.slot for view in outputs)}
+    kept_slots = {*range(inputs), *(view.slot for view in outputs)}
     released: list[Step] = []
     dead: list[int] = []
     for at, step in enumerate(steps):
@@ -315,7 +315,7 @@ def _released(steps: Sequence[Step], inputs: int, outputs: Sequence[Place]) -> l
             released.append(Release(tuple(dead)))
             dead = []
         released.append(step)
-        dead += [slot for slot, end in last.items() if end == at and slot not in kept]
+        dead += [slot for slot, end in last.items() if end == at and slot not in kept_slots]
     return released
 
 

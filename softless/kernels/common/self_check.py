@@ -149,10 +149,10 @@ def known(device: torch.device, operator: OperatorKind) -> Verdict | None:
     """Return the verdict of an earlier check, in this process or on disk; None if there is none."""
     key = machine(device), operator
     if key not in VERDICTS:
-        found = _read(*key)
-        if found is None:
+        stored = _read(*key)
+        if stored is None:
             return None
-        VERDICTS[key] = found
+        VERDICTS[key] = stored
     return VERDICTS[key]
 
 
@@ -377,20 +377,20 @@ def _file(where: str, operator: OperatorKind) -> Path:
 def _read(where: str, operator: OperatorKind) -> Verdict | None:
     """Return a verdict on disk. A file that is missing, damaged or about something else counts as none."""
     try:
-        kept = json.loads(_file(where, operator).read_text(encoding="utf-8"))
-        if kept["machine"] != where or kept["operator"] != operator._asdict():
+        document = json.loads(_file(where, operator).read_text(encoding="utf-8"))
+        if document["machine"] != where or document["operator"] != operator._asdict():
             return None
-        found = Verdict(kept["passed"], kept["date"], kept["reason"])
+        stored = Verdict(document["passed"], document["date"], document["reason"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if isinstance(found.passed, bool) and isinstance(found.date, str) else None
+    return stored if isinstance(stored.passed, bool) and isinstance(stored.date, str) else None
 
 
-def _write(where: str, operator: OperatorKind, found: Verdict) -> None:
+def _write(where: str, operator: OperatorKind, result: Verdict) -> None:
     """Replace the file of a verdict in one step. A folder that cannot be written is no error."""
     path = _file(where, operator)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    document = {"machine": where, "operator": operator._asdict(), **found._asdict()}
+    document = {"machine": where, "operator": operator._asdict(), **result._asdict()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -165,11 +165,11 @@ def near_query_kernel(q, k, v, first_k, first_v, d_out, dq, dz_q, d_first_k, d_f
         b, g, at, dims, columns, features, before, arrived, scale, D, E, F, BLOCKS, FARS, WINDOW, FIRST, LATE, DTYPE,
         STAGES)  # fmt: skip
     d_rising, d_falling = weight * d_rising, weight * d_falling
-    given = tl.where(top > FLOOR, tl.sum(rising.to(tl.float32) * d_rising + falling.to(tl.float32) * d_falling, 1), 0.0)
+    d_top = tl.where(top > FLOOR, tl.sum(rising.to(tl.float32) * d_rising + falling.to(tl.float32) * d_falling, 1), 0.0)
     in_window = (asked & ((top > FLOOR) & (where >= 0))[:, None]) & (dims < D)[None, :]
-    d_queries += given[:, None] * load(k, b, g, tl.maximum(where, 0), dims, in_window)
+    d_queries += d_top[:, None] * load(k, b, g, tl.maximum(where, 0), dims, in_window)
     if FIRST > 0:
-        d_firsts += tl.where(where[:, None] == -1 - slots[None, :], given[:, None], 0.0)
+        d_firsts += tl.where(where[:, None] == -1 - slots[None, :], d_top[:, None], 0.0)
         d_firsts = factor(tl.where(asked & (slots < FIRST)[None, :], d_firsts, 0.0), DTYPE)
         d_queries = product(d_firsts, firsts, d_queries, DTYPE)
         store_part(d_first_k, row, slots, dims, scale, d_firsts, queries, FIRST, D, DTYPE)
@@ -179,16 +179,16 @@ def near_query_kernel(q, k, v, first_k, first_v, d_out, dq, dz_q, d_first_k, d_f
     store_factor(dz_q, (b * heads + h) * tokens, here, features, asked & (features < F)[None, :], dz, F)
     d_queries = through_map(scale * d_queries, dz, turned_q, DTYPE)
     store(dq, b, h, here, dims, asked & (dims < D)[None, :], d_queries)
-    leave_line(lines, largest, b * heads + h, tokens, here, top, share, delta, given, where)
+    leave_line(lines, largest, b * heads + h, tokens, here, top, share, delta, d_top, where)
 
 
 @triton.jit
-def leave_line(lines, largest, head, tokens, here, top, share, delta, given, where):
+def leave_line(lines, largest, head, tokens, here, top, share, delta, d_top, where):
     asked = here < tokens
     tl.store(line(lines, head, tokens, 0, here), top, mask=asked)
     tl.store(line(lines, head, tokens, 1, here), tl.sum(share, 1), mask=asked)
     tl.store(line(lines, head, tokens, 2, here), tl.sum(delta, 1), mask=asked)
-    tl.store(line(lines, head, tokens, 3, here), given, mask=asked)
+    tl.store(line(lines, head, tokens, 3, here), d_top, mask=asked)
     tl.store(largest + head * tokens + here, where, mask=asked)
 
 
@@ -198,9 +198,9 @@ def find_line(lines, gain, head, h, tokens, here, F: tl.constexpr):
     asked = here < tokens
     share = tl.load(line(lines, head, tokens, 1, here), mask=asked, other=0.0)[:, None]
     delta = tl.load(line(lines, head, tokens, 2, here), mask=asked, other=0.0)[:, None]
-    given = tl.load(line(lines, head, tokens, 3, here), mask=asked, other=0.0)[:, None]
+    d_top = tl.load(line(lines, head, tokens, 3, here), mask=asked, other=0.0)[:, None]
     weight, base = weigh_far(tl.load(line(lines, head, tokens, 0, here), mask=asked, other=FLOOR), gain, h, F)
-    return share, delta, weight, base, given
+    return share, delta, weight, base, d_top
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -227,7 +227,7 @@ def later_kernel(q, d_out, map_q, gain, lines, start_sums, start_masses, sums, m
         here = chunk * CHUNK + steps
         asked = (here < tokens)[:, None]
         rising, falling = halves(load(q, b, h, here, dims, asked & (dims < D)[None, :]), turned, mapped, DTYPE)
-        share, delta, weight, _base, _given = find_line(lines, gain, head, h, tokens, here, F)
+        share, delta, weight, _base, _d_top = find_line(lines, gain, head, h, tokens, here, F)
         upstream = load(d_out, b, h, here, columns, asked & (columns < E)[None, :])
         upstream = factor(weight * share * upstream, DTYPE)
         upper = product(tl.trans(rising), upstream, upper, DTYPE)
@@ -270,14 +270,14 @@ def near_key_kernel(q, k, v, d_out, dk, dv, dz_k, lines, largest, map_q, map_k, 
         rising, falling = halves(queries, map_q, mapped, DTYPE)
         queries = factor(queries, DTYPE)
         upstream = factor(load(d_out, b, h, here, columns, asked & valued), DTYPE)
-        share, delta, weight, base, given = find_line(lines, gain, head, h, tokens, here, F)
+        share, delta, weight, base, d_top = find_line(lines, gain, head, h, tokens, here, F)
         where = tl.load(largest + head * tokens + here, mask=here < tokens, other=-1)[:, None]
         close = raise_scores(score_window(queries, keys, apart, real, scale, WINDOW, DTYPE), base)
         alike = weight * compare(rising, falling, up, down, apart, real, WINDOW, DTYPE)
         d_weights = product(upstream, tl.trans(values), tl.zeros((CHUNK, CHUNK), tl.float32), DTYPE)
         d_weights = share * d_weights - delta
         d_values = product(tl.trans(factor(share * (close + alike), DTYPE)), upstream, d_values, DTYPE)
-        d_scores = close * d_weights + tl.where(where == spots[None, :], given, 0.0)
+        d_scores = close * d_weights + tl.where(where == spots[None, :], d_top, 0.0)
         d_keys = product(tl.trans(factor(d_scores, DTYPE)), queries, d_keys, DTYPE)
         d_far = tl.where((apart >= WINDOW) & (apart >= 0) & real[None, :], weight * d_weights, 0.0)
         d_far = tl.trans(factor(d_far, DTYPE))

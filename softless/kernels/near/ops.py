@@ -176,8 +176,8 @@ class NearCall(NamedTuple):
         """Return the sums over the queries from each chunk on, and over all queries."""
         segments, _ = self.cut()
         if segments == 1:
-            found = self._later(d_out, lines, (None, None), each=True)
-            return found, (found[0][:, :, 0].float(), found[1][:, :, 0])
+            sums = self._later(d_out, lines, (None, None), each=True)
+            return sums, (sums[0][:, :, 0].float(), sums[1][:, :, 0])
         new = self._later(d_out, lines, (None, None), each=False)
         after, after_masses = (x.flip(2).cumsum(2).flip(2) for x in new)
         start = after - new[0], after_masses - new[1]
@@ -279,11 +279,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _differentiate(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
     groups = ctx.saved_tensors[1].shape[1]
     dq, *of_keys, d_gain, d_sums, d_masses = (
-        found := near_backward_op(dense(d_out), *ctx.saved_tensors, *ctx.options)
+        gradients := near_backward_op(dense(d_out), *ctx.saved_tensors, *ctx.options)
     )[:8]
     of_keys = [x.unflatten(1, (groups, -1)).sum(2) for x in of_keys]
     of_keys = [x.to(y.dtype) for x, y in zip(of_keys, ctx.saved_tensors[1:5], strict=True)]
-    return dq, *of_keys, *(found[8:] or (None, None)), d_gain, None, None, d_sums, d_masses, None, None, None
+    return dq, *of_keys, *(gradients[8:] or (None, None)), d_gain, None, None, d_sums, d_masses, None, None, None
 
 
 gradient("nearfar", _differentiate, _save)

@@ -195,8 +195,8 @@ def find_largest(queries, k, to_firsts, b, g, at, dims, before, arrived, scale, 
         spots, real, apart = around(at, block, before, arrived, WINDOW, FIRST, LATE, CHUNK)
         keys = factor(load(k, b, g, spots, dims, real[:, None] & (dims < D)[None, :]), DTYPE)
         scores = score_window(queries, keys, apart, real, scale, WINDOW, DTYPE)
-        found = at + block * CHUNK - LATE + tl.argmax(scores, 1, tie_break_left=True).to(tl.int32)
-        where = tl.where(tl.max(scores, 1) > largest, found, where)
+        best = at + block * CHUNK - LATE + tl.argmax(scores, 1, tie_break_left=True).to(tl.int32)
+        where = tl.where(tl.max(scores, 1) > largest, best, where)
         largest = tl.maximum(largest, tl.max(scores, 1))
     return largest, where
 

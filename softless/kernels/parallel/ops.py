@@ -80,8 +80,8 @@ def _save(ctx, inputs, output) -> None:
 
 def _backward(ctx, d_out, _d_records):
     q, k, v, key_mask, taps, factors, records, *offsets = ctx.saved_tensors
-    given = q, k, v, key_mask, taps, factors, records
-    d_q, *rest = attend_backward_op(d_out, *given, *ctx.options, *offsets, *ctx.lengths)
+    tensors = q, k, v, key_mask, taps, factors, records
+    d_q, *rest = attend_backward_op(d_out, *tensors, *ctx.options, *offsets, *ctx.lengths)
     d_factors = None if factors is None else rest.pop()
     d_taps = None if taps is None else rest.pop()
     d_k, d_v = rest if k is not None else (None, None)

@@ -73,7 +73,7 @@ def frame(
     parts = {figure.id: (figure.part, figure.within or figure.part) for figure in figures}
     parts |= {"tables": ("tables", "tables"), "decision": ("decision", "decision"), "whole": (NAME, "")}
     keys = ("id", "label", "mechanism", "color", "glyph", "strokes")
-    drawn = {
+    figure_data = {
         "dark": DARK,
         "twins": [{key: getattr(look, key) for key in keys} for look in twins.values()],
         "figures": [_as_json(figure) for figure in figures],
@@ -89,7 +89,7 @@ def frame(
         table_numbers={id(table): number for number, table in enumerate(every, start=1)},
         links={name: _link(*part, csv_files) for name, part in parts.items()},
         css=_static("study.css"), plotly=get_plotlyjs(), script="\n".join(map(_static, SCRIPTS)),
-        report_json=_inert(document), figure_json=_inert(drawn),
+        report_json=_inert(document), figure_json=_inert(figure_data),
     )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def _axis(twins: Sequence[TwinResult], key: Cost) -> dict[str, Any]:
 
 
 def _marks(twins: Sequence[TwinResult], key: Cost, looks: Mapping[str, Look], *, shown: bool) -> list[Trace]:
-    drawn = [twin for twin in twins if twin.get(key) is not None and draw.means([twin["accuracy"]])[0] is not None]
+    measured = [twin for twin in twins if twin.get(key) is not None and draw.means([twin["accuracy"]])[0] is not None]
     return [
         looks[twin["id"]].trace(pick=key, label=twin["label"])
         | {
@@ -88,7 +88,7 @@ def _marks(twins: Sequence[TwinResult], key: Cost, looks: Mapping[str, Look], *,
             "visible": shown,
             "hovertemplate": f"<b>{twin['label']}</b><br>%{{y:.1f}}% at %{{x:.3s}} {COSTS[key][1]}<extra></extra>",
         }
-        for twin in drawn
+        for twin in measured
     ]
 
 
@@ -107,9 +107,9 @@ def learning(twins: Sequence[TwinResult], looks: Mapping[str, Look], test: float
                 epochs.setdefault(point["epoch"], []).append(accuracy)
         if epochs:
             mean = [100 * sum(values) / len(values) for values in epochs.values()]
-            drawn = {"x": list(epochs), "y": mean, "mode": "lines" if len(epochs) > 1 else "markers"}
+            curve = {"x": list(epochs), "y": mean, "mode": "lines" if len(epochs) > 1 else "markers"}
             hover = {"hovertemplate": f"<b>{twin['label']}</b><br>epoch %{{x}}: %{{y:.1f}}%<extra></extra>"}
-            traces.append(looks[twin["id"]].trace() | drawn | hover)
+            traces.append(looks[twin["id"]].trace() | curve | hover)
     if not traces:
         return None
     heights = [y for trace in traces for y in trace["y"]]

@@ -82,13 +82,13 @@ def _rows(row: CollinearRow, looks: Mapping[str, Look]) -> Panel:
     }  # fmt: skip
     distance = sum((a - b) ** 2 for a, b in zip(row["p"], row["q"], strict=False)) ** 0.5
     says = f"confused, less than {SAME:g} apart" if distance < SAME else f"told apart, {distance:.2f} apart"
-    drawn = plot(
+    figure = plot(
         [p, q],
         x={"title": "keys, sorted by p's weight", "tickformat": "d"},
         y={"title": "weight", "nticks": 5},
         bargap=0,
     )
-    return Panel(drawn, f"{row['label']}: {says}", f"{row['label']}: {says}")
+    return Panel(figure, f"{row['label']}: {says}", f"{row['label']}: {says}")
 
 
 def confusions(document: StudyDocument, looks: Mapping[str, Look]) -> Figure | None:
@@ -157,13 +157,13 @@ def _histogram(look: Look, layers: list[LayerResult], numbers: Mapping[str, str]
         )  # fmt: skip
     ticks = range(0, len(edges), ceil(len(edges) / MOST_TICKS))
     places = {"tickvals": list(ticks), "ticktext": [f"{edges[place]:g}" for place in ticks], "tickangle": 0}
-    drawn = plot(
+    figure = plot(
         traces,
         x={"title": "confused pairs", "range": [0, len(edges)], **places, "tickfont": {"size": 11, "color": GRAYS[0]}},
         y={"range": [0, 104], "ticksuffix": "%", "nticks": 4},
         bargap=0.06,
     )
-    return Panel(drawn, f"Confused pairs under {look.label}", look.label, look.id)
+    return Panel(figure, f"Confused pairs under {look.label}", look.label, look.id)
 
 
 def _counts(layers: Sequence[LayerResult]) -> dict[float, float]:

@@ -113,12 +113,12 @@ def threshold(
     for id_, look in looks.items():
         path = _path([curve for curve in curves if curve["twin"] == id_])
         if path:
-            drawn = look.trace(path=True)
-            shown = {"x": path["kept"], "y": path["discarded"], "customdata": path["tau"], "mode": "lines"}
+            path_trace = look.trace(path=True)
+            points = {"x": path["kept"], "y": path["discarded"], "customdata": path["tau"], "mode": "lines"}
             hover = f"<b>{look.label}</b>, tau %{{customdata}}<br>keeps %{{x:.0f}}%, loses %{{y:.1f}}%<extra></extra>"
-            traces.append(drawn | shown | {"line": drawn["line"] | {"width": 1.4}, "hovertemplate": hover})
+            traces.append(path_trace | points | {"line": path_trace["line"] | {"width": 1.4}, "hovertemplate": hover})
             start = {"x": path["kept"][:1], "y": path["discarded"][:1], "mode": "markers"}
-            big = {"marker": drawn["marker"] | {"size": 13}, "hoverinfo": "skip"}
+            big = {"marker": path_trace["marker"] | {"size": 13}, "hoverinfo": "skip"}
             traces.append(look.trace(follows=True) | start | big)
     if not traces:
         return None

@@ -89,7 +89,7 @@ def curves(speed: SpeedPart, looks: Mapping[str, Look]) -> Figure | None:
     y = {"title": MEASURES[known[0]][1], "type": "log", "dtick": 1, "tickformat": ",~g"}
     picks = tuple(Pick(key, MEASURES[key][0], {"yaxis.title": MEASURES[key][1]}) for key in known)
     room = {"l": 56, "r": 110, "t": 16, "b": 48}
-    drawn = plot([*traces, *_crossings(speed, laps, ours, looks)], x=x, y=y, margin=room)
+    figure = plot([*traces, *_crossings(speed, laps, ours, looks)], x=x, y=y, margin=room)
     marked = " The dotted vertical line is this study's own N." if own_tokens else ""
     always = [trend["label"] for trend in _faster(speed, ours) if trend.get("faster_everywhere")]
     if always:
@@ -102,7 +102,7 @@ def curves(speed: SpeedPart, looks: Mapping[str, Look]) -> Figure | None:
         "Both axes are logarithmic, so a steeper line is a cost that grows faster with the number of tokens N. A ring "
         "marks the crossover, the N from which a mechanism stays faster than PyTorch's own softmax attention (SDPA). "
         f"Thin gray lines are mechanisms that no twin runs.{marked}",
-        (Panel(drawn, "Time and memory of attention against tokens"),), "speed", height=440,
+        (Panel(figure, "Time and memory of attention against tokens"),), "speed", height=440,
         picks=picks if len(picks) > 1 else (),
     )  # fmt: skip
 
@@ -113,17 +113,17 @@ def _line(label: str, key: Key, laps: Sequence[LapResult], ours: set[str], looks
     points = sorted((n, value) for n, value in values if value > 0)
     if not points:
         return None
-    drawn, look = _named(label, ours), draw.look_of(label, looks)
-    color = look.color if look else draw.mechanism_color(label) if drawn else GRAYS[2]
+    named, look = _named(label, ours), draw.look_of(label, looks)
+    color = look.color if look else draw.mechanism_color(label) if named else GRAYS[2]
     dash = look.dash if look else "dot" if label == REFERENCE else "solid"
     return {
         "x": [n for n, _ in points],
         "y": [value for _, value in points],
         "name": label,
-        "mode": "lines+markers" if drawn and label != REFERENCE else "lines",
-        "line": {"color": color, "width": 2.4 if drawn else 1, "dash": dash},
+        "mode": "lines+markers" if named and label != REFERENCE else "lines",
+        "line": {"color": color, "width": 2.4 if named else 1, "dash": dash},
         "marker": {"size": 7, "color": color, "symbol": look.mark if look else "circle"},
-        "meta": {"pick": key} | ({"label": label} if drawn else {}),
+        "meta": {"pick": key} | ({"label": label} if named else {}),
         "hovertemplate": f"<b>{label}</b>, %{{x:,}} tokens<br>%{{y:.3g}} {unit}<extra></extra>",
     }
 

@@ -106,14 +106,14 @@ def facts(document: StudyDocument) -> str:
 def images(document: StudyDocument) -> str:
     """Say what was done to the images before a twin saw them."""
     data = document["data"]
-    side, patch, tokens, came = data.get("image_size"), data.get("patch"), data.get("tokens"), data.get("came")
+    side, patch, tokens, original = data.get("image_size"), data.get("patch"), data.get("tokens"), data.get("came")
     rows, columns = [*data["grid"], 0, 0][:2]
     seen = f"at {side:g} x {side:g} pixels, " if isinstance(side, int | float) else ""
     size = f" of {patch:g} x {patch:g} pixels" if patch else ""
     total = f": {tokens:,.0f} tokens in all" if tokens else ""
     epochs = f", {data['epochs']:g} epochs" if data.get("epochs") else ""
     sentences = (
-        f"The images have {_sizes(came)} pixels." if came and came.get("median") else None,
+        f"The images have {_sizes(original)} pixels." if original and original.get("median") else None,
         f"The twins see them {seen}in {rows} x {columns} patches{size}{total}.",
         f"Recipe: {data['recipe']}{epochs}." if data.get("recipe") else None,
         data.get("split"),
@@ -121,8 +121,8 @@ def images(document: StudyDocument) -> str:
     return " ".join(filter(None, sentences))
 
 
-def _sizes(came: ImageSizes) -> str:
-    sizes = came.get("smallest"), came.get("median"), came.get("largest")
+def _sizes(original: ImageSizes) -> str:
+    sizes = original.get("smallest"), original.get("median"), original.get("largest")
     small, middle, large = (units.picture(size or ()) for size in sizes)
     if small == large or not small or not large:
         return middle

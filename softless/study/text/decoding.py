@@ -61,8 +61,8 @@ def decoding_cost(
 def cache_bytes(cache: Any) -> int:
     """Return the bytes that a cache of transformers holds."""
     sizes = (getattr(layer, "nbytes", None) for layer in cache.layers)
-    kept = [(layer.keys, layer.values) for layer in cache.layers if getattr(layer, "nbytes", None) is None]
-    return sum(size for size in sizes if size is not None) + sum(x.nbytes for pair in kept for x in pair)
+    pairs = [(layer.keys, layer.values) for layer in cache.layers if getattr(layer, "nbytes", None) is None]
+    return sum(size for size in sizes if size is not None) + sum(x.nbytes for pair in pairs for x in pair)
 
 
 def _read(model: nn.Module, tokens: Tensor, cache: Any) -> None:

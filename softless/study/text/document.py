@@ -29,14 +29,14 @@ def assemble_text(
     texts: tuple[Text, Text],
     *,
     whole: int,
-    ran: GridResult,
+    grid_result: GridResult,
     recalled: GridResult,
     decoding: Sequence[DecodingPoint],
     samples: Mapping[str, str],
     prompt: str,
 ) -> schema.TextDocument:
     """Put the document together, without its files; `whole` are the bytes of the text before it was shortened."""
-    by_twin, chance = text_groups(ran.records), -entropy(texts[1].data)
+    by_twin, chance = text_groups(grid_result.records), -entropy(texts[1].data)
     spread = spread_of_bits(by_twin, chance)
     where = circumstances(device, "transformers")
     document: schema.TextDocument = {
@@ -49,11 +49,11 @@ def assemble_text(
             "whole": whole,
         },
         "decision": decide_text(by_twin, spread, chance=chance, margin=options.margin), "verdict": [],
-        "twins": text_twin_results(by_twin, spread, ran.records, samples), "prompt": prompt,
+        "twins": text_twin_results(by_twin, spread, grid_result.records, samples), "prompt": prompt,
         "recall": recall_results(recalled.records), "decoding": cast("list[schema.DecodingResult]", list(decoding)),
         "files": {},
     }  # fmt: skip
-    document["verdict"] = text_verdict(document, by_twin, spread, ran.left + recalled.left)
+    document["verdict"] = text_verdict(document, by_twin, spread, grid_result.left + recalled.left)
     return document
 
 

@@ -149,8 +149,8 @@ def _task(task: str, points: Iterable[RecallResult], looks: Mapping[str, Look]) 
     for id_, look in looks.items():
         if curve := sorted((p["tokens"], 100 * _mean(p["accuracy"])) for p in own if p["twin"] == id_):
             hover = f"<b>{look.label}</b>, %{{x}} tokens<br>%{{y:.1f}}%<extra></extra>"
-            drawn = {"x": [n for n, _ in curve], "y": [y for _, y in curve], "mode": "lines+markers"}
-            traces.append(look.trace() | drawn | {"hovertemplate": hover})
+            coordinates = {"x": [n for n, _ in curve], "y": [y for _, y in curve], "mode": "lines+markers"}
+            traces.append(look.trace() | coordinates | {"hovertemplate": hover})
     beyond = [length for length in lengths if length > edge]
     if beyond:
         middle = (edge * beyond[0]) ** 0.5
@@ -207,9 +207,9 @@ def _curve(look: Look, key: Measured, points: Iterable[DecodingResult]) -> Trace
     curve = sorted((p["tokens"], factor * (p.get(key) or 0)) for p in points if p["twin"] == look.id and p.get(key))
     if not curve:
         return None
-    drawn = {"x": [n for n, _ in curve], "y": [y for _, y in curve], "mode": "lines+markers"}
+    coordinates = {"x": [n for n, _ in curve], "y": [y for _, y in curve], "mode": "lines+markers"}
     hover = f"<b>{look.label}</b> after %{{x:,}} tokens<br>%{{y:.3g}} {unit}<extra></extra>"
-    return look.trace(pick=key, label=look.label) | drawn | {"hovertemplate": hover}
+    return look.trace(pick=key, label=look.label) | coordinates | {"hovertemplate": hover}
 
 
 def _costs(points: Sequence[DecodingResult], lengths: Sequence[float]) -> Table:

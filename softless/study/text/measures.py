@@ -121,15 +121,15 @@ def _as_bits(pair: FairPair) -> FairPair:
 
 def recall_results(records: Iterable[Mapping[str, Any]]) -> list[RecallResult]:
     """Return the accuracy of each twin by task and length: the mean, the lowest and the highest seed."""
-    found: dict[tuple[str, str, str, int, bool], list[float]] = {}
+    accuracies: dict[tuple[str, str, str, int, bool], list[float]] = {}
     for record in records:
         for point in record["points"] or []:
             key = record["twin"]["id"], record["twin"]["label"], point["task"], point["tokens"], point["inside"]
-            found.setdefault(key, []).append(point["accuracy"])
+            accuracies.setdefault(key, []).append(point["accuracy"])
     return [
         {
             "twin": twin, "label": label, "task": task, "tokens": tokens, "inside": inside,
             "accuracy": {"mean": fmean(values), "low": min(values), "high": max(values), "n": len(values)},
         }
-        for (twin, label, task, tokens, inside), values in found.items()
+        for (twin, label, task, tokens, inside), values in accuracies.items()
     ]  # fmt: skip

@@ -65,13 +65,13 @@ class TextStudy:
         ends = None if minutes is None else time.time() + 60 * minutes
         if (read := sum(len(text.data) for text in self.texts)) < self.whole:
             watch.say(f"of the text's {self.whole:,} bytes, this study reads {read:,}; --full reads all")
-        ran = self.train(watch, ends)
+        grid_result = self.train(watch, ends)
         recalled = self.recall(watch, ends)
         decoding = self.decode(watch)
         prompt = self.texts[1].data[:PROMPTED].decode(errors="ignore").strip() or " "
         document = assemble_text(
-            self.options, self.device, self.recipe, self.texts, whole=self.whole, ran=ran, recalled=recalled,
-            decoding=decoding, samples=self._samples(ran, prompt), prompt=prompt,
+            self.options, self.device, self.recipe, self.texts, whole=self.whole, grid_result=grid_result,
+            recalled=recalled, decoding=decoding, samples=self._samples(grid_result, prompt), prompt=prompt,
         )  # fmt: skip
         return document, write_text_study(self.options.out, document)
 
@@ -130,7 +130,7 @@ class TextStudy:
             points += stored(self.options.out / "parts" / f"decoding-{twin.id}.json", depends_on, measure)
         return points
 
-    def _samples(self, ran: GridResult, prompt: str) -> dict[str, str]:
+    def _samples(self, grid_result: GridResult, prompt: str) -> dict[str, str]:
         """Return by twin how its first model continues the beginning of the test text; only models of bytes write."""
         if self.recipe.tokens != "bytes":
             return {}
@@ -138,7 +138,7 @@ class TextStudy:
             id_: continuation(
                 trained_text_twin(record, self.options.out / "twins"), prompt.encode(), WRITTEN
             ).decode(errors="replace")
-            for id_, record in first_runs(ran).items()
+            for id_, record in first_runs(grid_result).items()
         }  # fmt: skip
 
 

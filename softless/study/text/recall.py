@@ -79,8 +79,8 @@ def pairs_and_keys(batch: int, pairs: int, generator: torch.Generator) -> tuple[
     keys = torch.rand(batch, KEYS, generator=generator).argsort(1)[:, :pairs]
     values = torch.randint(KEYS, TRIGGER, (batch, pairs), generator=generator)
     order = torch.rand(batch, pairs, generator=generator).argsort(1)
-    asked, answers = keys.gather(1, order), values.gather(1, order)
-    tokens = torch.cat([torch.stack([keys, values], 2), torch.stack([asked, answers], 2)], 1).flatten(1)
+    questions, answers = keys.gather(1, order), values.gather(1, order)
+    tokens = torch.cat([torch.stack([keys, values], 2), torch.stack([questions, answers], 2)], 1).flatten(1)
     targets = torch.full_like(tokens, IGNORED)
     targets[:, 2 * pairs :: 2] = answers
     return tokens, targets

@@ -139,7 +139,7 @@ def evaluate(model: nn.Module, batches: Batches, metrics: Callable[[], M], devic
             metrics().add(model, batches.blank())
     devices.add_up(counted.tensors())
     if isinstance(counted, KeepsApart):
-        counted.kept = {index: found for rank in devices.gather(counted.kept) for index, found in rank.items()}
+        counted.kept = {index: answers for rank in devices.gather(counted.kept) for index, answers in rank.items()}
     return counted
 
 

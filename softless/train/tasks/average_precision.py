@@ -64,25 +64,27 @@ class BoxScores(Precisions):
 
 def box_scores(
     truth: Sequence[Boxes],
-    found: Sequence[np.ndarray],
+    detections: Sequence[np.ndarray],
     classes: int,
     loss: float = 0.0,
     masks: Sequence[Sequence[Code]] | None = None,
 ) -> BoxScores:
     """Return the scores of what was found in some images.
 
-    truth     the boxes of each image
-    found     float32 [n, 6] for each image: left, top, right, bottom, score, label
-    classes   int: their number
-    loss      float: passed on
-    masks     n codes for each image: the masks that were found; None if only boxes are found
+    truth        the boxes of each image
+    detections   float32 [n, 6] for each image: left, top, right, bottom, score, label
+    classes      int: their number
+    loss         float: passed on
+    masks        n codes for each image: the masks that were found; None if only boxes are found
     """
     known = [
         _entry(image, corners, label, iscrowd=int(crowd), area=float(area))
         for image, boxes in enumerate(truth)
         for corners, label, crowd, area in zip(*boxes[:4], strict=True)
     ]
-    called = [_entry(image, row[:4], row[5], score=float(row[4])) for image, rows in enumerate(found) for row in rows]
+    called = [
+        _entry(image, row[:4], row[5], score=float(row[4])) for image, rows in enumerate(detections) for row in rows
+    ]
     of_boxes, of_masks = _precisions("bbox", known, called, len(truth), classes), None
     if masks is not None:
         own: Any = [boxes.masks for boxes in truth]

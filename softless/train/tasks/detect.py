@@ -23,7 +23,7 @@ from softless.train.dense_recipe import DetectRecipe
 from softless.train.tasks import Evaluation, Tensors
 from softless.train.tasks.average_precision import BoxScores, box_scores
 from softless.train.tasks.dense import DenseTask
-from softless.train.tasks.detect_heads import MOST, DetectNetwork, Found, Targets, build_detector
+from softless.train.tasks.detect_heads import MOST, Detections, DetectNetwork, Targets, build_detector
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -85,37 +85,37 @@ class BoxCounts:
 
     def __init__(self, images: BoxedImages, device: torch.device):
         self.images = images
-        self.found = torch.zeros(len(images), MOST, 6, device=device)  # left, top, right, bottom, score, label
+        self.detections = torch.zeros(len(images), MOST, 6, device=device)  # left, top, right, bottom, score, label
         self.seen = torch.zeros(len(images), 3, dtype=torch.int64, device=device)  # boxes found + 1, height, width
         self.loss = torch.zeros(1, dtype=torch.float64, device=device)
         self.kept: dict[int, list[Code]] = {}  # index of an image -> the masks that were found
 
     def add(self, model: nn.Module, batch: BoxBatch) -> None:
-        losses, found = model(batch.pixels, batch.shown, targets_of(batch.boxes, batch.labels, batch.masks))
+        losses, per_image = model(batch.pixels, batch.shown, targets_of(batch.boxes, batch.labels, batch.masks))
         self.loss += torch.stack([*losses.values()]).sum().double() * len(batch.ids)
-        for each, index, shown, shape in zip(found, batch.ids, batch.shown, batch.shapes, strict=True):
-            self.count(int(index), at_own_size(each, shown, shape), shown, shape)
+        for detections, index, shown, shape in zip(per_image, batch.ids, batch.shown, batch.shapes, strict=True):
+            self.count(int(index), at_own_size(detections, shown, shape), shown, shape)
 
-    def count(self, index: int, found: Found, shown: Tensor, shape: Tensor) -> None:
+    def count(self, index: int, detections: Detections, shown: Tensor, shape: Tensor) -> None:
         """Add what was found in an image of height and width `shape`, which was seen as `shown`."""
-        number = len(found.scores)
-        columns = found.corners, found.scores[:, None], found.labels[:, None]
-        self.found[index, :number] = torch.cat([column.float() for column in columns], 1)
+        number = len(detections.scores)
+        columns = detections.corners, detections.scores[:, None], detections.labels[:, None]
+        self.detections[index, :number] = torch.cat([column.float() for column in columns], 1)
         self.seen[index] = torch.tensor([number + 1, *shape.tolist()])
-        if found.masks is not None:
-            self.kept[index] = in_image(found, shown, shape)
+        if detections.masks is not None:
+            self.kept[index] = in_image(detections, shown, shape)
 
     def tensors(self) -> list[Tensor]:
-        return [self.found, self.seen, self.loss]
+        return [self.detections, self.seen, self.loss]
 
     def scores(self) -> BoxScores:
         seen = self.seen.tolist()
         searched = [index for index, (number, _, _) in enumerate(seen) if number]
         truth = [self.images.boxes(index, (seen[index][2], seen[index][1])) for index in searched]
-        table = self.found.cpu().numpy()
-        found = [table[index, : seen[index][0] - 1] for index in searched]
+        table = self.detections.cpu().numpy()
+        detections = [table[index, : seen[index][0] - 1] for index in searched]
         masks = [self.kept[index] for index in searched] if self.images.values.masked else None
-        return box_scores(truth, found, len(self.images.classes), self.loss.item() / max(len(searched), 1), masks)
+        return box_scores(truth, detections, len(self.images.classes), self.loss.item() / max(len(searched), 1), masks)
 
     def evaluation(self) -> Evaluation:
         scores = self.scores()
@@ -125,14 +125,14 @@ class BoxCounts:
         return Evaluation(scores.loss, {name: number or 0.0 for name, number in numbers.items()}, asdict(scores))
 
 
-def at_own_size(found: Found, shown: Tensor, shape: Tensor) -> Found:
+def at_own_size(detections: Detections, shown: Tensor, shape: Tensor) -> Detections:
     """Return what was found in an image that was scaled from `shape` to `shown`, (height, width), at its own size."""
     sides = shape.flip(0).repeat(2)  # width, height, width, height
-    corners = found.corners * (sides / shown.flip(0).repeat(2))
-    return found._replace(corners=corners.clamp(min=0).minimum(sides.to(corners.dtype)))
+    corners = detections.corners * (sides / shown.flip(0).repeat(2))
+    return detections._replace(corners=corners.clamp(min=0).minimum(sides.to(corners.dtype)))
 
 
-def in_image(found: Found, shown: Tensor, shape: Tensor) -> list[Code]:
+def in_image(detections: Detections, shown: Tensor, shape: Tensor) -> list[Code]:
     """Return the masks that were found in an image of height and width `shape`, which was seen as `shown`.
 
     A pixel whose center is in the box belongs to the object if its probability is at least one half. Between the
@@ -140,11 +140,11 @@ def in_image(found: Found, shown: Tensor, shape: Tensor) -> list[Code]:
 
         p(v, u) = sum_ij hat(v - i) mask_ij hat(u - j)
     """
-    assert found.masks is not None
+    assert detections.masks is not None
     sides, lost = shape.tolist(), (0.5 * shape / shown).tolist()
     codes = []
     for mask, (left, top, right, bottom) in zip(
-        found.masks.cpu().double().numpy(), found.corners.tolist(), strict=True
+        detections.masks.cpu().double().numpy(), detections.corners.tolist(), strict=True
     ):
         rows, down = _hats(top, bottom, sides[0], lost[0], len(mask))
         columns, across = _hats(left, right, sides[1], lost[1], len(mask))
@@ -171,7 +171,7 @@ def answered(model: nn.Module, recipe: DetectRecipe, image: "Image", device: tor
     """
     pixels, size = scaled_into(image, recipe.size)
     shown, shape = (torch.tensor(sides, device=device) for sides in ([size], [image.height, image.width]))
-    _, (found,) = model(normalize(pixels[None].to(device), recipe.augment.mean, recipe.augment.std), shown)
-    own = at_own_size(found, shown[0], shape)
+    _, (detections,) = model(normalize(pixels[None].to(device), recipe.augment.mean, recipe.augment.std), shown)
+    own = at_own_size(detections, shown[0], shape)
     masks = [] if own.masks is None else in_image(own, shown[0], shape)
     return *(part.cpu().numpy() for part in own[:3]), masks

@@ -34,7 +34,7 @@ Losses = dict[str, Tensor]
 Targets = list[dict[str, Tensor]]
 
 
-class Found(NamedTuple):
+class Detections(NamedTuple):
     """The boxes that were found in an image, the highest score first.
 
     corners   float32 [N, 4]: left, top, right, bottom
@@ -53,15 +53,15 @@ class Found(NamedTuple):
 class DetectNetwork(nn.Module):
     """A backbone with a feature pyramid and a head: images [B, 3, H, W] -> losses, and what is found in each image.
 
-    losses   by name; none without targets
-    found    a `Found` per image; none in training
+    losses       by name; none without targets
+    detections   `Detections` of each image; none in training
     """
 
     def __init__(self, features: Features, pyramid: nn.Module, head: nn.Module):
         super().__init__()
         self.features, self.pyramid, self.head = features, pyramid, head
 
-    def forward(self, images: Tensor, shown: Tensor, targets: Targets | None = None) -> tuple[Losses, list[Found]]:
+    def forward(self, images: Tensor, shown: Tensor, targets: Targets | None = None) -> tuple[Losses, list[Detections]]:
         """Return losses and what is found; `shown`, int64 [B, 2], is the height and width that show something."""
         scales = self.pyramid(OrderedDict((str(at), x) for at, x in enumerate(self.features(images))))
         with torch.autocast(images.device.type, enabled=False):
@@ -101,16 +101,16 @@ class FasterHead(nn.Module):
 
     def forward(
         self, images: ImageList, scales: dict[str, Tensor], targets: Targets | None
-    ) -> tuple[Losses, list[Found]]:
+    ) -> tuple[Losses, list[Detections]]:
         if self.training:
             return self.losses(images, scales, targets), []
         regions, _ = self.rpn(images, scales)
-        found, _ = self.roi_heads(scales, regions, images.image_sizes)
+        per_image, _ = self.roi_heads(scales, regions, images.image_sizes)
         losses = {} if targets is None else self.losses_in_test(images, scales, targets)
-        masks = [each["masks"][:, 0] if "masks" in each else None for each in found]
+        masks = [each["masks"][:, 0] if "masks" in each else None for each in per_image]
         return losses, [
-            Found(each["boxes"], each["labels"] - 1, each["scores"], own)
-            for each, own in zip(found, masks, strict=True)
+            Detections(each["boxes"], each["labels"] - 1, each["scores"], own)
+            for each, own in zip(per_image, masks, strict=True)
         ]
 
     def losses(self, images: ImageList, scales: dict[str, Tensor], targets: Targets | None) -> Losses:
@@ -139,7 +139,7 @@ class RetinaHead(nn.Module):
 
     def forward(
         self, images: ImageList, scales: dict[str, Tensor], targets: Targets | None
-    ) -> tuple[Losses, list[Found]]:
+    ) -> tuple[Losses, list[Detections]]:
         stock, features = self.stock, [*scales.values()]
         answers = stock.head(features)  # logits [B, anchors, classes], boxes [B, anchors, 4]
         anchors = stock.anchor_generator(images, features)
@@ -149,8 +149,10 @@ class RetinaHead(nn.Module):
         each = stock.anchor_generator.num_anchors_per_location()
         counts = [x.shape[2] * x.shape[3] * number for x, number in zip(features, each, strict=True)]
         by_scale = {name: [*answer.split(counts, 1)] for name, answer in answers.items()}
-        found = stock.postprocess_detections(by_scale, [[*one.split(counts)] for one in anchors], images.image_sizes)
-        return losses, [Found(each["boxes"], each["labels"], each["scores"]) for each in found]
+        per_image = stock.postprocess_detections(
+            by_scale, [[*one.split(counts)] for one in anchors], images.image_sizes
+        )
+        return losses, [Detections(each["boxes"], each["labels"], each["scores"]) for each in per_image]
 
 
 def _stub(channels: int) -> nn.Module:

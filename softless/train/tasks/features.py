@@ -104,10 +104,10 @@ def start_backbone(features: Features, place: Path) -> None:
     own = inner.state_dict()
 
     def fit(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        kept = {
+        without_head = {
             name: tensor for name, tensor in weights.items() if name in own or not name.startswith(("head.", "norm."))
         }
-        return fit_tables(kept, inner) if hasattr(inner, "own_names") else kept
+        return fit_tables(without_head, inner) if hasattr(inner, "own_names") else without_head
 
     if not place.is_dir():
         load_weights(inner, place, fit=fit)

@@ -120,11 +120,11 @@ class PixelCounts:
         right = self.confusion.diagonal()
         known, called = self.confusion.sum(1), self.confusion.sum(0)
         by_class = _shares(right, known + called - right)
-        found = [share for share in by_class if share is not None]
+        shares = [share for share in by_class if share is not None]
         return PixelScores(
             pixels=pixels,
             loss=self.loss.item() / max(pixels, 1),
-            miou=sum(found) / max(len(found), 1),
+            miou=sum(shares) / max(len(shares), 1),
             accuracy=int(right.sum()) / max(pixels, 1),
             by_class=by_class,
             recall=_shares(right, known),
