@@ -29,7 +29,6 @@ from softless.report.units import duration, short
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from softless.conversion.pipeline import ConversionPlan
 
 SUMMARY = "Make layers of a trained model linear, as many as a budget allows, and prove it."
 HELP = """Make layers of a trained softmax model linear, as many as a budget allows, and prove it on unseen data.
@@ -51,7 +50,7 @@ $ softless convert hf:SmolLM2 --data wiki.txt --heal 10 --budget 8%
 $ softless convert runs/a --out runs/a-linear
 $ softless convert timm:deit_tiny_patch16_224 --pretrained --data imagenette/
 """
-SAID_AFTER = 0.03  # share of the work after which the time left is said
+SAID_AFTER = 0.05  # share of the work after which the time left is said
 
 
 def _share(text: str) -> float:
@@ -130,15 +129,17 @@ def run(
     check_target(out / "model")
     with continues(), progress(1.0, not json) as bar:
         original = load_original(
-            target, data, weights=weights, pretrained=pretrained, count=samples, tokens=tokens, seed=seed, advance=bar
-        )
+            target, data, weights=weights, pretrained=pretrained, count=samples, tokens=tokens, seed=seed,
+            advance=Announced(bar, "training the example", 1.0, quiet=json),
+        )  # fmt: skip
     original.model.to(place)
     chosen = plan(
         original.model, original.samples, budget=budget, candidates=candidates, metric=metric, steps=steps,
         layers=layers, heal=heal, rank=rank, compare=compare, seed=seed, work=out / "work",
     )  # fmt: skip
     with continues(), progress(chosen.amount, not json) as bar:
-        conversion = chosen.run(Announced(bar, chosen, quiet=json))
+        healing = 60 * chosen.heal.minutes if chosen.heal else 0.0
+        conversion = chosen.run(Announced(bar, "converting", chosen.amount, healing, quiet=json))
     command = command_line(
         "softless convert", [target] if target else [],
         {"data": data, "weights": weights, "pretrained": pretrained, "budget": f"{100 * budget:g}%",
@@ -161,19 +162,23 @@ def run(
 
 
 class Announced:
-    """Moves the bar, and says once how long the rest will take."""
+    """Moves the bar, and says once how long the rest will take: that of `amount`, and `more` seconds."""
 
-    def __init__(self, bar: Bar, plan: "ConversionPlan", *, quiet: bool):
-        self.bar, self.said, self.done, self.start = bar, quiet, 0.0, time.monotonic()
-        self.amount, self.healing = plan.amount, 60 * plan.heal.minutes if plan.heal else 0.0
+    def __init__(self, bar: Bar, what: str, amount: float, more: float = 0.0, *, quiet: bool):
+        self.bar, self.what, self.amount, self.more, self.said = bar, what, amount, more, quiet
+        self.start: float | None = None
+        self.done = 0.0
 
     def __call__(self, label: str, amount: float) -> None:
         self.bar(label, amount)
+        if self.start is None:  # the first amount also loads and warms up
+            self.start, self.amount = time.monotonic(), self.amount - amount
+            return
         self.done += amount
         if not self.said and self.done >= SAID_AFTER * self.amount:
             self.said = True
-            left = (time.monotonic() - self.start) * (self.amount / self.done - 1) + self.healing
-            typer.echo(f"this will take up to about {duration(left)}", err=True)
+            left = (time.monotonic() - self.start) * (self.amount / self.done - 1) + self.more
+            typer.echo(f"{self.what}: this will take about {duration(left)}", err=True)
 
 
 def show(document: Mapping[str, Any], folder: Path, page: Path, out: "Console") -> None:

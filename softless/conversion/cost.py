@@ -14,7 +14,7 @@ from softless.conversion.samples import SampleSet
 from softless.conversion.stand_ins import Replacement
 from softless.stopwatch import time_in_turns
 
-PATIENCE, REPEATS = 0.5, 2  # seconds: no longer input is timed after a pass that took as long
+PATIENCE, REPEATS = 2.0, 2  # seconds: no longer input is timed after a pass that took as long
 PROBE = 80  # tokens after which the size of a state no longer grows
 
 
@@ -37,7 +37,7 @@ def measure_cost(layers: Layers, chosen: dict[int, Replacement], samples: Sample
         patient = seconds is not None and max(seconds) < PATIENCE
         size = [int(fixed + per_token * tokens) for fixed, per_token in carried] if carried else None
         rows.append({"tokens": tokens, "seconds": seconds, "bytes": size})
-        advance("timing", 1)
+        advance("timing", tokens)
     return rows
 
 

@@ -148,8 +148,8 @@ class TransformersLayers(Layers):
 
     def generated(self, prompts: Tensor, tokens: int) -> Tensor:
         written: Tensor = self.model.generate(
-            prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=tokens, do_sample=False,
-            use_cache=True, eos_token_id=-1, pad_token_id=0,
+            prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=tokens, min_new_tokens=tokens,
+            do_sample=False, use_cache=True, pad_token_id=0,
         )  # fmt: skip
         return written[:, prompts.shape[1] :]
 

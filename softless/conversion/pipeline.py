@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from softless.conversion import choosing, fitting, healing
 from softless.conversion.candidates import candidates_for
 from softless.conversion.choosing import Ruler
-from softless.conversion.cost import measure_cost
+from softless.conversion.cost import REPEATS, measure_cost
 from softless.conversion.document import ConversionSettings, LayerReport, assemble
 from softless.conversion.healing import Healing, Untouched
 from softless.conversion.layers import Layers
@@ -29,7 +29,7 @@ from softless.conversion.layers_images import ImageLayers, knows
 from softless.conversion.maps import Looks
 from softless.conversion.metrics import metric_of
 from softless.conversion.proving import prove
-from softless.conversion.samples import SampleSet, as_set, split
+from softless.conversion.samples import SampleSet, as_set, count, split
 from softless.conversion.saving import save
 from softless.errors import ArgumentError, shown
 from softless.io.parts import stored
@@ -38,8 +38,9 @@ from softless.probes.interventions import evaluating
 
 FIT_TOKENS, MEASURE_TOKENS = 512, 1024  # tokens of text per step of Adam, and per batch that is measured
 FIT_PATCHES, MEASURE_PATCHES = 4096, 8192  # the same for pictures
-FIT_WORK = 4.0  # a step of the fit, in passes over as many tokens
+FIT_WORK = 4.0  # a step of the fit, in passes over as many samples
 HEAL_WORK = 20.0  # all steps of healing, in passes over a part: how many there are is not known before
+COST_WORK = 2.0 * (REPEATS + 1)  # timing a length, in passes over as many tokens
 
 
 class ConversionWatcher(Protocol):
@@ -97,14 +98,29 @@ class ConversionPlan(ConversionSettings):
     work: Path | None
 
     @property
+    def step(self) -> int:
+        """How many samples a step of the fit reads."""
+        return max(1, (FIT_PATCHES if self.layers.pictures else FIT_TOKENS) // self.tokens)
+
+    @property
+    def work_of(self) -> dict[str, float]:
+        """How much work one more of these is, in passes over the part that chooses."""
+        samples = count(self.parts.choose)
+        batch, token = self.step / samples, 1 / (samples * self.tokens)
+        return {
+            "fitting": FIT_WORK * batch, "comparing candidates": FIT_WORK * batch, "healing": HEAL_WORK,
+            "timing": COST_WORK * token,
+        }  # fmt: skip
+
+    @property
     def amount(self) -> float:
-        """The most work there is: the sum of all amounts that a `ConversionWatcher` receives, passes over a part."""
-        layers, total = len(self.layers), 0.0
-        total += FIT_WORK * self.steps + 2 * fitting.PROBED + 2 * layers + 1 + 2
+        """The most work there is: the sum of all amounts that a `ConversionWatcher` receives."""
+        layers, work_of = len(self.layers), self.work_of
+        total = work_of["fitting"] * self.steps + work_of["comparing candidates"] * fitting.PROBED + 2 * layers + 1 + 2
         total += (2 + HEAL_WORK if self.heal else 0) + (2 if self.layers.generates else 0)
         if self.compare:
             total += (4 + choosing.RANDOM_ORDERS) * len(choosing.counts(layers, layers // 2))
-            total += len(self.layers.lengths(self.parts.prove))
+            total += work_of["timing"] * sum(self.layers.lengths(self.parts.prove))
         return total
 
     def run(self, watch: ConversionWatcher) -> Conversion:
@@ -120,17 +136,16 @@ class ConversionPlan(ConversionSettings):
     def _run(self, watch: ConversionWatcher, untouched: Untouched | None) -> Conversion:
         start, pictures = time.monotonic(), self.layers.pictures
         size = max(1, (MEASURE_PATCHES if pictures else MEASURE_TOKENS) // self.tokens)
-        step = max(1, (FIT_PATCHES if pictures else FIT_TOKENS) // self.tokens)
         depends_on = {
             "model": fingerprint(dict(self.layers.model.state_dict())), "data": fingerprint(self._data()),
             "candidates": {name: repr(candidate) for name, candidate in self.candidates.items()}, "steps": self.steps,
             "seed": self.seed, "metric": self.metric.name, "torch": torch.__version__,
             "adam": [fitting.RATE, fitting.RESIDUAL_RATE, *fitting.BETAS],
         }  # fmt: skip
-        weights = {"fitting": FIT_WORK, "healing": HEAL_WORK}
-        advance: ConversionWatcher = lambda label, amount: watch(label, weights.get(label, 1.0) * amount)  # noqa: E731
+        work_of = self.work_of
+        advance: ConversionWatcher = lambda label, amount: watch(label, work_of.get(label, 1.0) * amount)  # noqa: E731
         fitted = fitting.fit(
-            self.layers, self.candidates, self.parts.fit, steps=self.steps, size=step,
+            self.layers, self.candidates, self.parts.fit, steps=self.steps, size=self.step,
             seed=self.seed, depends_on=depends_on, work=self.work, advance=advance,
         )  # fmt: skip
 

@@ -1,6 +1,7 @@
 """`softless convert`: the embedded example end to end, models of transformers, exit codes, and what is left behind."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM, LlamaForCausalLM
 
 from softless.conversion import choosing, example, layers_transformers, recall
+from softless.conversion.pipeline import plan
 from softless.transformers import mechanisms_of
 from tests.language.models import SIZES
 
@@ -82,6 +84,25 @@ def test_the_text_has_a_row_per_layer_the_promise_and_the_verdict(softless):
     assert any(line.startswith("predicted") for line in lines)
     assert any(line.startswith("delivered") for line in lines)
     assert "layers are linear; perplexity" in result.stdout
+
+
+def test_the_time_left_is_said_once_for_training_and_once_for_converting_and_nothing_else(softless):
+    result = softless("convert", "--budget", "0.9", "--steps", "2", "--no-compare")
+    said = [re.sub(r"[\d.]+ (s|min)", "TIME", line) for line in result.stderr.splitlines()]
+    assert said == [f"{what}: this will take about TIME" for what in ("training the example", "converting")]
+
+
+@pytest.mark.parametrize("compare", [True, False])
+def test_all_progress_adds_up_to_the_work_that_was_planned(compare):
+    """No length takes too long here, so all are timed. There may be fewer batches and numbers of layers to try."""
+    samples, amounts = {"input_ids": example.example_samples()}, dict[str, float]()
+    chosen = plan(example.train_example(0, lambda *_: None), samples, budget=0.9, steps=2, compare=compare)
+
+    def watch(label: str, amount: float) -> None:
+        amounts[label] = amounts.get(label, 0.0) + amount
+
+    chosen.run(watch)
+    assert 0.5 * chosen.amount <= sum(amounts.values()) <= chosen.amount + 1e-6
 
 
 def test_a_model_of_hugging_face_keeps_its_head_and_its_tokenizer(softless, saved, tmp_path):
