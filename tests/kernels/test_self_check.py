@@ -194,10 +194,12 @@ def test_too_little_memory_gives_no_verdict(gpu):
     assert choice.untested(CUDA, LINEAR, False, torch.float16) is None
 
 
-def test_auto_runs_kernels_that_passed(gpu):
+def test_auto_runs_kernels_that_passed_and_says_once_that_it_checks_them(gpu, capsys):
     for _ in range(2):
         assert choice.untested(CUDA, LINEAR, False, torch.float16) is None
     assert gpu["checks"] == 1
+    said = "softless checks the kernels of this call (divide, float16) on this GPU, once: it may take a minute\n"
+    assert capsys.readouterr().err == said
 
 
 def test_auto_runs_torch_and_warns_once_where_the_kernels_failed(gpu):

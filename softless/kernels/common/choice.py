@@ -3,6 +3,7 @@
 `auto` takes the kernels on GPUs with recorded evidence, and on others if they pass their check there (`self_check`).
 """
 
+import logging
 import warnings
 
 import torch
@@ -21,6 +22,7 @@ EXPONENTIAL = ("exp", "exp", "divide"), ("softmax", "exp", "channel")
 PARALLEL = "blend", "regress"  # readers without causal kernels
 UNRECORDED = (NEAR,)  # readers without evidence on any GPU, until `make gpu` has run them
 WARNED: list[str] = []
+LOG = logging.getLogger("softless")
 
 
 def refusal(
@@ -84,7 +86,11 @@ def untested(
     if explained or busy:
         verdict = self_check.recall(device, *spec[:4], is_causal, dtype)
     else:
-        verdict = self_check.verdict(device, self_check.OperatorKind.of(spec, is_causal, dtype))
+        operator = self_check.OperatorKind.of(spec, is_causal, dtype)
+        if self_check.known(device, operator) is None:
+            form = f"{'causal ' if is_causal else ''}{spec.reader}, {operator.dtype}"
+            LOG.warning("softless checks the kernels of this call (%s) on this GPU, once: it may take a minute", form)
+        verdict = self_check.verdict(device, operator)
     if verdict is None:
         unchecked = "the kernels are not yet checked on this GPU, which a plain call with enough free memory does"
         return None if explained else f"{unchecked}; backend='triton' runs them"
