@@ -162,11 +162,18 @@ def test_a_mistake_is_told_in_one_sentence(tool, tmp_path, monkeypatch, capsys, 
 @pytest.mark.slow
 def test_both_steps_run_at_the_size_of_a_toy(tool, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tool, "MODELS", {"deit-regress": tool.MODELS["deit-regress"]})
-    for words in (["time"], ["train", "--seconds", "2", "--pack", "1"]):
-        monkeypatch.setattr(sys, "argv", ["regress_whole.py", *words, "--small", "--out", str(tmp_path)])
+    records = tmp_path / "small" / "records"
+
+    def take(step: str, *words: str) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", ["regress_whole.py", step, *words, "--small", "--out", str(tmp_path)])
         assert tool.main() == 0
         assert "0 left" in capsys.readouterr().out
-    made = json.loads((tmp_path / "small" / "records" / "train-deit-regress-0.json").read_text())
-    assert made["status"] == "done"
-    assert 0 <= made["top1"] <= 1
-    assert made["mechanism"]["name"] == "regress"
+        return json.loads(next(records.glob(f"{step}-deit-regress*.json")).read_text())
+
+    timed = take("time")
+    an_epoch_and_a_half = 1.5 * timed["update_seconds"] * timed["updates_per_epoch"]
+    trained = take("train", "--seconds", str(an_epoch_and_a_half), "--pack", "1")
+    assert trained["status"] == "done"
+    assert trained["epochs"] == 1
+    assert 0 <= trained["top1"] <= 1
+    assert trained["mechanism"]["name"] == "regress"
