@@ -60,7 +60,6 @@ class NearFar(Mechanism):
     paper: ClassVar[str] = "Zhang et al. 2024, arXiv 2410.10254"
     places: ClassVar[bool] = True
     pairs_tokens: ClassVar[bool] = True
-    chunk: ClassVar[int] = 64
 
     window: int = 64
     first: int = 4
@@ -94,6 +93,11 @@ class NearFar(Mechanism):
         return self.neighborhood is not None
 
     needs_grid = reads_grid
+
+    @property
+    def chunk(self) -> int:
+        """How many queries make a chunk. It reads as many keys before it, so a narrow window wants short chunks."""
+        return 32 if self.window <= 32 else 64
 
     def lacks(self, is_causal: bool) -> str | None:
         if is_causal and self.neighborhood is not None:
