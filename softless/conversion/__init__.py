@@ -1,6 +1,7 @@
 """Make layers of a trained softmax model linear, as many as a budget allows, and prove it on data it has not seen.
 
 samples      the data, cut into three parts: fit, choose, prove
+checking     the samples fit the model
 metrics      perplexity, masked tokens, cosine, accuracy: harm in pairs, with intervals
 layers       the attention layers of a model: replace one, restore all (layers_transformers, layers_images)
 places       where attention sits in a model of images, and how a layer there is replaced

@@ -1,10 +1,11 @@
 """The mechanisms that a conversion tries, as a table: what each learns is fitted to the outputs of the softmax."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from softless.conversion.layers import Layers
 from softless.conversion.stand_ins import LOCAL, Candidate
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, shown
 from softless.mechanisms import Mechanism, mechanism
 from softless.mechanisms.nearfar import NearFar
 
@@ -39,7 +40,7 @@ def candidates_for(layers: Layers, wanted: Sequence[str | Mechanism] | None, tok
     otherwise nothing would be far.
     """
     chosen: dict[str, Candidate] = {}
-    for one in default(layers) if wanted is None else wanted:
+    for one in default(layers) if wanted is None else _listed(wanted):
         candidate = Candidate(one) if isinstance(one, Mechanism) else _named(one, layers, tokens)
         if candidate.mechanism.family == "scored":
             raise ArgumentError(
@@ -50,6 +51,16 @@ def candidates_for(layers: Layers, wanted: Sequence[str | Mechanism] | None, tok
     if not chosen:
         raise ArgumentError("candidates is empty, and at least one mechanism is needed")
     return chosen
+
+
+def _listed(wanted: Any) -> list[str | Mechanism]:
+    single = isinstance(wanted, str | Mechanism)
+    several = isinstance(wanted, Iterable) and not single and not isinstance(wanted, Mapping)
+    listed = list(wanted) if several else []
+    if not several or not all(isinstance(one, str | Mechanism) for one in listed):
+        example = f": [{shown(wanted)}]" if single else ", such as ['linear']"
+        raise ArgumentError(f"candidates is {shown(wanted)} and must be a list of mechanisms{example}")
+    return listed
 
 
 def _named(text: str, layers: Layers, tokens: int) -> Candidate:

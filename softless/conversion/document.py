@@ -110,6 +110,12 @@ def verdict(document: Mapping[str, Any], metric: Metric) -> str:
     """Say in one sentence what was converted, what it costs and what it buys."""
     layers = document["layers"]
     total, linear = len(layers), sum(layer["converted"] for layer in layers)
+    if not linear and any(layer["damage"] and layer["damage"]["mean"] <= document["budget"] for layer in layers):
+        samples = counted(document["samples"]["choose"], "sample")
+        return (
+            f"No layer of {total} is proven to fit a budget of {_budget(document)}: {samples} to choose cannot tell; "
+            "give more data. The model is unchanged."
+        )
     if not linear:
         return f"No layer of {total} can be made linear within a budget of {_budget(document)}; the model is unchanged."
     if document["delivered"] is None:

@@ -87,6 +87,10 @@ class Layers(ABC):
         """Write the model into a folder, so that `load` finds it."""
 
     @abstractmethod
+    def check_saving(self) -> None:
+        """Raise if a conversion of the model could not be saved."""
+
+    @abstractmethod
     def learned(self) -> list[nn.Module]:
         """Return the modules that hold what the stand-ins in the model learn."""
 
@@ -114,6 +118,31 @@ class Layers(ABC):
         parts = self.names[0].split(".")
         number = next((at for at, part in enumerate(parts) if part.isdecimal()), len(parts))
         return path.startswith(".".join(parts[:number]) + ".")
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens of a sample that the model has positions for."""
+        raise NotImplementedError
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens that the model knows."""
+        raise NotImplementedError
+
+    @property
+    @abstractmethod
+    def channels(self) -> int:
+        """The number of channels of the pictures that the model reads."""
+
+    @property
+    @abstractmethod
+    def classes(self) -> int:
+        """The number of classes of a classifier."""
+
+    @property
+    @abstractmethod
+    def metrics(self) -> tuple[str, ...]:
+        """The names of all metrics that fit the model."""
 
     @abstractmethod
     def metric(self, samples: SampleSet) -> str:

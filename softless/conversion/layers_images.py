@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from softless.conversion.layers import LABELS, LayerCall, Layers
 from softless.conversion.places import OWN, TIMM, Arguments, places_of
-from softless.conversion.rebuilding import write_model
+from softless.conversion.rebuilding import check_rebuilding, write_model
 from softless.conversion.samples import SampleSet
 from softless.conversion.stand_ins import Candidate, Replacement
 from softless.errors import UnsupportedError
@@ -84,12 +84,28 @@ class ImageLayers(Layers):
         chosen = {self.names[at]: stand_in.candidate for at, stand_in in enumerate(self._now) if stand_in is not None}
         write_model(self.model, chosen, folder)
 
+    def check_saving(self) -> None:
+        check_rebuilding(self.model, {})
+
     def learned(self) -> list[nn.Module]:
         return [stand_in for stand_in in self._now if stand_in is not None]
 
     @property
     def has_logits(self) -> bool:
-        return bool(getattr(self.model, "num_classes", 0))
+        return self.classes > 0
+
+    @property
+    def channels(self) -> int:
+        model: Any = self.model
+        return int(model.in_chans if isinstance(model, Backbone) else model.patch_embed.proj.in_channels)
+
+    @property
+    def classes(self) -> int:
+        return int(getattr(self.model, "num_classes", 0))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ("accuracy", "cosine") if self.has_logits else ("cosine",)
 
     def metric(self, samples: SampleSet) -> str:
         return "accuracy" if LABELS in samples else "cosine"

@@ -1,5 +1,6 @@
 """The attention layers of a model of transformers: each has the mechanism that `softless.transformers` gives it."""
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -40,6 +41,7 @@ class TransformersLayers(Layers):
             from transformers import PreTrainedModel
 
             from softless import transformers as ours
+            from softless.transformers.attention import IMPLEMENTATION
         if not isinstance(model, PreTrainedModel):
             raise ArgumentError(
                 f"model is a {type(model).__name__} and must be a model of softless, timm (ViT, DeiT, Swin) or "
@@ -55,13 +57,19 @@ class TransformersLayers(Layers):
             raise UnsupportedError(
                 f"{type(model).__name__} has no layer of softmax attention to convert: it has {names}"
             )
+        implementation = model.config._attn_implementation
+        if len(self._numbers) < len(mechanisms) and implementation != IMPLEMENTATION:
+            raise ArgumentError(
+                f"attention implementation {implementation!r} ignores the mechanisms that {type(model).__name__} has: "
+                f"call model.set_attn_implementation({IMPLEMENTATION!r}) first"
+            )
         paths = list(modules)
         self.names = tuple(paths[at] for at in self._numbers)
         self.modules: dict[str, nn.Module] = {path: modules[path] for path in self.names}
         self.is_causal = any(bool(module.is_causal) for module in modules.values())
         self.first, self.kind = model.main_input_name, model.config.model_type
         self.pictures = self.first == "pixel_values"
-        self._before = model.config._attn_implementation, deepcopy(getattr(model.config, "softless", None))
+        self._before = implementation, deepcopy(getattr(model.config, "softless", None))
 
     def check(self, candidate: Candidate) -> None:
         if candidate.local:
@@ -129,6 +137,9 @@ class TransformersLayers(Layers):
     def save(self, folder: Path) -> None:
         self.model.save_pretrained(folder)
 
+    def check_saving(self) -> None:
+        pass
+
     def learned(self) -> list[nn.Module]:
         attached = (module._modules.get("softless") for module in self.modules.values())
         return [inputs for inputs in attached if inputs is not None]
@@ -152,6 +163,27 @@ class TransformersLayers(Layers):
             do_sample=False, use_cache=True, pad_token_id=0,
         )  # fmt: skip
         return written[:, prompts.shape[1] :]
+
+    @property
+    def most_tokens(self) -> int:
+        config = self.model.config
+        return sys.maxsize if getattr(config, "rope_parameters", None) else int(config.max_position_embeddings)
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.model.get_input_embeddings().num_embeddings)
+
+    @property
+    def channels(self) -> int:
+        return int(self.model.config.num_channels)
+
+    @property
+    def classes(self) -> int:
+        return int(self.model.config.num_labels)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.metric({}), "cosine")))
 
     def metric(self, samples: SampleSet) -> str:
         kind = type(self.model).__name__

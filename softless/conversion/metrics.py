@@ -25,6 +25,7 @@ from softless.probes.running import Estimate, Z, observe
 
 Rows = list[list[float]]  # one row per sample
 Run = Callable[..., Any]
+IGNORED = -100  # a label that asks for nothing
 TOKENS = 64  # whose losses are computed together
 
 
@@ -67,12 +68,15 @@ def metric_of(layers: Layers, samples: SampleSet, name: str | None) -> Metric:
     if name is not None and name not in METRICS:
         raise ArgumentError(no_such("metric", name, METRICS))
     chosen, kind = METRICS[layers.metric(samples) if name is None else name], type(layers.model).__name__
+    fitting = layers.metrics
+    if chosen.name not in fitting:
+        of_words = layers.pictures and chosen.name in ("perplexity", "masked")
+        why = f"is of words, and {kind} reads pictures" if of_words else f"does not fit {kind}"
+        raise ArgumentError(f"metric '{chosen.name}' {why}: metric can be {' or '.join(fitting)}")
     if chosen.name in ("masked", "accuracy") and LABELS not in samples:
         raise ArgumentError(
             f"{kind} is measured by its labels (metric '{chosen.name}'), and data has only {', '.join(samples)}"
         )
-    if layers.pictures and chosen.name in ("perplexity", "masked"):
-        raise ArgumentError(f"metric '{chosen.name}' is of words, and {kind} reads pictures")
     return chosen
 
 
@@ -80,7 +84,7 @@ def _next_token(run: Run, batch: SampleSet) -> Tensor:
     tokens = batch["input_ids"]
     logits = run(batch, use_cache=False).logits[:, :-1]
     real = batch["attention_mask"][:, 1:].bool() if "attention_mask" in batch else torch.ones_like(tokens[:, 1:]).bool()
-    return _mean_loss(logits, tokens[:, 1:].masked_fill(~real, -100))
+    return _mean_loss(logits, tokens[:, 1:].masked_fill(~real, IGNORED))
 
 
 def _masked_token(run: Run, batch: SampleSet) -> Tensor:
@@ -93,7 +97,7 @@ def _mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
     A few tokens at a time: the losses of a large vocabulary would take as much memory as the logits, and more time.
     """
     sums = torch.stack([_sum_of_losses(z, y) for z, y in zip(logits, targets, strict=True)])
-    return sums[:, None] / (targets != -100).sum(1, keepdim=True).clamp(min=1)
+    return sums[:, None] / (targets != IGNORED).sum(1, keepdim=True).clamp(min=1)
 
 
 def _sum_of_losses(logits: Tensor, targets: Tensor) -> Tensor:
@@ -103,7 +107,7 @@ def _sum_of_losses(logits: Tensor, targets: Tensor) -> Tensor:
 
 def _losses(logits: Tensor, targets: Tensor) -> Tensor:
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(logits, targets, reduction="none", ignore_index=-100)
+    return F.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORED)
 
 
 def _embedding(run: Run, batch: SampleSet) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from softless.conversion import choosing, fitting, healing
 from softless.conversion.candidates import candidates_for
+from softless.conversion.checking import checked
 from softless.conversion.choosing import Ruler
 from softless.conversion.cost import REPEATS, measure_cost
 from softless.conversion.document import ConversionSettings, LayerReport, assemble
@@ -222,14 +223,13 @@ def plan(
     places = layers_of(model)
     if layers is not None and layers > len(places):
         raise ArgumentError(f"layers is {layers}, and the model has {len(places)} layers of softmax attention")
-    samples = as_set(data, places.first)
+    given = as_set(data, places.first)
+    samples = checked(places, given, measured := metric_of(places, given, metric))
     tokens = places.tokens(samples)
-    chosen = candidates_for(places, candidates, tokens)
-    parts, measured = split(samples, seed), metric_of(places, samples, metric)
+    chosen, parts = candidates_for(places, candidates, tokens), split(samples, seed)
     return ConversionPlan(
         layers=places, count=layers, heal=healed, parts=parts, metric=measured, candidates=chosen, budget=budget,
-        steps=steps, seed=seed,
-        tokens=tokens, compare=compare, work=None if work is None else Path(work),
+        steps=steps, seed=seed, tokens=tokens, compare=compare, work=None if work is None else Path(work),
     )  # fmt: skip
 
 

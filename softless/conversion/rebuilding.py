@@ -32,23 +32,33 @@ def write_model(model: Any, chosen: Mapping[str, Candidate], folder: Path) -> No
     """Write a converted model into an existing folder."""
     from safetensors.torch import save
 
-    own = isinstance(model, Backbone)
-    options = _own_options(model) if own else _timm_options(model)
-    document = {
-        "schema": SCHEMA, "source": OWN if own else TIMM, "options": options,
-        "pictures": {key: model.pretrained_cfg[key] for key in PICTURES if key in model.pretrained_cfg},
-        "layers": {path: candidate.entry() for path, candidate in chosen.items()},
-    }  # fmt: skip
-    with torch.device("meta"):
-        same = {key: x.shape for key, x in _build(document, Path(MODEL)).state_dict().items()}
-    if same != {key: x.shape for key, x in model.state_dict().items()}:
-        raise UnsupportedError(
-            f"{type(model).__name__} was built with options that its name {model.pretrained_cfg['architecture']!r} "
-            "does not tell, so it could not be loaded again"
-        )
+    document = check_rebuilding(model, chosen)
     weights = {key: x.detach().cpu().contiguous() for key, x in model.state_dict().items()}
     write(folder / WEIGHTS, save(weights))
     write_json(folder / MODEL, document)
+
+
+def check_rebuilding(model: Any, chosen: Mapping[str, Candidate]) -> dict[str, Any]:
+    """Return the document from which a model with these layers can be built, or raise."""
+    own, config = isinstance(model, Backbone), getattr(model, "pretrained_cfg", None) or {}
+    document = {
+        "schema": SCHEMA, "source": OWN if own else TIMM,
+        "options": _own_options(model) if own else _timm_options(model, config.get("architecture")),
+        "pictures": {key: config[key] for key in PICTURES if key in config},
+        "layers": {path: candidate.entry() for path, candidate in chosen.items()},
+    }  # fmt: skip
+    try:
+        with torch.device("meta"):
+            same = {key: x.shape for key, x in _build(document, Path(MODEL)).state_dict().items()}
+    except FileError:
+        same = {}
+    if same != {key: x.shape for key, x in model.state_dict().items()}:
+        raise UnsupportedError(
+            f"{type(model).__name__} was built with options that its name {config.get('architecture')!r} does not "
+            "tell, so it could not be loaded again: keep conversion.model, or write its weights yourself with "
+            "torch.save(model.state_dict(), path)"
+        )
+    return document
 
 
 def load_converted(folder: str | Path) -> nn.Module:
@@ -57,7 +67,7 @@ def load_converted(folder: str | Path) -> nn.Module:
     >>> import softless
     >>> softless.load_converted("nothing")
     Traceback (most recent call last):
-    softless.errors.FileError: nothing holds no converted model: there is neither model.json nor config.json in it
+    softless.errors.FileError: nothing does not exist: give the folder of a converted model
 
     Args:
         folder: What `Conversion.save` wrote, such as DIR/model of softless convert.
@@ -66,7 +76,7 @@ def load_converted(folder: str | Path) -> nn.Module:
     if (place / MODEL).is_file():
         return read_model(place)
     if not (place / "config.json").is_file():
-        raise FileError(f"{place} holds no converted model: there is neither {MODEL} nor config.json in it")
+        raise FileError(_why_none(place))
     with needs_extra(f"{place} holds a model of transformers", "hf"):
         import transformers
 
@@ -77,6 +87,18 @@ def load_converted(folder: str | Path) -> nn.Module:
         return kind.from_pretrained(place, local_files_only=True, use_safetensors=True).eval()
     except (OSError, ValueError, LookupError, AttributeError, TypeError, RuntimeError) as error:
         raise FileError(f"{place} cannot be loaded ({' '.join(str(error).split())})") from error
+
+
+def _why_none(place: Path) -> str:
+    """Say why a path is no folder of a converted model."""
+    if not place.exists():
+        return f"{place} does not exist: give the folder of a converted model"
+    if not place.is_dir():
+        return f"{place} is a file, and the folder of a converted model is needed"
+    below = place / "model"
+    inside = (below / MODEL).is_file() or (below / "config.json").is_file()
+    hint = f": did you mean {below}?" if inside else ""
+    return f"{place} holds no converted model, because there is neither {MODEL} nor config.json in it{hint}"
 
 
 def read_model(folder: Path) -> nn.Module:
@@ -131,10 +153,10 @@ def _own_model(options: dict[str, Any]) -> Any:
     return model
 
 
-def _timm_options(model: Any) -> dict[str, Any]:
+def _timm_options(model: Any, name: str | None) -> dict[str, Any]:
     size = model.patch_embed.img_size
     options = {
-        "model_name": model.pretrained_cfg.get("architecture"), "num_classes": model.num_classes,
+        "model_name": name, "num_classes": model.num_classes,
         "in_chans": model.patch_embed.proj.in_channels, "img_size": None if size is None else list(size),
         "global_pool": model.global_pool if hasattr(model, "global_pool") else model.head.global_pool.pool_type,
     }  # fmt: skip

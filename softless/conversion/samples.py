@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from softless.errors import ArgumentError
+from softless.errors import ArgumentError, shown
 
 SampleSet = dict[str, Tensor]
 FIT, CHOOSE = 0.5, 0.25  # shares; the rest proves
@@ -32,11 +32,21 @@ class ThreeParts(NamedTuple):
         return {name: count(part) for name, part in zip(self._fields, self, strict=True)}
 
 
-def as_set(data: Tensor | Mapping[str, Tensor], first_name: str) -> SampleSet:
+def as_set(data: object, first_name: str) -> SampleSet:
     """Return samples as a dictionary; a single tensor gets the name of the model's first argument."""
+    if not isinstance(data, Tensor | Mapping):
+        texts = isinstance(data, str) or (isinstance(data, list | tuple) and any(isinstance(x, str) for x in data))
+        hint = ": tokenize texts first, with tokenizer(texts, padding=True, return_tensors='pt')" if texts else ""
+        raise ArgumentError(
+            f"data is {'text' if texts else f'a {type(data).__name__}'} and must be a tensor of samples, or a "
+            f"dictionary of such tensors for the model's forward{hint}"
+        )
     samples = {first_name: data} if isinstance(data, Tensor) else dict(data)
-    if not samples or not all(isinstance(x, Tensor) and x.ndim > 0 for x in samples.values()):
-        raise ArgumentError("data must be a tensor of samples, or a dictionary of such tensors for the model's forward")
+    if not samples:
+        raise ArgumentError(f"data is empty, and must hold a tensor named {first_name}")
+    for name, x in samples.items():
+        if not isinstance(x, Tensor) or x.ndim == 0:
+            raise ArgumentError(f"{shown(name)} in data is {shown(x)} and must be a tensor [samples, ...]")
     sizes = {name: len(x) for name, x in samples.items()}
     if len(set(sizes.values())) > 1:
         text = ", ".join(f"{name} {size:,}" for name, size in sizes.items())

@@ -97,7 +97,8 @@ def create_model(
     """
     check_switch("pretrained", pretrained)
     if unknown := [option for option in options if option not in OPTIONS]:
-        hint = did_you_mean(unknown[0], OPTIONS) or f"it takes {', '.join(OPTIONS)}"
+        known = *(create_model.__kwdefaults__ or {}), *OPTIONS
+        hint = did_you_mean(unknown[0], known) or f"it takes {', '.join(known)}"
         raise ArgumentError(f"model {shown(name)} has no option {', '.join(unknown)}: {hint}")
     changes = {
         "mechanism": mechanism, "local": local, "qk_conv": qk_conv, "window": window, "pattern": pattern,

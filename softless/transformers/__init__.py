@@ -32,6 +32,7 @@ __all__ = ["ARCHITECTURES", "StateLayer", "attentions", "check", "inputs_for", "
 
 CAUSAL = "gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3"
 ENCODERS = "bert", "deit", "roberta", "vit"
+BEFORE = "_softless_before"  # the attention implementation before ours
 ARCHITECTURES = (*CAUSAL, *ENCODERS)
 
 
@@ -96,7 +97,22 @@ def equip(model: PreTrainedModel) -> None:
     for hook in (no_weights, give_pack):
         if hook not in base._forward_pre_hooks.values():
             base.register_forward_pre_hook(hook, with_kwargs=True)
-    model.set_attn_implementation(IMPLEMENTATION)
+    _switch(model, ours=bool(chosen))
+
+
+def _switch(model: PreTrainedModel, *, ours: bool) -> None:
+    """Let a model attend with our implementation, or with the one that it had before.
+
+    The latter is kept in the model without a head, which its parts share, and not in the config, which is saved.
+    """
+    base: Any = model.base_model
+    before, now = getattr(base, BEFORE, None), model.config._attn_implementation
+    if ours:
+        if now != IMPLEMENTATION:
+            setattr(base, BEFORE, now)
+        model.set_attn_implementation(IMPLEMENTATION)
+    elif now == IMPLEMENTATION and before is not None:
+        model.set_attn_implementation(before)
 
 
 def _chosen(model: PreTrainedModel, count: int) -> dict[int, Mechanism]:

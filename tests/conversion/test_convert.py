@@ -285,9 +285,19 @@ REFUSED = {
     "scored candidate": (model_of, {"candidates": ["topk"]}, ArgumentError, "a candidate must be linear"),
     "no candidate": (model_of, {"candidates": []}, ArgumentError, "candidates is empty"),
     "unknown metric": (model_of, {"metric": "beauty"}, ArgumentError, "beauty"),
-    "no labels": (model_of, {"metric": "masked"}, ArgumentError, "measured by its labels"),
+    "a metric of classes": (
+        model_of, {"metric": "accuracy"}, ArgumentError,
+        "metric 'accuracy' does not fit LlamaForCausalLM: metric can be perplexity or cosine"
+    ),
+    "one candidate": (
+        model_of, {"candidates": "inline"}, ArgumentError, r"candidates is 'inline' and must be a list .*: \['inline'\]"
+    ),
+    "no name of a candidate": (model_of, {"candidates": [3]}, ArgumentError, r"candidates is \[3\] and must be a list"),
+    "no labels": (
+        lambda _: model_of("bert", AutoModelForMaskedLM), {}, ArgumentError, "BertForMaskedLM is measured by its labels"
+    ),
     "another model": (lambda _: torch.nn.Linear(2, 2), {}, ArgumentError, "must be a model of softless, timm"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -306,3 +316,39 @@ def test_too_few_samples_and_unequal_tensors_are_refused():
     uneven = {"input_ids": tokens(20, 8), "attention_mask": torch.ones(19, 8)}
     with pytest.raises(ArgumentError, match="input_ids 20, attention_mask 19"):
         softless.convert(model_of("llama"), uneven, **LOOSE)
+
+
+def test_layers_with_another_mechanism_belong_to_the_original_and_are_not_converted():
+    """The damage of a layer alone is found again by hand, with the mechanisms of the others as they were."""
+    torch.manual_seed(0)
+    config, data = CAUSAL["llama"](), data_for("llama", 40)
+    config.num_hidden_layers = 5
+    model = AutoModelForCausalLM.from_config(config).eval()
+    set_mechanism(model, "nearfar", layers=[1, 3], window=4, first=1)
+    given = mechanisms_of(model)
+    choose = data[torch.randperm(40, generator=torch.Generator().manual_seed(0))[20:30]]
+    plain = softless.mechanism("linear", phi="relu")  # learns nothing
+    conversion = softless.convert(model, data, **LOOSE | {"candidates": [plain]})
+    linear = [layer.converted for layer in conversion.layers]
+    assert [layer.name for layer in conversion.layers] == [f"model.layers.{at}.self_attn" for at in (0, 2, 4)]
+    assert [made.name for made in mechanisms_of(model)][::2] == ["linear" if each else "softmax" for each in linear]
+    conversion.undo()
+    assert mechanisms_of(model) == given
+
+    def loss() -> float:
+        with torch.no_grad():
+            return float(model(choose, labels=choose).loss)
+
+    before = loss()
+    for at, layer in zip((0, 2, 4), conversion.layers, strict=True):
+        set_mechanism(model, plain, layers=[at])
+        assert layer.damage.mean == pytest.approx(exp(loss() - before) - 1, abs=1e-4)
+        set_mechanism(model, "softmax", layers=[at])
+
+
+def test_mechanisms_that_the_attention_implementation_ignores_are_refused():
+    model = model_of("llama")
+    set_mechanism(model, "delta", layers=[1])
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ArgumentError, match=r"'sdpa' ignores the mechanisms .*set_attn_implementation\('softless'\)"):
+        softless.convert(model, data_for("llama"), **LOOSE)

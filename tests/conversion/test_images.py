@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 import softless
+from softless.conversion.document import verdict
 from softless.conversion.layers_images import ImageLayers
+from softless.conversion.metrics import METRICS
 from softless.conversion.stand_ins import Candidate
 from softless.errors import ArgumentError, FileError, SoftlessError, UnsupportedError
 
@@ -156,9 +158,54 @@ def test_models_and_candidates_that_do_not_fit_are_refused_in_one_sentence(case)
 
 def test_a_model_with_options_that_its_name_does_not_tell_is_not_half_saved(tmp_path):
     conversion = softless.convert(model := model_of("timm's DeiT"), samples_for(model), **LOOSE)
-    with pytest.raises(UnsupportedError, match="could not be loaded again"):
+    said = r"could not be loaded again: keep conversion.model, or .* torch.save\(model.state_dict\(\), path\)"
+    with pytest.raises(UnsupportedError, match=said):
         conversion.save(tmp_path / "converted")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_whether_a_model_can_be_saved_is_known_before_it_is_converted(name):
+    layers = ImageLayers(model_of(name))
+    if name in LOADABLE:
+        layers.check_saving()
+        return
+    with pytest.raises(UnsupportedError, match="could not be loaded again"):
+        layers.check_saving()
+
+
+def test_a_model_without_a_name_says_that_it_cannot_be_loaded_again(tmp_path):
+    model = timm.models.vision_transformer.VisionTransformer(64, 8, num_classes=4, embed_dim=32, depth=1, num_heads=2)
+    conversion = softless.convert(model, samples_for(model), **LOOSE)
+    with pytest.raises(UnsupportedError, match="VisionTransformer was built with options that its name None"):
+        conversion.save(tmp_path / "converted")
+
+
+def test_too_few_samples_to_tell_are_not_taken_for_layers_that_do_harm():
+    torch.manual_seed(0)
+    model = MODELS["our DeiT"]().eval()  # of small weights, so that no answer changes
+    document = softless.convert(model, samples_for(model), **LOOSE | {"budget": 0.01}).document
+    assert document["verdict"] == (
+        "No layer of 2 is proven to fit a budget of 1 %: 6 samples to choose cannot tell; give more data. The model is "
+        "unchanged."
+    )
+    harmful = [layer | {"damage": layer["damage"] | {"mean": 0.5}} for layer in document["layers"]]
+    assert verdict(document | {"layers": harmful}, METRICS["accuracy"]) == (
+        "No layer of 2 can be made linear within a budget of 1 %; the model is unchanged."
+    )
+
+
+def test_a_path_that_holds_no_converted_model_is_told_why(tmp_path):
+    (tmp_path / "converted/model").mkdir(parents=True)
+    with pytest.raises(FileError, match=r"because there is neither model\.json nor config\.json in it$"):
+        softless.load_converted(tmp_path / "converted")
+    (tmp_path / "converted/model/model.json").write_text("{}")
+    with pytest.raises(FileError, match=r"in it: did you mean .*converted/model"):
+        softless.load_converted(tmp_path / "converted")
+    with pytest.raises(FileError, match=r"model\.json is a file, and the folder of a converted model is needed"):
+        softless.load_converted(tmp_path / "converted/model/model.json")
+    with pytest.raises(FileError, match="missing does not exist"):
+        softless.load_converted(tmp_path / "missing")
 
 
 @pytest.mark.parametrize("damage", ["no json", "another schema", "another builder", "another mechanism", "no weights"])

@@ -255,6 +255,25 @@ def test_weights_that_nobody_forms_are_refused_and_not_left_out(attention):
         encoder("bert")(tokens(1, 4), output_attentions=True)
 
 
+@pytest.mark.parametrize("loaded", [False, True])
+def test_softmax_in_all_layers_brings_back_the_attention_implementation_from_before(loaded, tmp_path):
+    model = AutoModelForCausalLM.from_config(CAUSAL["llama"](), attn_implementation="eager").eval()
+    right = model(tokens(1, 6), output_attentions=True)
+    set_mechanism(model, "linear")
+    if loaded:
+        model.save_pretrained(tmp_path)
+        model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    set_mechanism(model, "softmax", [0, 1])
+    with pytest.raises(UnsupportedError, match="output_attentions is True"):
+        model(tokens(1, 6), output_attentions=True)
+    set_mechanism(model, "softmax", [2])
+    again = model(tokens(1, 6), output_attentions=True)
+    assert torch.equal(again.logits, right.logits)
+    assert all(torch.equal(x, y) for x, y in zip(again.attentions, right.attentions, strict=True))
+    set_mechanism(model, "linear", [2])
+    assert model.config._attn_implementation == "softless"
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
