@@ -23,11 +23,12 @@ from softless.commands.common import (
     reports_errors,
 )  # fmt: skip
 from softless.commands.ctrl_c import continues
-from softless.commands.progress import Bar, progress
+from softless.commands.progress import Bar, progress, say
 from softless.report.units import duration, short
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 
 SUMMARY = "Make layers of a trained model linear, as many as a budget allows, and prove it."
@@ -48,7 +49,7 @@ $ softless convert hf:SmolLM2 --data wiki.txt --tokens 512 --budget 1%
 $ softless convert hf:MiniLM --data book.txt --candidates inline,regress
 $ softless convert hf:SmolLM2 --data wiki.txt --heal 10 --budget 8%
 $ softless convert runs/a --out runs/a-linear
-$ softless convert timm:deit_tiny_patch16_224 --pretrained --data imagenette/
+$ softless convert timm:vit_tiny_patch16_224 --weights vit.pth --data photos/
 """
 SAID_AFTER = 0.05  # share of the work after which the time left is said
 
@@ -70,7 +71,7 @@ def _names(text: str) -> tuple[str, ...]:
 @reports_errors
 def run(
     target: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="The model. Default: an example.", show_default=False)
+        str | None, typer.Argument(metavar="MODEL", help="The model. Default: an example.", show_default=False)
     ] = None,
     data: Annotated[str | None, typer.Option(metavar="PATH", help="Text or images: a file or a folder.")] = None,
     weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights of a model of ours or of timm.")] = None,
@@ -92,7 +93,10 @@ def run(
             min=1, max=1_000_000, metavar="NUMBER", help="Pieces of text, or images. Default: up to 100, or 1000."
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=2, max=2**20, metavar="NUMBER", help="Tokens per piece of text.")] = 128,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=2, max=2**20, metavar="NUMBER", help="Tokens per piece of text. Default: 128."),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, max=10**6, metavar="NUMBER", help="Steps of the fit.")] = 40,
     layers: Annotated[
         int | None,
@@ -137,13 +141,14 @@ def run(
         original.model, original.samples, budget=budget, candidates=candidates, metric=metric, steps=steps,
         layers=layers, heal=heal, rank=rank, compare=compare, seed=seed, work=out / "work",
     )  # fmt: skip
+    chosen.layers.check_saving()
     with continues(), progress(chosen.amount, not json) as bar:
         healing = 60 * chosen.heal.minutes if chosen.heal else 0.0
         conversion = chosen.run(Announced(bar, "converting", chosen.amount, healing, quiet=json))
     command = command_line(
         "softless convert", [target] if target else [],
         {"data": data, "weights": weights, "pretrained": pretrained, "budget": f"{100 * budget:g}%",
-         "candidates": candidates, "samples": samples, "tokens": tokens if target else None, "steps": steps,
+         "candidates": candidates, "samples": samples, "tokens": tokens, "steps": steps,
          "layers": layers, "heal": heal, "rank": rank, "seed": seed, "out": out},
     )  # fmt: skip
     texts = [{side: original.decode(tokens) for side, tokens in text.items()} for text in conversion.document["texts"]]
@@ -178,7 +183,7 @@ class Announced:
         if not self.said and self.done >= SAID_AFTER * self.amount:
             self.said = True
             left = (time.monotonic() - self.start) * (self.amount / self.done - 1) + self.more
-            typer.echo(f"{self.what}: this will take about {duration(left)}", err=True)
+            say(f"{self.what}: this will take about {duration(left)}", err=True)
 
 
 def show(document: Mapping[str, Any], folder: Path, page: Path, out: "Console") -> None:
@@ -198,7 +203,7 @@ def show(document: Mapping[str, Any], folder: Path, page: Path, out: "Console") 
             "-" if harm is None else _percent(harm["mean"]), "-" if harm is None else _interval(harm),
             "-" if error is None else short(error),
         )  # fmt: skip
-    out.print(table)
+    _print_numbers_whole(out, table)
     out.print()
     for name in ("predicted", "delivered"):
         if (harm := document[name]) is not None:
@@ -208,13 +213,33 @@ def show(document: Mapping[str, Any], folder: Path, page: Path, out: "Console") 
         without = "not a finite number" if before is None else f"{_percent(before['mean'])} ({_interval(before)})"
         undone = "" if healing["kept"] else ", and it did harm, so it is undone"
         out.print(f"{'unhealed':<10} {without}; {healing['steps']} steps of healing{undone}", soft_wrap=True)
-    out.print(Text(document["verdict"], style="bold"), soft_wrap=True)
+    out.print(Text(document["verdict"], style="bold"))
     out.print(f"Written: {folder / 'model'}, {page}", soft_wrap=True)
 
 
+def _print_numbers_whole(out: "Console", table: "Table") -> None:
+    """Print a table whose second column, the mechanism, wraps if the terminal is narrow; no other column is cut."""
+    from rich.measure import Measurement
+
+    for column in table.columns:
+        column.min_width = max(len(str(cell)) for cell in (column.header, *column.cells))
+    mechanism = table.columns[1]
+    mechanism.no_wrap, mechanism.min_width, mechanism.justify = False, None, "left"
+    width = out.width
+    out.width = max(width, Measurement.get(out, out.options.update(max_width=10_000), table).minimum)
+    out.print(table)
+    out.width = width
+
+
+def _signed(share: float) -> str:
+    """Write a share in percent with its sign, and zero as +0.00."""
+    text = f"{100 * share:+.2f}"
+    return "+0.00" if text == "-0.00" else text
+
+
 def _percent(share: float) -> str:
-    return f"{100 * share:+.2f}%"
+    return f"{_signed(share)}%"
 
 
 def _interval(harm: Mapping[str, float]) -> str:
-    return f"{100 * harm['low']:+.2f} to {100 * harm['high']:+.2f}"
+    return f"{_signed(harm['low'])} to {_signed(harm['high'])}"

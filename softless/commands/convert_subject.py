@@ -10,22 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from softless.commands.common import task_of_run
-from softless.commands.probe_subject import (
-    HUGGING_FACE,
-    TIMM,
-    ImageInput,
-    Subject,
-    TextInput,
-    hugging_face,
-    load_samples,
-    load_subject,
-)
-from softless.conversion.samples import SampleSet
+from softless.commands.probe_subject import load_samples, load_subject
+from softless.commands.subject import HUGGING_FACE, TIMM, ImageInput, Subject, TextInput
+from softless.commands.subject_hugging_face import hugging_face
+from softless.conversion.samples import LEAST, SampleSet
 from softless.data import open_images
+from softless.data.images import counted_classes
 from softless.data.sampler import ResumableSampler
 from softless.errors import ArgumentError, FileError, needs_extra
+from softless.report.units import counted
 
 MASKED = 0.15  # share of the tokens that a model of masked tokens predicts
+TOKENS = 128  # per piece of text
 IGNORED, MOST, MOST_IMAGES = -100, 100, 1000  # a target that no loss counts; sequences and images by default
 HEADS = {
     "ForCausalLM": "AutoModelForCausalLM",
@@ -48,17 +44,19 @@ class Original:
 
 
 def load_original(
-    name: str | None, data: str | None, *, weights: Path | None, pretrained: bool, count: int | None, tokens: int,
-    seed: int, advance: Callable[[str, float], None],
+    name: str | None, data: str | None, *, weights: Path | None, pretrained: bool, count: int | None,
+    tokens: int | None, seed: int, advance: Callable[[str, float], None],
 ) -> Original:  # fmt: skip
     """Load the model that MODEL stands for, with its head, and its samples; None trains the example."""
+    if count is not None and count < LEAST:
+        raise ArgumentError(f"--samples {count}: a conversion needs at least {LEAST} samples")
+    if name is None:
+        _refuse_without_model({"--data": data, "--tokens": tokens, "--weights": weights, "--pretrained": pretrained})
     if name is None or name.startswith(HUGGING_FACE):
         with needs_extra("this model is one of transformers", "hf"):
             from transformers.utils import logging
         logging.disable_progress_bar()  # ours is shown
     if name is None:
-        if data is not None:
-            raise ArgumentError(f"--data {data} is for a model, and no MODEL is given: the example has its own text")
         return _example(count, seed, advance)
     if not name.startswith(HUGGING_FACE):
         return _other(name, data, weights, count, seed, pretrained=pretrained)
@@ -66,13 +64,32 @@ def load_original(
         raise ArgumentError(f"{name} comes with its own weights: --weights and --pretrained are for other models")
     subject = hugging_face(name, _class_with_head)
     model: Any = subject.model
+    _check_architecture(model)
     if hasattr(model, "generation_config"):
         model.config.use_cache = True  # as it was saved
-    samples = _samples(subject, data, count, tokens, seed)
+    samples = _samples(subject, data, count, TOKENS if tokens is None else tokens, seed)
     if not isinstance(subject.takes, TextInput):
         return Original(name, model, samples, data or "digits")
     tokenizer = subject.takes.tokenizer
     return Original(name, model, samples, data or "digits", (tokenizer,), tokenizer.decode)
+
+
+def _refuse_without_model(options: dict[str, Any]) -> None:
+    """Refuse options that say something about a model or its data."""
+    for option, value in options.items():
+        if value not in (None, False):
+            given = option if value is True else f"{option} {value}"
+            raise ArgumentError(
+                f"{given} is for a model, and no MODEL is given: the example has its own text and model"
+            )
+
+
+def _check_architecture(model: Any) -> None:
+    """Refuse a model that has no softmax to replace, before any data is read."""
+    from softless import transformers as ours
+    from softless.mechanisms import mechanism
+
+    ours.check(model, mechanism("softmax"))
 
 
 def _example(count: int | None, seed: int, advance: Callable[[str, float], None]) -> Original:
@@ -94,7 +111,10 @@ def _other(
         if weights is not None or pretrained:
             raise ArgumentError(f"{name} is a run, which has its own weights")
         return _text_run(name, data, count, seed)
-    subject = load_subject(name, weights, None, seed, pretrained=pretrained)
+    subject = load_subject(
+        name, weights, None, seed, pretrained=pretrained,
+        reader="softless convert reads runs on text and runs on images with labels",
+    )  # fmt: skip
     if subject.is_random:
         needed = "--weights FILE or --pretrained" if name.startswith(TIMM) else "--weights FILE"
         raise ArgumentError(f"{name} has random weights, and there is nothing to keep: give {needed}")
@@ -120,6 +140,7 @@ def _text_run(name: str, data: str | None, count: int | None, seed: int) -> Orig
     whole = TokenizedText(text, tokenizer, recipe.length, train=True)
     if count is not None and count > whole.count:
         raise ArgumentError(f"--samples {count}: {whole.name} has {whole.count:,} sequences")
+    _check_pieces(whole.name, whole.count, recipe.length, "give more text with --data")
     order = ResumableSampler(whole.count, seed=seed).order()[: count or min(whole.count, MOST)]
     language_model: Any = model
     samples = {"input_ids": whole.batch(torch.as_tensor(order)).inputs}
@@ -144,11 +165,21 @@ def _samples(subject: Subject, data: str | None, count: int | None, tokens: int,
     if isinstance(subject.takes, TextInput):
         options: dict[str, Any] = {"tokens": tokens, "device": "cpu", "seed": seed, "batch": 2**30}
         batch = next(load_samples(subject, data, "test", count, **options).batches)
+        pieces, length = batch["input_ids"].shape
+        _check_pieces(str(data), pieces, length, f"give more text, or less than --tokens {tokens}")
         masked = kind.endswith("ForMaskedLM")
         return _masked(batch["input_ids"], subject.takes.tokenizer, seed) if masked else dict(batch)
     if not kind.endswith("ForImageClassification"):
         return _pictures(subject, data, 0, count, seed)
     return _pictures(subject, data, getattr(subject.model, "num_labels", 0), count, seed)
+
+
+def _check_pieces(source: str, pieces: int, tokens: int, remedy: str) -> None:
+    if pieces < LEAST:
+        raise ArgumentError(
+            f"{source} gives {counted(pieces, 'piece')} of {counted(tokens, 'token')}, and a conversion needs at least "
+            f"{LEAST} pieces: {remedy}"
+        )
 
 
 def _pictures(subject: Subject, source: str | None, classes: int, count: int | None, seed: int) -> SampleSet:
@@ -160,10 +191,10 @@ def _pictures(subject: Subject, source: str | None, classes: int, count: int | N
         )
     names = getattr(subject.model, "pretrained_cfg", {}).get("label_names") or images.classes  # few models say
     if tuple(names) != images.classes:
-        theirs, ours = (", ".join(part[:3]) for part in (names, images.classes))
+        theirs, ours = (counted_classes(part) for part in (names, images.classes))
         raise ArgumentError(
-            f"{subject.name} knows the classes {theirs}, ..., and {source or 'digits'} has {ours}, ...: give images of "
-            "these classes with --data"
+            f"{subject.name} knows {theirs}, and {source or 'digits'} has {ours}: give images of the model's classes "
+            "with --data"
         )
     count = min(MOST_IMAGES, len(images)) if count is None else count
     options: dict[str, Any] = {"tokens": 0, "device": "cpu", "seed": seed, "batch": 2**30}

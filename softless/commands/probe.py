@@ -23,7 +23,7 @@ from softless.report.units import duration, short
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from softless.commands.probe_subject import Samples, Subject
+    from softless.commands.subject import Samples, Subject
     from softless.probes.findings import Examination, LayerFindings, ProbeReport
 
 SCHEMA = "softless.probe/1"
@@ -129,7 +129,7 @@ def examined(
     subject: "Subject", samples: "Samples", layers: Any, *, quiet: bool
 ) -> "tuple[Examination, tuple[str, ...]]":
     """Examine the chosen layers on all batches; also return the names of modules that were missed."""
-    from softless.commands.progress import progress
+    from softless.commands.progress import progress, say
     from softless.probes.examination import capture_batch, examine
 
     def forward(model: Any, batch: Any) -> object:
@@ -159,7 +159,7 @@ def examined(
             bar(f"{done:,} of {label}", images)
             if done == images and left and not quiet:
                 random = ", random weights" if subject.is_random else ""
-                typer.echo(f"{label}{random}: this will take about {duration(left)}", err=True)
+                say(f"{label}{random}: this will take about {duration(left)}", err=True)
 
         batches = chain([first], samples.batches)
         examination = examine(subject.model, batches, forward=forward, advance=advance, only=chosen.__contains__)

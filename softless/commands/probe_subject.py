@@ -6,80 +6,57 @@ of torch.save) never executes code. Only `--pretrained` and a name on the hub ma
 The data are images, drawn by the seed, or pieces of a text, from its beginning.
 """
 
-import json
-import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor
 
-from softless.commands.common import refuse
+from softless.commands.common import refuse, task_of_run
+from softless.commands.subject import (
+    FAILURES,
+    HUGGING_FACE,
+    PRETRAINED,
+    RANDOM,
+    TIMM,
+    TRAINED,
+    ImageInput,
+    Samples,
+    Subject,
+    TextInput,
+    first_sentence,
+    silence_hub,
+)
+from softless.commands.subject_hugging_face import hugging_face
 from softless.data import Images, open_images
-from softless.data.augment import IMAGENET_MEAN, IMAGENET_STD, PLAIN, Augment, as_timm_tests, transform
+from softless.data.augment import as_timm_tests, transform
 from softless.data.device_augment import finish
 from softless.data.images import Split
 from softless.data.reading import Damage, Draw, Reader, read_all
 from softless.data.sampler import ResumableSampler
+from softless.data.text import open_text
 from softless.errors import ArgumentError, FileError, UnsupportedError, did_you_mean, needs_extra
 from softless.io.weights import load_weights
 from softless.models import create_model, list_models
 from softless.models.table import CONFIGS
 
-TIMM, HUGGING_FACE = "timm:", "hf:"
-RANDOM, TRAINED, PRETRAINED = "random", "trained", "pretrained"
-HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # a model on the hub: name, or owner/name
-FAILURES = (OSError, ValueError, ImportError, LookupError, RuntimeError, TypeError)
 DEFAULT_COUNT = 100  # samples
 CHARACTERS = 16  # per token at most, with room to spare
 
 
-@dataclass(frozen=True)
-class ImageInput:
-    """How images are prepared for a model, and the path of a run's own images."""
-
-    side: int
-    augment: Augment
-    source: str | None = None
-
-
-@dataclass(frozen=True)
-class TextInput:
-    """How text is prepared for a model: pieces of at most `longest` tokens."""
-
-    tokenizer: Any
-    longest: int
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model, the origin of its weights, and the input that it takes."""
-
-    name: str
-    model: nn.Module
-    weights: str
-    takes: ImageInput | TextInput
-
-    @property
-    def is_random(self) -> bool:
-        return self.weights == RANDOM
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Batches of `count` samples of one kind, such as "images of 224 x 224 pixels"."""
-
-    count: int
-    kind: str
-    source: str
-    batches: Iterator[Any]
-
-
-def load_subject(name: str, weights: Path | None, size: int | None, seed: int, *, pretrained: bool = False) -> Subject:
-    """Load the model that MODEL stands for; random weights follow from the seed."""
+def load_subject(
+    name: str,
+    weights: Path | None,
+    size: int | None,
+    seed: int,
+    *,
+    pretrained: bool = False,
+    reader: str = "softless probe reads runs on images with labels",
+) -> Subject:
+    """Load the model that MODEL stands for; random weights follow from the seed. `reader` ends an error about a run."""
     torch.manual_seed(seed)
     if pretrained and not name.startswith(TIMM):
         raise ArgumentError(f"--pretrained loads the weights of a model of timm, and {name} is not timm:NAME")
@@ -94,7 +71,7 @@ def load_subject(name: str, weights: Path | None, size: int | None, seed: int, *
         subject = _ours(name, trained=name not in CONFIGS and weights is None)
     elif Path(name).is_dir():
         refuse({"--weights": weights}, f"{name} is a run, which has its own")
-        subject = _run(name)
+        subject = _run(name, reader)
     else:
         close = did_you_mean(name, [*CONFIGS, *list_models(pretrained=True)])
         raise ArgumentError(
@@ -102,8 +79,7 @@ def load_subject(name: str, weights: Path | None, size: int | None, seed: int, *
             f"nor hf:FOLDER or hf:NAME{f': {close}' if close else ''}"
         )
     if weights is not None:
-        load_weights(subject.model, weights)
-        subject = replace(subject, weights=str(weights))
+        subject = replace(subject, model=_with_weights(subject, weights), weights=str(weights))
     if size is None:
         return subject
     if not isinstance(subject.takes, ImageInput):
@@ -117,10 +93,46 @@ def _ours(name: str, *, trained: bool) -> Subject:
     return Subject(name, model, TRAINED if trained else RANDOM, images)
 
 
-def _run(name: str) -> Subject:
-    from softless.train.recipe import from_document
+def _with_weights(subject: Subject, path: Path) -> Any:
+    """Return the model with the weights of a file, and as many classes as the file has."""
+    model: Any = subject.model
+    shapes: dict[str, Size] = {}
+
+    def look(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        shapes.update({name: tensor.shape for name, tensor in tensors.items()})
+        return tensors
+
+    try:
+        load_weights(model, path, fit=look)
+    except FileError:
+        own = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        head = f"{_classifier(model)}.weight"
+        if head not in own or len(shapes.get(head, ())) != len(own[head]) or shapes[head][0] in (0, own[head][0]):
+            raise
+        model.reset_classifier(shapes[head][0])
+        load_weights(model, path)
+        model.pretrained_cfg = {**model.pretrained_cfg, "num_classes": model.num_classes}
+    return model
+
+
+def _classifier(model: Any) -> str:
+    """Return the path of a model's last layer; a model with two of them names both."""
+    name = model.pretrained_cfg.get("classifier", "head")
+    return name if isinstance(name, str) else str(name[0])
+
+
+def _run(name: str, reader: str) -> Subject:
+    from softless.train.recipe import IMAGES, from_document
     from softless.train.tasks.classify import trained
 
+    task = task_of_run(name)
+    if task is None and (Path(name) / "config.json").is_file():
+        raise ArgumentError(
+            f"{name} is no run of softless train: it has a config.json, and a model of Hugging Face is given as "
+            f"{HUGGING_FACE}{name}"
+        )
+    if task not in (None, IMAGES):
+        raise ArgumentError(f"{name} is a run of task {task!r}, and {reader}")
     model, run = trained(Path(name))
     recipe = from_document(run["recipe"])
     return Subject(name, model, TRAINED, ImageInput(recipe.image_size, recipe.augment, source=run["data"]))
@@ -134,91 +146,19 @@ def _timm(name: str, architecture: str, pretrained: bool) -> Subject:
         near = ", ".join(get_close_matches(architecture, timm.list_models()))
         raise ArgumentError(f"timm has no model {architecture!r}{near and f', but {near}'}")
     if pretrained:
-        _silence_hub()
+        silence_hub()
     try:
         model = timm.create_model(architecture, pretrained=pretrained)
     except FAILURES as error:
         if not pretrained:
             raise
         raise FileError(
-            f"{name}: its pretrained weights are not in timm's cache and could not be downloaded ({_sentence(error)})"
+            f"{name}: its pretrained weights are not in timm's cache and could not be downloaded "
+            f"({first_sentence(error)})"
         ) from error
     config = resolve_data_config({}, model=model)
     images = ImageInput(config["input_size"][-1], as_timm_tests(config))
     return Subject(name, model, PRETRAINED if pretrained else RANDOM, images)
-
-
-def _hub_folder(name: str) -> Path:
-    """Return the folder itself, or the cached folder of a name on the hub, after missing files are downloaded.
-
-    Only configurations, tokenizers and safetensors are downloaded: no code, and nothing pickled.
-    """
-    if Path(name).exists() or not HUB_NAME.fullmatch(name):
-        return Path(name)
-    with needs_extra(f"{HUGGING_FACE + name} is read by transformers", "hf"):
-        from huggingface_hub import snapshot_download
-    _silence_hub()
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"]))
-    except FAILURES as error:
-        raise FileError(
-            f"{name}: there is no such folder here, no such model in the cache of Hugging Face, and none could be "
-            f"downloaded ({_sentence(error)})"
-        ) from error
-
-
-def _sentence(error: Exception) -> str:
-    """Return the first sentence of a library's error."""
-    return (re.split(r"\n|\.\s", str(error).strip())[0] or type(error).__name__).rstrip(".")
-
-
-def _silence_hub() -> None:
-    """Turn off the hub's messages about retries, because our error says it in one sentence."""
-    from huggingface_hub.utils import logging
-
-    logging.set_verbosity_error()
-
-
-def hugging_face(name: str, auto: Callable[[Path], str] = lambda _: "AutoModel") -> Subject:
-    """Load hf:FOLDER or hf:NAME; `auto` returns the class of transformers that loads the model in a folder."""
-    folder = _hub_folder(name.removeprefix(HUGGING_FACE))
-    with needs_extra(f"{name} is read by transformers", "hf"):
-        import transformers
-    if not (folder / "config.json").is_file():
-        raise FileError(f"{folder} has no config.json, which the folder of a Hugging Face model needs")
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        model, report = getattr(transformers, auto(folder)).from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-        )
-        takes = (_image_input if model.main_input_name == "pixel_values" else _text_input)(folder, model)
-    except FAILURES as error:
-        raise FileError(f"{folder} cannot be loaded ({' '.join(str(error).split())})") from error
-    if missing := sorted(key for key in report["missing_keys"] if "pooler" not in key):
-        raise FileError(f"the weights in {folder} lack {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}")
-    model.config.use_cache = False
-    return Subject(name, model, TRAINED, takes)
-
-
-def _image_input(folder: Path, model: Any) -> ImageInput | TextInput:
-    file = folder / "preprocessor_config.json"
-    config = json.loads(file.read_bytes()) if file.is_file() else {}
-    mean, std = config.get("image_mean", IMAGENET_MEAN), config.get("image_std", IMAGENET_STD)
-    return ImageInput(model.config.image_size, replace(PLAIN, mean=_channels(mean), std=_channels(std)))
-
-
-def _channels(values: Iterable[float]) -> tuple[float, float, float]:
-    red, green, blue = map(float, values)
-    return red, green, blue
-
-
-def _text_input(folder: Path, model: Any) -> ImageInput | TextInput:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    longest = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
-    return TextInput(tokenizer, int(min(longest, tokenizer.model_max_length)))
 
 
 def load_samples(
@@ -236,7 +176,7 @@ def load_samples(
     takes = subject.takes
     if isinstance(takes, TextInput):
         if data is None:
-            raise ArgumentError(f"{subject.name} reads text: give a text file with --data")
+            raise ArgumentError(f"{subject.name} reads text: give a text file or a folder of .txt files with --data")
         pieces = _pieces(Path(data), takes, count, tokens)
         batches = ({"input_ids": part.to(device)} for part in pieces.split(batch))
         return Samples(len(pieces), f"pieces of {pieces.shape[1]} tokens", data, batches)
@@ -260,13 +200,7 @@ def _pieces(path: Path, text_input: TextInput, count: int | None, tokens: int) -
     if not getattr(text_input.tokenizer, "is_fast", False):
         raise UnsupportedError("the model's tokenizer cannot cut a text into pieces: it needs a tokenizer.json")
     most = DEFAULT_COUNT if count is None else count
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(most * tokens * CHARACTERS)
-    except OSError as error:
-        raise FileError(f"{path} cannot be read as text ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise FileError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
+    text = _beginning(path, most * tokens * CHARACTERS)
     cut = text_input.tokenizer(text, truncation=True, max_length=tokens, return_overflowing_tokens=True)["input_ids"]
     pieces = [piece for piece in cut if len(piece) == tokens] or cut[:1]
     if not text.strip() or not pieces[0]:
@@ -274,6 +208,19 @@ def _pieces(path: Path, text_input: TextInput, count: int | None, tokens: int) -
     if count is not None and count > len(pieces):
         raise ArgumentError(f"--images {count}: {path} has {len(pieces):,} pieces of {len(pieces[0])} tokens")
     return torch.tensor(pieces[:most])
+
+
+def _beginning(path: Path, characters: int) -> str:
+    """Return the beginning of a text file, or of all .txt files of a folder."""
+    if path.is_dir():
+        return open_text(path, "test").data.decode()[:characters]
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.read(characters)
+    except OSError as error:
+        raise FileError(f"{path} cannot be read as text ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
 
 
 def _image_batches(images: Images, takes: ImageInput, order: list[int], batch: int, device: str) -> Iterator[Tensor]:

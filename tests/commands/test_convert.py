@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM, LlamaForCausalLM
 
+from softless.commands import convert
 from softless.conversion import choosing, example, layers_transformers, recall
 from softless.conversion.pipeline import plan
 from softless.transformers import mechanisms_of
@@ -83,7 +84,7 @@ def test_the_text_has_a_row_per_layer_the_promise_and_the_verdict(softless):
     assert [line.split()[0] for line in lines[4:10]] == list("012345")
     assert any(line.startswith("predicted") for line in lines)
     assert any(line.startswith("delivered") for line in lines)
-    assert "layers are linear; perplexity" in result.stdout
+    assert "layers are linear; perplexity" in " ".join(result.stdout.split())
 
 
 def test_the_time_left_is_said_once_for_training_and_once_for_converting_and_nothing_else(softless):
@@ -166,7 +167,7 @@ def test_a_broken_promise_is_exit_status_1_and_says_so(softless, monkeypatch):
     monkeypatch.setattr(choosing.Ruler, "compared", hide)
     result = softless("convert", "--steps", "2", "--no-compare")
     assert result.exit_code == 1
-    assert "which breaks the budget of 1 %" in result.stdout
+    assert "which breaks the budget of 1 %" in " ".join(result.stdout.split())
 
 
 BAD = {
@@ -180,7 +181,8 @@ BAD = {
     "a rank without healing": (("--rank", "4"), 3, "rank is 4, and nothing is healed"),
     "more layers than there are": (("--layers", "7"), 3, "layers is 7, and the model has 6 layers"),
     "data without a model": (("--data", str(TEXT)), 3, "is for a model, and no MODEL is given"),
-    "too few samples": (("--samples", "4"), 3, "data has 4 samples, and at least 16 are needed"),
+    "tokens without a model": (("--tokens", "64"), 3, "--tokens 64 is for a model, and no MODEL is given"),
+    "too few samples": (("--samples", "4"), 3, "--samples 4: a conversion needs at least 16 samples"),
     "too many samples": (("--samples", "4000"), 3, "the example has 32 sequences"),
     "unknown mechanism": (("--candidates", "magic"), 3, "magic"),
     "a mechanism that is not linear": (("--candidates", "topk"), 3, "a candidate must be linear"),
@@ -211,3 +213,15 @@ def test_an_architecture_that_is_not_known_is_refused(softless, tmp_path):
     assert result.exit_code == 3
     assert len(result.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "converted").exists()
+
+
+def test_a_text_that_is_too_short_is_named_with_its_pieces(softless, saved, tmp_path):
+    (tmp_path / "short.txt").write_text("Hello there.")
+    result = softless("convert", f"hf:{saved}", "--data", "short.txt", "--tokens", "24")
+    assert result.exit_code == 3
+    assert "short.txt gives 1 piece of" in result.stderr
+    assert "at least 16 pieces: give more text, or less than --tokens 24" in result.stderr
+
+
+def test_zero_percent_has_no_minus():
+    assert convert._percent(-0.00001) == "+0.00%"

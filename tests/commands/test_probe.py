@@ -321,9 +321,9 @@ BAD = {
     "no such layer": (("inline_deit_tiny", "--size", "32", "--layers", "44"), "--layers picks none of the 12 layers"),
     "too many images": (("inline_deit_tiny", "--images", "1000"), "digits has 360 images to test on; --split train"),
     "no such weights": (("inline_deit_tiny", "--weights", "nope.pth"), "nope.pth: there is no such file"),
-    "no such data": (("inline_deit_tiny", "--data", "nope"), "nope: there is no such folder"),
+    "no such data": (("inline_deit_tiny", "--data", "nope"), "nope: there is no such file or folder"),
     "text for images": (("inline_deit_tiny", "--data", str(TEXT)), "neither a folder of images nor a parquet file"),
-    "text is needed": ((MINILM,), "reads text: give a text file with --data"),
+    "text is needed": ((MINILM,), "reads text: give a text file or a folder of .txt files"),
     "pixels of a text": ((MINILM, "--data", str(TEXT), "--size", "8"), "--size is in pixels"),
     "no such text": ((MINILM, "--data", "nope"), "nope cannot be read as text .No such file"),
     "weights for a folder": ((MINILM, "--weights", "x"), "--weights: .* comes with its own weights"),
@@ -413,3 +413,25 @@ def test_memory_does_not_grow_over_1000_images(softless, monkeypatch):
     early, late = sum(sizes[12:half]) / (half - 12), sum(sizes[half:]) / (len(sizes) - half)
     assert late <= 1.01 * early
     assert found["schema"] == probe.SCHEMA
+
+
+def test_weights_of_a_file_bring_their_number_of_classes(softless, tmp_path):
+    torch.save(create_model("deit_tiny", num_classes=2).state_dict(), tmp_path / "two.pth")
+    found = document(softless("probe", "deit_tiny", "--weights", "two.pth", "--images", "1", "--layers", "0", "--json"))
+    assert found["weights"] == "two.pth"
+
+
+def test_a_folder_of_hugging_face_without_hf_is_named(softless, vision):
+    assert "a model of Hugging Face is given as hf:vit" in softless("probe", "vit").stderr
+
+
+def test_a_folder_without_a_tokenizer_is_refused_in_one_sentence(softless, tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    transformers.BertModel(transformers.BertConfig(vocab_size=9, **sizes)).save_pretrained(tmp_path / "bare")
+    assert "error: there is no tokenizer in bare" in softless("probe", "hf:bare", "--data", str(TEXT)).stderr
+
+
+def test_a_model_of_hugging_face_without_attention_is_refused_in_one_sentence(softless, tmp_path):
+    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1])
+    transformers.ResNetModel(config).save_pretrained(tmp_path / "resnet")
+    assert "error: ResNetModel has no attention" in softless("probe", "hf:resnet", "--images", "1").stderr

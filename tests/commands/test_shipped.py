@@ -112,4 +112,7 @@ def test_convert_refuses_images_of_other_classes(softless, kept):
     save_file(load_file(kept), kept, {shipped.METADATA: json.dumps(document)})
     result = softless("convert", NAME, "--no-compare")
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (3, "", 1)
-    assert f"{NAME} knows the classes a, b, c, ..., and digits has 0, 1, 2, ...: give images" in result.stderr
+    assert (
+        f"{NAME} knows 10 classes (a, b, c, ...), and digits has 10 classes (0, 1, 2, ...): give images"
+        in result.stderr
+    )
