@@ -9,6 +9,8 @@ box has its "mask" as a compressed run-length code of COCO: {"size": [height, wi
 JSON (schema softless.predict/1): {"schema", "run", "task", "images": [{"name", "files", "classes": {name: share}}]}. A
 share is a probability, the share of the pixels that the class has, or the highest score of its boxes.
 
+No answer replaces a picture that is read, and no two answers have the same file: such a FOLDER is refused at once.
+
 Exit status: 0 predicted, 2 usage, 3 bad input.
 """
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
+    from softless.data.listed import ListedPictures
+
 SCHEMA = "softless.predict/1"
 SUMMARY = "Let a trained model answer for pictures, and draw its masks or boxes."
 HELP = """Let the best model of a run answer for pictures, and write its answers to a folder.
@@ -54,7 +58,7 @@ $ softless predict runs/camvid street.jpg --out answers
 BEST = 5
 DRAWN = 0.5  # the lowest score of a box that is drawn
 
-Answer = tuple[dict[str, float], dict[str, Any]]  # class -> share; suffix of a file -> text or picture
+Answer = tuple[dict[str, float], tuple[Any, ...]]  # class -> share; a text or picture for each suffix
 
 
 class Predicted(TypedDict):
@@ -86,14 +90,21 @@ def run(
         raise ArgumentError(f"{folder} {held}, and the run of a model for images is needed")
     pictures = ListedPictures(images)
     prepare_folder(out)
+    load, suffixes = {
+        IMAGES: (classifier, (".txt",)),
+        SEGMENT: (segmentation, (".png", "-mask.png")),
+        DETECT: (detection, (".png", "-boxes.json")),
+    }[task]
+    check_files(pictures, out, suffixes)
     with warnings_in_one_line():
-        loads = {IMAGES: classifier, SEGMENT: segmentation, DETECT: detection}
-        answer = loads[task](Path(folder), torch.device(pick_device(device)))
+        answer = load(Path(folder), torch.device(pick_device(device)))
     predicted: list[Predicted] = []
     with progress(len(pictures), not json) as advance, torch.inference_mode():
         for index, (name, stem) in enumerate(zip(pictures.names, pictures.stems, strict=True)):
             classes, contents = answer(pictures[index])
-            files = [write(out / f"{stem}{suffix}", content) for suffix, content in contents.items()]
+            files = [
+                write(out / f"{stem}{suffix}", content) for suffix, content in zip(suffixes, contents, strict=True)
+            ]
             predicted.append({"name": name, "files": files, "classes": classes})
             advance(f"predicting {stem}", 1)
     if json:
@@ -102,8 +113,31 @@ def run(
     for each in predicted:
         best = sorted(each["classes"].items(), key=lambda item: -item[1])[:BEST]
         shares = ", ".join(f"{plain(name)} {share:.1%}" for name, share in best)
-        console().print(f"{plain(each['files'][0])}: {shares}", soft_wrap=True)
+        console().print(f"{plain(each['files'][0])}: {shares or 'no objects'}", soft_wrap=True)
     console().print(f"{units.counted(len(predicted), 'picture')} in {plain(str(out))}", soft_wrap=True)
+
+
+def check_files(pictures: "ListedPictures", out: Path, suffixes: tuple[str, ...]) -> None:
+    """Refuse to write over a picture that is read, or to write two answers to one file."""
+    read = {identity(Path(name)) for name in pictures.names} - {None}
+    written: dict[Path, str] = {}
+    for name, stem in zip(pictures.names, pictures.stems, strict=True):
+        for path in (out / f"{stem}{suffix}" for suffix in suffixes):
+            if identity(path) in read:
+                raise ArgumentError(f"--out {out}: this would overwrite the input picture {path}: give another folder")
+            if (other := written.setdefault(path, name)) != name:
+                raise ArgumentError(
+                    f"--out {out}: the answers for {other} and {name} would both be {path}: rename one of the pictures"
+                )
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Return what is equal for two paths to the same file, through links of any kind; None if there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def classifier(folder: Path, device: "torch.device") -> "Callable[[Image], Answer]":
@@ -124,7 +158,7 @@ def classifier(folder: Path, device: "torch.device") -> "Callable[[Image], Answe
         shares = model(normalize(pixels, recipe.augment.mean, recipe.augment.std))[0].float().softmax(0)
         best = shares.topk(min(BEST, len(shares)))
         classes = {about["classes"][at]: share for share, at in zip(*(part.tolist() for part in best), strict=True)}
-        return classes, {".txt": "".join(f"{share:.4f} {name}\n" for name, share in classes.items())}
+        return classes, ("".join(f"{share:.4f} {name}\n" for name, share in classes.items()),)
 
     return answer
 
@@ -146,7 +180,7 @@ def segmentation(folder: Path, device: "torch.device") -> "Callable[[Image], Ans
         mask = answered(model, recipe, image, device)
         shares = np.bincount(mask.ravel(), minlength=len(names)) / mask.size
         classes = {name: float(share) for name, share in zip(names, shares, strict=True)}
-        return classes, {".png": painted(image, mask, names), "-mask.png": Pillow.fromarray(numbers[mask])}
+        return classes, (painted(image, mask, names), Pillow.fromarray(numbers[mask]))
 
     return answer
 
@@ -173,7 +207,7 @@ def detection(folder: Path, device: "torch.device") -> "Callable[[Image], Answer
         sure = scores >= DRAWN
         outlines = [decode(code) for code in compress(masks, sure)]
         drawn = framed(image, corners[sure], labels[sure], scores[sure], names, outlines)
-        return classes, {".png": drawn, "-boxes.json": f"{json_text(objects)}\n"}
+        return classes, (drawn, f"{json_text(objects)}\n")
 
     return answer
 

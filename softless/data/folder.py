@@ -60,6 +60,9 @@ def open_folder(folder: Path, split: Split) -> FolderImages:
     if unknown := [name for name in _classes(part) if name not in classes]:
         raise FileError(f"{part}: {unknown[0]!r} is not one of the {len(classes)} classes in {learned}")
     images = FolderImages(part, classes)
+    if len(images) == 0 and (flat := sum(entry.name.lower().endswith(SUFFIXES) for entry in _entries(part))):
+        count = f"{flat:,} image{'s' if flat > 1 else ''}"
+        raise FileError(f"{part} holds {count}, but no folder per class: put them into {part / 'CLASS'}/")
     check_labels(str(part), images.labels, classes, needed=_classes(part))
     return images
 

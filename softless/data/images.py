@@ -8,7 +8,7 @@ of a summary says how two sets differ.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypedDict, get_args
 
 import numpy as np
@@ -94,6 +94,12 @@ def check_labels(where: str, labels: np.ndarray, classes: tuple[str, ...], *, ne
     if empty := [name for name in needed if name not in used]:
         shown = ", ".join(map(repr, empty[:5])) + (", ..." if len(empty) > 5 else "")
         raise FileError(f"{where}: {len(empty)} of its {len(classes)} classes without images: {shown}")
+
+
+def counted_classes(names: Sequence[str]) -> str:
+    """Return how many classes there are, and the first of them: "2 classes (a, b)"."""
+    shown = [*names[:NAMED], *["..."] * (len(names) > NAMED)]
+    return f"{len(names):,} class{'es' if len(names) > 1 else ''} ({', '.join(shown)})"
 
 
 def fingerprint(*parts: bytes | np.ndarray) -> str:

@@ -27,7 +27,7 @@ from softless.data.parquet import (
     rows_of,
 )
 from softless.errors import FileError
-from softless.io.pictures import SUFFIXES, read
+from softless.io.pictures import SUFFIXES, BadImage, read
 
 IMAGES, MASKS = "images", ("masks", "annotations", "labels")
 TRAINS = ("train", "training")
@@ -47,15 +47,14 @@ class ParquetPairs(ParquetPictures):
 
 
 class FolderPairs:
-    """The files of a folder of images, and those of the same names in a folder of masks."""
+    """The files of a folder of images, and those of the same names in a folder of masks; some masks may be missing."""
 
     def __init__(self, images: Path, masks: Path) -> None:
         self.images, mask_files = _pictures(images), _pictures(masks)
         known = {path.relative_to(masks).with_suffix(""): path for path in mask_files}
         names = [path.relative_to(images).with_suffix("") for path in self.images]
-        if without := [path for path, name in zip(self.images, names, strict=True) if name not in known]:
-            raise FileError(f"{without[0]}: it has no mask in {masks}; {len(without)} of {len(names)} images have none")
-        self.masks = [known[name] for name in names]
+        self.folder, self.names = masks, names
+        self.masks = [known.get(name) for name in names]
         both = zip(self.images, self.masks, strict=True)
         self.sizes = np.array([[_size(image), _size(mask)] for image, mask in both], np.int64).reshape(-1, 2)
 
@@ -66,7 +65,9 @@ class FolderPairs:
         return read(self.images[row], self.name(row))
 
     def mask(self, row: int) -> bytes:
-        return read(self.masks[row], str(self.masks[row]))
+        if (path := self.masks[row]) is None:
+            raise BadImage(self.name(row), f"there is no picture {str(self.names[row])!r} in {self.folder}")
+        return read(path, str(path))
 
 
 def open_masked(source: str | Path, split: Split, values: MaskValues) -> MaskedImages:
@@ -139,8 +140,8 @@ def _pictures(folder: Path) -> list[Path]:
     return sorted(path for path in paths if path.suffix.lower() in SUFFIXES and not path.is_dir())
 
 
-def _size(path: Path) -> int:
+def _size(path: Path | None) -> int:
     try:
-        return path.stat().st_size
+        return -1 if path is None else path.stat().st_size
     except OSError:
         return -1

@@ -98,7 +98,10 @@ class ResumableSampler(torch.utils.data.Sampler[int]):
             )
         if complete and (needed := batch * self.ranks) > self.total:
             ranks = f" on each of {self.ranks} ranks" if self.ranks > 1 else ""
-            raise ArgumentError(f"a batch of {batch}{ranks} needs {needed} {unit}, and an epoch has {self.total}")
+            most = f": set a batch of at most {self.total}{' over all ranks' * (self.ranks > 1)}"
+            advice = most if self.total >= self.ranks else ""
+            have = f"an epoch has {self.total}{advice}"
+            raise ArgumentError(f"a batch of {batch}{ranks} needs {needed} {unit}, and {have}")
 
     def advance(self, count: int) -> None:
         """Note that each rank has used `count` more examples."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from softless.data.images import Images, Sample, Split, fingerprint
+from softless.data.images import Images, Sample, Split, counted_classes, fingerprint
 from softless.errors import ArgumentError, FileError, needs_extra
 
 DIGITS = "digits"
@@ -46,7 +46,7 @@ def open_images(source: str | Path | None, split: Split) -> Images:
         from softless.data.parquet import open_parquet
 
         return open_parquet(path, split)
-    raise FileError(f"{path}: there is no such folder of images or parquet file")
+    raise FileError(f"{path}: there is no such file or folder")
 
 
 def parquet_files(source: str | Path | None) -> list[Path]:
@@ -87,8 +87,8 @@ def splits_of(source: str | Path | None, train: Images, hold_out: float) -> tupl
             "a recipe with hold_out = 0.1 takes a tenth of those to train on"
         )
     if train.classes != test.classes:
-        here, there = (f"{len(part.classes)} ({', '.join(part.classes[:3])}, ...)" for part in (train, test))
-        raise FileError(f"{source}: the images to train on have classes {here}, and those to test on {there}")
+        here, there = (counted_classes(part.classes) for part in (train, test))
+        raise FileError(f"{source}: the images to train on have {here}, and those to test on have {there}")
     return train, test
 
 

@@ -20,8 +20,10 @@ import numpy as np
 from softless.data.folder import find_part
 from softless.data.images import MissingPartError, Split
 from softless.errors import ArgumentError, FileError
+from softless.io.pictures import SUFFIXES as PICTURES
 
 SUFFIX = ".txt"
+OF_IMAGES = (*PICTURES, ".parquet")  # a file that ends so in a folder tells that the folder holds images
 HELD_OUT = 0.1  # share of a text of one part that is to test on
 MOST_TEXT = 8 * 10**9  # bytes: a text stays in memory
 
@@ -74,7 +76,7 @@ def open_text(source: str | Path, split: Split) -> Text:
 def is_text(source: str | Path | None) -> bool:
     """Return whether a source is text: files that end in .txt, or a parquet file with a column `text` and no images.
 
-    A folder with folders or parquet files in it holds images, and its .txt files are about them.
+    A folder with images, folders or parquet files in it holds images, and its .txt files are about them.
     """
     if source is None:
         return False
@@ -82,7 +84,7 @@ def is_text(source: str | Path | None) -> bool:
     with suppress(FileError):  # whoever opens a damaged source says so
         if path.is_dir():
             part = find_part(path, "train")
-            others = any(inner.is_dir() or inner.suffix == ".parquet" for inner in part.iterdir())
+            others = any(inner.is_dir() or inner.name.lower().endswith(OF_IMAGES) for inner in part.iterdir())
             return bool(_listed(part)) and not others
         if path.suffix == ".parquet" and path.is_file():
             from softless.data.parquet import open_table

@@ -12,7 +12,7 @@ from softless.data.check import check_part, open_parts
 from tests.data.pictures import FORMS, encoded, folder, mutants, parquet
 
 WRONG = [
-    ("none", {}, "none: there is no such folder of images or parquet file"),
+    ("none", {}, "none: there is no such file or folder"),
     ("empty", {"empty": {}}, "empty: it holds no images"),
     ("gap", {"gap": {"a": 1, "b": 0}}, "gap: 1 of its 2 classes without images: 'b'"),
     ("one", {"one": {"a": 2}}, "one: it has one class, 'a', and at least two are needed"),
@@ -139,6 +139,13 @@ def test_a_problem_of_the_set_as_a_whole_exits_3(softless, tmp_path, name, parts
     result = softless("data", "check", name)
     assert (result.exit_code, result.stdout) == (3, "")
     assert result.stderr == f"error: {says}\n"
+
+
+def test_pictures_with_a_readme_are_a_set_of_images_without_classes(softless, tmp_path):
+    (folder(tmp_path, {"": {"flat": 3}}) / "flat/readme.txt").write_text("hi\n")
+    result = softless("data", "check", "flat")
+    assert result.stderr == "error: flat holds 3 images, but no folder per class: put them into flat/CLASS/\n"
+    assert result.exit_code == 3
 
 
 def test_labels_out_of_range_are_bad_input(softless, tmp_path):

@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 from PIL import Image
 from pycocotools import mask as codes
 
+from softless.train.tasks import detect
 from tests.data import outlined
 from tests.data.boxed import coco, drawn, pair_of_files, parquet, row
 from tests.data.masked import png
@@ -89,6 +91,15 @@ def test_a_detection_trains_is_evaluated_and_draws_its_boxes_and_masks(softless,
         assert picture.width > 96  # the legend is beside it
 
 
+def test_predict_says_that_a_picture_has_no_objects(softless, rectangles, tmp_path, monkeypatch):
+    assert softless(*words("--out", "a")).exit_code == 0
+    (tmp_path / "one.png").write_bytes(png(drawn(1, 64, 96)[0]))
+    nothing = (np.zeros((0, 4)), np.zeros(0, int), np.zeros(0), [])
+    monkeypatch.setattr(detect, "answered", lambda *_given: nothing)
+    result = softless("predict", "a", "one.png", "--out", "answers", "--device", "cpu")
+    assert result.stdout == "answers/one.png: no objects\n1 picture in answers\n"
+
+
 def test_data_check_counts_the_boxes_and_names_bad_ones(softless, rectangles, tmp_path):
     result = softless("data", "check", "data/x-train.parquet")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -141,7 +152,7 @@ WRONG = [
     (["--set", "image_size=8"], "'image_size' is not a key of a detection recipe: only recipes of task 'classify'"),
     (["--set", "model.head=mask_rcnn"], "it has columns image, boxes, labels, and masks is needed"),
     (["--set", "boxes.values=[1, 2]"], "its box 0 (2, 4, 22, 31) has class 0, and the classes are 1, 2"),
-    (["--set", "batch=16"], "a batch of 16 needs 16 images, and an epoch has 8"),
+    (["--set", "batch=16"], "a batch of 16 needs 16 images, and an epoch has 8: set a batch of at most 8\n"),
 ]
 
 

@@ -99,6 +99,40 @@ def test_predict_draws_the_classes_onto_pictures_and_writes_masks(softless, squa
     assert sum(first["classes"].values()) == pytest.approx(1)
 
 
+def test_predict_overwrites_neither_a_picture_nor_an_answer(softless, squares, tmp_path):
+    assert softless(*words("--out", "a")).exit_code == 0
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/one.png").write_bytes(encoded(0)[0])
+    (tmp_path / "linked").symlink_to("photos")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/one.png").symlink_to("../photos/one.png")
+    for source, out in (("photos", "photos"), ("photos/one.png", "linked"), ("photos", "links"), ("links", "photos")):
+        result = softless("predict", "a", source, "--out", out, "--device", "cpu")
+        says = f"error: --out {out}: this would overwrite the input picture {out}/one.png: give another folder\n"
+        assert (result.exit_code, result.stderr) == (3, says)
+    (tmp_path / "photos/one-mask.png").write_bytes(encoded(1)[0])
+    result = softless("predict", "a", "photos", "--out", "b", "--device", "cpu")
+    assert (result.exit_code, result.stderr) == (3, (
+        "error: --out b: the answers for photos/one-mask.png and photos/one.png would both be b/one-mask.png: "
+        "rename one of the pictures\n"
+    ))  # fmt: skip
+    assert not (tmp_path / "b").exists()
+    assert (tmp_path / "photos/one.png").read_bytes() == encoded(0)[0]
+
+
+def test_pictures_of_one_name_have_answers_of_their_own(softless, squares, tmp_path):
+    assert softless(*words("--out", "a")).exit_code == 0
+    for seed, name in enumerate(("one.png", "one.webp", "x/one.png", "y/one.png")):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "photos" / name).write_bytes(encoded(seed)[0])
+    assert softless("predict", "a", "photos", "--out", "b", "--device", "cpu").exit_code == 0
+    drawings = {str(path.relative_to(tmp_path / "b")) for path in (tmp_path / "b").rglob("*.png")}
+    assert {name for name in drawings if "-mask" not in name} == {
+        "one.png.png", "one.webp.png", "x/one.png", "y/one.png",
+    }  # fmt: skip
+    assert len(drawings) == 8
+
+
 def test_predict_of_a_classifier_writes_its_best_classes(softless, flowers, tmp_path):
     assert softless("train", "--recipe", "tiny.toml", "--data", "flowers", "--out", "f").exit_code == 0
     result = softless("predict", "f", "flowers/val/rose/0.png", "--out", "answers", "--device", "cpu")
@@ -133,7 +167,7 @@ WRONG = [
     (["--set", "masks.classes=[]", "--data", "nameless.parquet"], "its classes have no names: list them in"),
     (["--set", "masks.void=[1]"], "masks.void has 1, which is the number of class 'red'"),
     (["--set", "model.head=unet"], "model.head is 'unet' and must be one of upernet, fpn"),
-    (["--set", "batch=16"], "a batch of 16 needs 16 images, and an epoch has 8"),
+    (["--set", "batch=16"], "a batch of 16 needs 16 images, and an epoch has 8: set a batch of at most 8\n"),
     (["--data", "bad.parquet", "--set", "hold_out=0.5", "--set", "masks.classes=['a', 'b', 'c']"], "2 of 2 masks are"),
 ]  # fmt: skip
 

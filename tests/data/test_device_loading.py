@@ -88,7 +88,10 @@ def test_repeats_of_an_image_differ(data):
 
 
 def test_a_batch_or_sampler_that_does_not_fit_is_refused(data):
-    with pytest.raises(ArgumentError, match="a batch of 102 on each of 2 ranks needs 204 images, and an epoch has 203"):
+    says = (
+        "a batch of 102 on each of 2 ranks needs 204 images, and an epoch has 203: set a batch of at most 203 over all"
+    )
+    with pytest.raises(ArgumentError, match=says):
         batches(data, ranks=2, batch=102)
     with pytest.raises(ArgumentError, match="made for 7 images, and the set has 203"):
         DeviceLoader(data, batch=1, sampler=ResumableSampler(7, seed=0), train=True, augment=PLAIN)

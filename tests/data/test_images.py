@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from softless.data import open_images, open_splits
-from softless.data.images import summary, what_changed
+from softless.data.images import counted_classes, summary, what_changed
 from softless.data.sources import DigitImages
 from softless.errors import ArgumentError, FileError
 from softless.io.pictures import BadImage
+from softless.train.tasks.classify import check_classes
 from tests.data.pictures import class_names, encoded, folder, parquet, pixels
 
 
@@ -192,7 +193,7 @@ def test_a_bad_folder_is_described_in_one_sentence(tmp_path):
     root = folder(tmp_path, {"empty/a": {}, "one": {"cat": 2}, "two": {"a": 0, "b": 2, "c": 0}, "half/train": {"a": 1}})
     folder(tmp_path / "strange", {"train": {"a": 1, "b": 1}, "val": {"z": 1}})
     folder(tmp_path / "blank", {"train": {"a": 1, "b": 1}, "val": {"a": 0, "b": 1}})
-    assert refusal(root / "none") == f"{root / 'none'}: there is no such folder of images or parquet file"
+    assert refusal(root / "none") == f"{root / 'none'}: there is no such file or folder"
     (root / "empty").mkdir(exist_ok=True)
     assert refusal(root / "empty") == f"{root / 'empty'}: it holds no images"
     assert refusal(root / "one") == f"{root / 'one'}: it has one class, 'cat', and at least two are needed"
@@ -200,6 +201,23 @@ def test_a_bad_folder_is_described_in_one_sentence(tmp_path):
     assert "it has train/ and no val/ or test/ beside it" in refusal(root / "half", "test")
     assert refusal(root / "strange", "test").endswith(f"'z' is not one of the 2 classes in {root / 'strange/train'}")
     assert refusal(root / "blank", "test").endswith("1 of its 2 classes without images: 'a'")
+
+
+def test_images_without_class_folders_are_told_to_go_into_some(tmp_path):
+    root = folder(tmp_path, {"": {"flat": 12}, "parts": {"train": 1, "val": 1}})
+    for place, count in ((root / "flat", "12 images"), (root / "parts/train", "1 image")):
+        source = place.parent if place.name == "train" else place
+        says = f"{place} holds {count}, but no folder per class: put them into {place}/CLASS/"
+        assert refusal(source) == says
+
+
+def test_an_ellipsis_stands_only_for_classes_that_are_left_out():
+    assert counted_classes(("a", "b")) == "2 classes (a, b)"
+    assert counted_classes(("a", "b", "c", "d")) == "4 classes (a, b, c, ...)"
+    with pytest.raises(
+        ArgumentError, match=r"^r was trained on 2 classes \(a, b\), and the images have 1 class \(a\)$"
+    ):
+        check_classes(Path("r"), {"classes": ["a", "b"]}, ("a",))
 
 
 def test_a_loop_of_links_is_named_and_ends(tmp_path):
@@ -293,7 +311,9 @@ def test_parts_of_other_classes_are_refused(tmp_path):
     for part, names in (("train", ["cat", "dog"]), ("val", ["dog", "cat"])):
         parquet(tmp_path / f"a-{part}.parquet", [0, 1])
         class_names(tmp_path / f"a-{part}-classes.json", names)
-    with pytest.raises(FileError, match=r"train on have classes 2 \(cat, dog.*\), and those to test on 2 \(dog, cat"):
+    with pytest.raises(
+        FileError, match=r"train on have 2 classes \(cat, dog\), and those to test on have 2 classes \(dog, "
+    ):
         open_splits(tmp_path / "a-train.parquet")
 
 

@@ -304,7 +304,7 @@ def test_invalid_loader_arguments_are_refused(images):
     sampler = ResumableSampler(len(images), seed=0)
     usual = {"size": 8, "batch": 4, "sampler": sampler, "train_transform": True, "augment": PLAIN, "workers": 0}
     for change, says in (
-        ({"batch": 24}, "a batch of 24 needs 24 images, and an epoch has 23"),
+        ({"batch": 24}, "a batch of 24 needs 24 images, and an epoch has 23: set a batch of at most 23"),
         ({"batch": 0}, "a batch of 0 has no image: it must be at least 1 on each rank"),
         ({"workers": -1}, "workers is -1"),
         ({"sampler": ResumableSampler(9, seed=0)}, "made for 9 images, and the set has 23"),

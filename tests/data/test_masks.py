@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from softless.data.annotated_sources import open_annotated_splits, open_annotated_test
-from softless.data.annotation_check import check_annotations
+from softless.data.annotation_check import check_annotated_part, check_annotations
 from softless.data.joint import JointAugment, MaskReader, joint_transform, mask_loader
 from softless.data.masked_sources import has_masks, open_masked
 from softless.data.masks import VOID, MaskValues
@@ -157,9 +157,18 @@ def test_what_is_missing_is_said_in_one_sentence(tmp_path):
         open_annotated_splits(path, VALUES)
     with pytest.raises(FileError, match="it has no folders images/ and masks/, at the top or in train/"):
         open_masked(tmp_path, "train", VALUES)
-    write(tmp_path / "images/1.jpg", tmp_path / "masks/2.png", encoded(0))
-    with pytest.raises(FileError, match=r"images/1\.jpg: it has no mask in .*masks; 1 of 1 images have none"):
-        open_masked(tmp_path, "train", VALUES)
+
+
+def test_a_missing_mask_is_a_bad_mask_and_hides_no_other(tmp_path):
+    for seed in range(3):
+        write(tmp_path / f"images/{seed}.jpg", tmp_path / f"masks/{seed}.png", encoded(seed))
+    (tmp_path / "masks/0.png").unlink()
+    (tmp_path / "masks/2.png").write_bytes(b"")
+    part = check_annotated_part("whole", open_masked(tmp_path, "train", VALUES), workers=0, tick=lambda _images: None)
+    assert part["damaged"] == [
+        {"name": f"{tmp_path}/images/0.jpg", "why": f"its mask: there is no picture '0' in {tmp_path}/masks"},
+        {"name": f"{tmp_path}/images/2.jpg", "why": "its mask: it is empty"},
+    ]
 
 
 def test_an_image_and_its_mask_move_together(tmp_path):

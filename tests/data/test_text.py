@@ -132,6 +132,11 @@ def test_a_note_beside_images_does_not_make_them_text(tmp_path):
     assert not is_text(tmp_path / "tables/x.parquet")
 
 
+def test_a_note_among_images_of_no_class_does_not_make_them_text(tmp_path):
+    assert is_text(write(tmp_path, {"readme.txt": "about", "Makefile": "all:"}))
+    assert not is_text(write(tmp_path, {"1.JPG": "damaged"}))
+
+
 def test_hold_out_takes_the_end_of_the_training_text_and_leaves_the_test_text_alone(tmp_path):
     write(tmp_path, {"a-train.txt": "0123456789", "a-test.txt": "new"})
     assert [text.data for text in open_texts(tmp_path / "a-train.txt", 0.3)] == [b"0123456", b"789"]

@@ -299,7 +299,7 @@ def test_an_empty_grid_is_refused(tmp_path, words):
 
 
 def test_missing_images_raise_a_one_sentence_error(tmp_path):
-    with pytest.raises(FileError, match="there is no such folder of images or parquet file"):
+    with pytest.raises(FileError, match="there is no such file or folder"):
         ran(tmp_path, data=str(tmp_path / "none"))
 
 

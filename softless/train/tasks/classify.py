@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softless.data.images import Images
+from softless.data.images import Images, counted_classes
 from softless.data.loading import DeviceLoader, ImageLoader, cached, loader
 from softless.data.reading import Batch, Damage, OnBadImage
 from softless.data.sampler import ResumableSampler, share_of
@@ -184,8 +184,8 @@ def trained(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
 def check_classes(folder: Path, about: Mapping[str, Any], classes: tuple[str, ...]) -> None:
     """Raise an error if the run in this folder was trained on other classes than these."""
     if (known := tuple(about["classes"])) != classes:
-        theirs, ours = (f"{len(names)} ({', '.join(names[:3])}, ...)" for names in (known, classes))
-        raise ArgumentError(f"{folder} was trained on classes {theirs}, and the images have classes {ours}")
+        theirs, ours = counted_classes(known), counted_classes(classes)
+        raise ArgumentError(f"{folder} was trained on {theirs}, and the images have {ours}")
 
 
 def teacher_of(folder: Path, recipe: Recipe, classes: tuple[str, ...]) -> nn.Module:
