@@ -4,6 +4,7 @@ Exit status of every verb: 0 ok, 1 a check failed, 2 usage, 3 bad input, 130 int
 """
 
 import os
+import re
 import signal
 from typing import Annotated, Any
 
@@ -39,8 +40,11 @@ PLAIN: dict[str, Any] = {
 }
 
 
+PYTHON_TYPE = re.compile(r" <(str|list\[str\]|path)>(?=  )")
+
+
 class Command(TyperCommand):
-    """A verb that suggests the nearest option if it gets one that it does not have."""
+    """A verb whose help is plain, and that suggests the nearest option if it gets one that it does not have."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -52,10 +56,19 @@ class Command(TyperCommand):
             close = did_you_mean(name, [option for parameter in self.params for option in parameter.opts])
             return ctx.fail(f"there is no option {name!r}{f': {close}' if close else ''}")
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the line of usage; typer would put a required one in braces."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the page of help without the Python types that typer writes behind arguments."""
+        return PYTHON_TYPE.sub(lambda found: " " * len(found[0]), super().get_help(ctx))
+
 
 app = typer.Typer(
     name="softless",
-    help="Attention without the softmax: what each mechanism is, what it costs, and when it is safe.",
+    help="Attention without the softmax: look into mechanisms and time them, train models with them, and convert "
+    "trained models to them.",
     **PLAIN,
 )
 VERBS = (list_, explain, bench, bench_model, train, evaluate, predict, probe, convert, study, report)
@@ -63,9 +76,9 @@ for verb in VERBS:
     name = verb.__name__.rpartition(".")[2].replace("_", "-")
     app.command(name, cls=Command, help=verb.HELP, short_help=verb.SUMMARY)(verb.run)
 
-data = typer.Typer(help="Sets of images: folders, parquet files and the embedded digits.", **PLAIN)
+data = typer.Typer(help="Check images or a text before training: folders, parquet and text files.", **PLAIN)
 data.command("check", cls=Command, help=data_check.HELP, short_help=data_check.SUMMARY)(data_check.run)
-app.add_typer(data, name="data")
+app.add_typer(data, name="data", short_help="Check images or a text before training.")
 
 
 def _show_version(wanted: bool) -> None:

@@ -51,15 +51,17 @@ REPEATS, QUICK_REPEATS = 10, 3
 def run(
     mechanisms: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[MECHANISM]...", help="Names from `softless list`.", show_default="linear inline"),
+        typer.Argument(
+            metavar="MECHANISM", help="Names in `softless list`. Default: linear and inline.", show_default=False
+        ),
     ] = None,
     shape: Annotated[
         list[Any] | None,
         typer.Option(
             parser=arguments.four_numbers,
             metavar="B,H,N,D",
-            help="Shape of q: batch, heads, tokens, dim; repeatable.",
-            show_default=",".join(map(str, FULL)),
+            help=f"Shape of q: batch, heads, tokens, dim; repeatable. Default: {','.join(map(str, FULL))}.",
+            show_default=False,
         ),
     ] = None,
     tokens: Annotated[
@@ -78,7 +80,7 @@ def run(
     option: arguments.NamedOptions = None,
     repeats: Annotated[
         int | None,
-        typer.Option(min=1, max=arguments.MOST, metavar="NUMBER", help="Runs of each call.", show_default=str(REPEATS)),
+        typer.Option(min=1, max=arguments.MOST, metavar="NUMBER", help=f"Runs of each call. Default: {REPEATS}."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A short call, few repeats, no torch.compile.")] = False,
     plot: arguments.PlotOption = None,

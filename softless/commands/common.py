@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import typer
 
 from softless.commands.ctrl_c import INTERRUPTED
+from softless.commands.progress import say
 from softless.errors import ArgumentError, SoftlessError
 from softless.io.files import to_json
 
@@ -116,8 +117,7 @@ def _library(filename: str) -> str:
 def complain(sentence: str, kind: str = "error") -> None:
     """Print an error or a warning in one line on stderr: red or yellow on a terminal."""
     color = {"error": "red", "warning": "yellow"}[kind]
-    colored = False if "NO_COLOR" in os.environ else None
-    typer.secho(f"{kind}: {' '.join(sentence.split())}", fg=color, err=True, color=colored)
+    say(f"{kind}: {' '.join(sentence.split())}", err=True, color=color)
 
 
 def refuse(arguments: dict[str, object], because: str) -> None:
@@ -228,11 +228,16 @@ def _exists(path: Path) -> bool:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Make Ctrl-C exit at once: importing torch sometimes swallows a KeyboardInterrupt."""
+    """Make Ctrl-C say so and exit at once: importing torch sometimes swallows a KeyboardInterrupt."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+
+    def stop(*_: object) -> None:
+        os.write(2, b"stopped before anything was done\n")
+        os._exit(INTERRUPTED)
+
+    before = signal.signal(signal.SIGINT, stop)
     try:
         yield
     finally:

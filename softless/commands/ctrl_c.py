@@ -69,7 +69,7 @@ def continues() -> Iterator[None]:
 def end(says: str = "") -> NoReturn:
     """Exit with 130 at once: an orderly exit of a process with torch takes seconds."""
     if sys.stderr.isatty():
-        sys.stderr.write(SHOW_CURSOR)  # a progress bar hides it
+        sys.stderr.write(f"\r\x1b[2K{SHOW_CURSOR}")  # erases the line of a progress bar, which hides the cursor
     if says:
         sys.stderr.write(f"{says}\n")
     for stream in (sys.stdout, sys.stderr):

@@ -45,28 +45,28 @@ FORMS = {
 
 @reports_errors
 def run(
-    name: Annotated[str, typer.Argument(help="A name from `softless list` or `softless list --models`.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A name from `softless list` or `softless list --models`.")
+    ],
     shape: Annotated[
         Any,
         typer.Option(
             parser=arguments.four_numbers,
             metavar="B,H,N,D",
-            help="Shape of q: batch, heads, tokens, dim.",
-            show_default=SHAPE,
+            help=f"Shape of q: batch, heads, tokens, dim. Default: {SHAPE}.",
+            show_default=False,
         ),
     ] = None,
     keys: arguments.KeysOption = None,
     kv_heads: arguments.KvHeadsOption = None,
     causal: Annotated[bool, typer.Option("--causal", help="Explain the causal form.")] = False,
-    dtype: Annotated[arguments.Dtype | None, typer.Option(help="Dtype of q, k and v.", show_default="float32")] = None,
+    dtype: Annotated[arguments.Dtype | None, typer.Option(help="Dtype of q, k and v. Default: float32.")] = None,
     device: Annotated[
-        Literal["cpu", "cuda"] | None, typer.Option(help="Where the tensors would be.", show_default="cpu")
+        Literal["cpu", "cuda"] | None, typer.Option(help="Where the tensors would be. Default: cpu.")
     ] = None,
     image_size: Annotated[
         Any,
-        typer.Option(
-            parser=arguments.image_size, metavar="HxW", help="Size of a model's images.", show_default="the model's own"
-        ),
+        typer.Option(parser=arguments.image_size, metavar="HxW", help="Size of a model's images. Default: its own."),
     ] = None,
     option: arguments.NamedOptions = None,
     json: arguments.JsonOption = False,
@@ -101,6 +101,8 @@ def run(
     terms = cost.Terms(shape=size, is_causal=causal, dtype=number, device=device or "cpu")
     options = {option: arguments.option_text(value) for option, value in cost.option_values(mechanism).items()}
     call = cost.explain_call(mechanism, terms, options=options)
+    if "no CUDA device" in call["backend_reason"]:  # advice for a GPU would mislead here
+        call["notes"] = [note for note in call["notes"] if "backend='triton'" not in note]
     if json:
         emit_json(call)
     else:

@@ -153,9 +153,9 @@ def _show(rows: list[ListedMechanism]) -> None:
 
 
 def _short_paper(paper: str) -> str:
-    """Return the first author and the year, such as Han 2024, or the beginning of a title."""
+    """Return the first author and the year, such as Han 2024, or the year of a paper that names no author."""
     short = paper.partition(",")[0].replace(" et al.", "")
-    return short if len(short) <= LONGEST_PAPER else f"{short[: LONGEST_PAPER - 3].rstrip()}..."
+    return short if len(short) <= LONGEST_PAPER else f"a note of {paper.rpartition(', ')[2]}"
 
 
 def _show_wide(rows: list[ListedMechanism]) -> None:

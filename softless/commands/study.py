@@ -24,7 +24,7 @@ from softless.commands.common import (
     reports_errors,
 )
 from softless.commands.ctrl_c import continues
-from softless.commands.progress import Bar, progress
+from softless.commands.progress import Bar, progress, say
 from softless.commands.study_text import show_text
 from softless.report import units
 
@@ -143,8 +143,8 @@ def run(
         from softless.study.plan import StudyOptions
 
     study = prepare(StudyOptions(data=data, mechanisms=mechanisms, workers=workers, **shared))
-    with progress(study.work, wanted=not json) as bar, continues():
-        document, page = study.run(ProgressLines(None if json else console(), bar, study.images, DECODING))
+    with continues(), progress(study.work, wanted=not json) as bar:
+        document, page = study.run(ProgressLines(bar, study.images, DECODING, quiet=json))
     if json:
         emit_json(document)
     else:
@@ -158,27 +158,27 @@ def study_text(text: str, shared: dict[str, Any], *, quiet: bool) -> "tuple[Text
         from softless.study.text.plan import TextOptions
 
     study = prepare_text(TextOptions(text=text, **shared))
-    with progress(study.work, wanted=not quiet) as bar, continues():
-        return study.run(ProgressLines(None if quiet else console(), bar, 0, 0.0))
+    with continues(), progress(study.work, wanted=not quiet) as bar:
+        return study.run(ProgressLines(bar, 0, 0.0, quiet=quiet))
 
 
 class ProgressLines:
     """A `StudyWatcher` that prints a line for each run and moves the bar.
 
-    out        where lines are printed; None prints nothing
     images     number of images to decode, whose share of the bar is `decoding`
+    quiet      whether to print no lines
     """
 
-    def __init__(self, out: "Console | None", bar: Bar, images: int, decoding: float):
-        self.out, self.bar, self.images, self.work = out, bar, images, decoding
+    def __init__(self, bar: Bar, images: int, decoding: float, *, quiet: bool):
+        self.bar, self.images, self.work, self.quiet = bar, images, decoding, quiet
         self.decoded, self.shares = 0, dict[str, float]()
 
     def advance(self, label: str, amount: float) -> None:
         self.bar(label, amount)
 
     def say(self, sentence: str) -> None:
-        if self.out is not None:
-            self.out.print(sentence, soft_wrap=True)
+        if not self.quiet:
+            say(sentence)
 
     def begin(self, runs: int, finished: int) -> None:
         if self.shares:  # a second grid, whose runs may have the same names; its images are not on the bar

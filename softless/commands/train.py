@@ -18,8 +18,8 @@ Exit status: 0 trained, 1 a loss or gradient was not finite, 2 usage, 3 bad inpu
 import os
 import shlex
 import warnings
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -31,13 +31,22 @@ from softless.commands.common import (
     CHECK_FAILED,
     complain,
     emit_json,
+    importing,
     prepare_folder,
     refuse,
     reports_errors,
     warnings_in_one_line,
 )
 from softless.commands.ctrl_c import WATCH
-from softless.commands.train_display import DenseStart, ImageStart, Start, TextStart, TrainingDisplay
+from softless.commands.progress import say
+from softless.commands.train_display import (
+    DenseStart,
+    ImageStart,
+    Start,
+    TextStart,
+    TrainingDisplay,
+    is_first_rank,
+)
 from softless.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -47,6 +56,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "softless.train/1"
 LARGEST_SEED = 10**15 - 1
+NOTHING_SAVED = "stopped before the first update; nothing was saved"
 MUCH = 4  # softless warns if a recipe makes the sides of images this many times smaller
 SUMMARY = "Train on images, with masks or boxes, or text; resumable."
 HELP = """Train a model: from a recipe, with a log, checkpoints and TensorBoard.
@@ -88,39 +98,35 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Choose the recipe, train, and show the result."""
-    from softless.errors import NonFiniteError
-    from softless.train.assemble import Runtime, train, train_language
-    from softless.train.assemble_dense import train_dense
-    from softless.train.devices import leave
-    from softless.train.loop import Interrupted
+    with importing():
+        from softless.errors import NonFiniteError
+        from softless.train.assemble import Runtime, train, train_language
+        from softless.train.assemble_dense import train_dense
+        from softless.train.devices import leave
 
     options = {"data": data, "seed": seed, "teacher": teacher, "init": init}
-    start = choose_start(out, recipe, model, list(changes or []), options, resume, device)
-    if isinstance(start, TextStart):
-        refuse({"--workers": workers, "--on-bad-image": on_bad_image == "skip"}, "a language model reads no images")
-    prepare_folder(out)
     runtime = Runtime(device=device, sharing=sharing, workers=workers, on_bad_image=on_bad_image, graph=graph)
     command = resume_command(out, runtime)
-    WATCH.says = f"stopped before the state was saved; to go on from the last checkpoint: {command}"
-    with warnings_in_one_line(), closing(TrainingDisplay(not json, start)) as display:
-        settings: dict[str, Any] = {"watch": display, "runtime": runtime, "resume": resume, **start.options}
-        try:
-            if isinstance(start, TextStart):
-                outcome = train_language(out, start.recipe, texts=start.texts, **settings)
-            elif isinstance(start, DenseStart):
-                outcome = train_dense(out, start.recipe, splits=start.splits, tick=display.decoding, **settings)
-            else:
-                if display.main:
-                    warn_of_shrinking(start, recipe)
-                outcome = train(out, start.recipe, splits=start.splits, tick=display.decoding, **settings)
-        except Interrupted as stopped:
-            display.say_how_to_resume(f"{stopped}; to go on: {command}")
-            leave()
-            raise
-        except NonFiniteError as error:
-            complain(str(error))
-            leave()
-            raise typer.Exit(CHECK_FAILED) from None
+    with says_how_to_go_on(out, command, resume):
+        start = choose_start(out, recipe, model, list(changes or []), options, resume, device)
+        if isinstance(start, TextStart):
+            refuse({"--workers": workers, "--on-bad-image": on_bad_image == "skip"}, "a language model reads no images")
+        prepare_folder(out)
+        with warnings_in_one_line(), closing(TrainingDisplay(not json, start, command)) as display:
+            settings: dict[str, Any] = {"watch": display, "runtime": runtime, "resume": resume, **start.options}
+            try:
+                if isinstance(start, TextStart):
+                    outcome = train_language(out, start.recipe, texts=start.texts, **settings)
+                elif isinstance(start, DenseStart):
+                    outcome = train_dense(out, start.recipe, splits=start.splits, tick=display.decoding, **settings)
+                else:
+                    if display.main:
+                        warn_of_misfits(start, recipe)
+                    outcome = train(out, start.recipe, splits=start.splits, tick=display.decoding, **settings)
+            except NonFiniteError as error:
+                complain(str(error))
+                leave()
+                raise typer.Exit(CHECK_FAILED) from None
     leave()
     if json and display.main:
         result = outcome.document()
@@ -129,6 +135,33 @@ def run(
         emit_json({"schema": SCHEMA, **facts, "parameters": display.parameters, **result})
     else:
         display.conclude(outcome, out)
+
+
+@contextmanager
+def says_how_to_go_on(out: Path, command: str, resume: bool) -> Iterator[None]:
+    """Say on Ctrl-C how to go on with the run in `out`, or that nothing was saved."""
+    from softless.io.checkpoint import places
+    from softless.train.devices import leave
+    from softless.train.loop import Interrupted
+    from softless.train.run import Run
+
+    run = Run(out)
+    other = run.about.is_file() and not resume  # this command refuses to go on with it
+    WATCH.says = f"stopped; to go on: {command}" if resume else NOTHING_SAVED
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        sentence = NOTHING_SAVED
+        if isinstance(stopped, Interrupted):
+            sentence = f"{stopped}; to go on: {command}"
+        elif run.about.is_file() and not other:
+            where = "" if places(run.last) else ", from the start, because no checkpoint was saved yet"
+            sentence = f"stopped; to go on{where}: {command}"
+        if is_first_rank():
+            say(sentence, err=True)
+        if isinstance(stopped, Interrupted):  # all ranks stopped together
+            leave()
+        raise
 
 
 def resume_command(out: Path, runtime: "Runtime") -> str:
@@ -221,10 +254,14 @@ def dense_start(name: str, because: str, recipe: "AnyDense", options: dict[str, 
     return DenseStart(name, because, options, recipe, splits)
 
 
-def warn_of_shrinking(start: ImageStart, recipe: str | None) -> None:
-    """Warn if the named recipe shrinks these images so much that most of their pixels are lost."""
+def warn_of_misfits(start: ImageStart, recipe: str | None) -> None:
+    """Warn if the named recipe is not for these images: it loses most of their pixels, or they are the digits."""
     seen, size = start.recipe.image_size, start.size
-    if recipe is not None and size is not None and min(size.height, size.width) >= MUCH * seen:
+    if recipe is None or size is None:
+        return
+    if start.options["data"] is None and seen != size.height:
+        warnings.warn("no --data: training on the embedded digits", RuntimeWarning, stacklevel=2)
+    if min(size.height, size.width) >= MUCH * seen:
         warnings.warn(
             f"recipe {recipe!r} shrinks these images from {size.height} x {size.width} to {seen} x {seen} pixels; "
             "leave --recipe out to have one chosen that fits them",

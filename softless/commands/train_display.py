@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from softless.commands.common import console
 from softless.commands.ctrl_c import WATCH
-from softless.commands.progress import Bar, progress
+from softless.commands.progress import Bar, progress, say
 from softless.report import units
 
 if TYPE_CHECKING:
@@ -50,11 +47,13 @@ class ImageStart:
 
     def data_line(self) -> str:
         train, test = self.splits
+        named = "" if self.options["data"] not in (None, "digits") else "digits (embedded): "
         roughly = "" if self.size is None or self.size.all_same else "about "
         pixels = "" if self.size is None else f"; {roughly}{units.picture(self.size[:2])} pixels"
         seen = units.picture([self.recipe.image_size] * 2)
         classes = units.counted(len(train.classes), "class", "classes")
-        return f"images   {len(train):,} to train on, {len(test):,} to test on, {classes}{pixels}, seen in {seen}"
+        counts = f"{len(train):,} to train on, {len(test):,} to test on, {classes}"
+        return f"images   {named}{counts}{pixels}, seen in {seen}"
 
     def scores(self, numbers: Mapping[str, float]) -> str:
         return f"top-1 {numbers['top1']:7.2%}   top-5 {numbers['top5']:7.2%}   ECE {numbers['ece']:.3f}"
@@ -142,16 +141,24 @@ class DenseStart:
 Start = ImageStart | DenseStart | TextStart
 
 
-class TrainingDisplay:
-    """A `Watcher` that prints a banner, a bar and a line per evaluation. Only the first rank prints."""
+def is_first_rank() -> bool:
+    """Return whether this process is the one of its ranks that prints."""
+    return os.environ.get("RANK", "0") == "0"
 
-    def __init__(self, wanted: bool, start: Start):
-        self.main = os.environ.get("RANK", "0") == "0"
-        self.wanted, self.start = wanted and self.main, start
-        self.open, self.out = ExitStack(), console()
+
+class TrainingDisplay:
+    """A `Watcher` that prints a banner, a bar and a line per evaluation. Only the first rank prints.
+
+    resume   the command that resumes the run, for Ctrl-C
+    """
+
+    def __init__(self, wanted: bool, start: Start, resume: str):
+        self.main = is_first_rank()
+        self.wanted, self.start, self.resume = wanted and self.main, start, resume
+        self.open = ExitStack()
         self.bar, self.announced, self.images, self.speed = Bar(), False, 0, ""
         self.parameters, self.epochs, self.per_epoch, self.at = 0, 0, 1, -1
-        self.label, self.loss = "", "-"
+        self.label, self.loss = "", ""
 
     def close(self) -> None:
         self.open.close()
@@ -178,6 +185,10 @@ class TrainingDisplay:
     def begin(self, job: "Job", parameters: int) -> None:
         self.open.close()
         WATCH.is_saving = lambda: job.stop.saving
+        WATCH.says = (
+            "stopped before the state was saved; to go on from the last checkpoint, or from the start if there is "
+            f"none: {self.resume}"
+        )
         self.parameters, self.epochs, self.per_epoch = parameters, job.recipe.all_epochs, job.task.train.per_epoch
         self.speed = job.task.speed_unit[0]
         total = self.per_epoch * self.epochs
@@ -193,27 +204,24 @@ class TrainingDisplay:
         if self.at < 0:  # a resumed run has made the updates before this one
             self.at = step - 1
             self.bar.skip(self.at)
+            if self.at:
+                self.say(f"continuing after update {self.at:,} of {self.per_epoch * self.epochs:,}")
         self.bar(f"epoch {-(-step // self.per_epoch)}/{self.epochs}{self.label}", step - self.at)
         self.at = step
 
     def logged(self, step: int, numbers: Mapping[str, float]) -> None:
         if "epoch" in numbers:
             reached = self.start.scores(numbers)
-            self.say(f"epoch {step // self.per_epoch:>3}/{self.epochs}   loss {self.loss}   {reached}")
-            self.loss = "-"  # an epoch without a line of log has no loss to show
+            self.say(f"epoch {step // self.per_epoch:>3}/{self.epochs}   {self.loss}{reached}")
+            self.loss = ""  # an epoch without a line of log has no loss to show
             return
-        self.loss = f"{numbers['loss']:.4f}"
+        self.loss = f"loss {numbers['loss']:.4f}   "
         rate = units.short(numbers[f"{self.speed}_per_second"])
-        self.label = f"   loss {numbers['loss']:.3f}   lr {numbers['lr']:.1e}   {rate} {self.speed}/s"
+        self.label = f"   loss {numbers['loss']:.3f}   {rate} {self.speed}/s   lr {numbers['lr']:.1e}"
 
     def say(self, sentence: str) -> None:
         if self.wanted:
-            self.out.print(sentence, soft_wrap=True)
-
-    def say_how_to_resume(self, sentence: str) -> None:
-        self.close()
-        if self.main:
-            typer.echo(sentence, err=True)
+            say(sentence)
 
     def conclude(self, outcome: "Outcome", out: Path) -> None:
         if outcome.skipped:

@@ -123,9 +123,11 @@ def _queries(layers: Sequence[schema.LayerResult], twins: Sequence[schema.TwinRe
     listing = ", ".join(f"{label} {count:.0f}" if count >= 10 else f"{label} {count:.1f}" for label, count in ranked)
     says = f"Confused pairs per image and head, in the worst layer of each twin: {listing}"
     says += f"; the others have less than {FEW:g}." if len(ranked) < len(counts) else "."
+    if not ranked:
+        says = f"No twin has at least {FEW:g} confused pairs per image and head in any layer."
     return (
         "a twin confuses two different queries if their rows of weights differ by less than 0.001 (Euclidean "
-        f"distance). {says if ranked else f'No twin has {FEW:g} confused pairs per image and head in any layer.'}"
+        f"distance). {says}"
     )
 
 

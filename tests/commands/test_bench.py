@@ -250,6 +250,14 @@ def test_help_fits_80_columns_and_names_json(softless):
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
+def test_help_names_mechanisms_and_defaults_in_plain_words(softless):
+    said = softless("bench", "--help").stdout
+    assert said.startswith("Usage: softless bench [OPTIONS] [MECHANISM]...\n")
+    assert "Default: linear and inline." in said
+    assert "list[str]" not in said
+    assert "(linear" not in said
+
+
 PIECES = [["inline"], ["softmax"], ["general"], ["x"], ["--causal"], ["--backward"], ["--keys", "7"], ["--keys", "-1"]]
 PIECES += [["--kv-heads", "1"], ["--kv-heads", "3"], ["--dtype", "float16"], ["--dtype", "float64"], ["--tokens", "3"]]
 PIECES += [["--tokens", "a"], ["--option", "tau=2"], ["--option", "phi=exp"], ["--option", "="], ["--plot", ""]]

@@ -72,12 +72,12 @@ BAD_INPUT = [
     (["explain", "inline", "--kv-heads", "3"], "8 query heads are not a multiple of 3 key heads"),
     (["explain", "angular", "--keys", "7"], "got 4096 and 7"),
     (["explain", "inline", "--shape", "1,8,999999999999,64"], "999999999999"),
-    (["data", "check", "nowhere"], "nowhere: there is no such folder of images or parquet file"),
+    (["data", "check", "nowhere"], "nowhere: there is no such file or folder"),
     (["study", "--out", "/dev/null/report"], "cannot write in the folder '/dev/null/report'"),
     (["study", "--twins", "softmax,nobody"], "twin 'nobody' is not one of softmax, inline"),
     (["study", "--mechanisms", "magic"], "'magic' cannot be compared: there are softmax"),
     (["study", "--recipe", "nonsense"], "recipe 'nonsense' is neither a file nor one of"),
-    (["study", "--data", "nowhere"], "nowhere: there is no such folder of images or parquet file"),
+    (["study", "--data", "nowhere"], "nowhere: there is no such file or folder"),
     (["study", "--quick", "--full"], "--full: --quick asks for a smaller study: use one of them"),
 ]
 
@@ -174,6 +174,13 @@ def test_every_verb_has_help_and_json(softless, verb):
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
+def test_the_first_page_of_help_is_whole_and_says_what_one_can_do(softless):
+    said = " ".join(softless("--help").stdout.split())
+    assert "..." not in said.partition("Commands:")[2]
+    assert "train models with them, and convert trained models to them" in said
+    assert "data Check images or a text before training." in said
+
+
 @pytest.fixture(scope="module")
 def piped(tmp_path_factory):
     """What a fresh process answers into a pipe that knows only ASCII."""
@@ -249,7 +256,8 @@ def test_ctrl_c_exits_130_and_leaves_no_report(tmp_path, moment):
         out, err = process.communicate(timeout=240)
     begun = "14 models to train; each is listed here when it is trained\n" if moment == "while it trains" else ""
     assert (process.returncode, out) == (130, begun)
-    assert err == ("stopped: the same command continues\n" if moment == "while it trains" else "")
+    said = ": the same command continues" if moment == "while it trains" else " before anything was done"
+    assert err == f"stopped{said}\n"
     assert not list(tmp_path.glob("out/report.json"))
     assert bool(list(tmp_path.glob("out/twins/trainings/softmax-0/last/step-*"))) == (moment == "while it trains")
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from softless.bench import cost
 from softless.kernels.common import choice
@@ -102,6 +103,20 @@ def test_what_is_printed_is_what_the_json_of_the_frozen_schema_says(softless, mo
     assert " ".join(document["formula"].split()) in words
     if document["crossover_tokens"]:
         assert f"at about {document['crossover_tokens']:,} tokens" in words
+
+
+def test_help_names_its_argument_and_defaults_in_plain_words(softless):
+    said = softless("explain", "--help").stdout
+    assert said.startswith("Usage: softless explain [OPTIONS] NAME\n")
+    assert "<str>" not in said
+    assert "default: (" not in said
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_no_note_advises_a_backend_that_needs_one(softless):
+    notes = explained(softless, "delta", "--device", "cuda")["notes"]
+    assert notes
+    assert not any("triton" in note for note in notes)
 
 
 def test_a_verdict_says_how_much_less(softless):

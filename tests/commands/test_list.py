@@ -119,6 +119,12 @@ def test_the_short_table_has_one_line_for_each_mechanism_under_its_family(softle
     assert sorted(seen) == sorted(library.list_mechanisms())
 
 
+def test_no_paper_is_cut_in_the_short_table(softless):
+    said = softless("list").stdout
+    assert "..." not in said
+    assert "a note of 2024" in said
+
+
 def test_every_recipe_is_listed(softless):
     document = json.loads(softless("list", "--recipes", "--json").stdout)
     assert document["schema"] == "softless.list-recipes/1"

@@ -70,7 +70,7 @@ def test_skipped_progress_does_not_count_for_the_pace():
 
 def test_a_study_shows_how_many_images_are_decoded():
     bar = Recorder(DECODING + 1)
-    lines = ProgressLines(None, bar, images=200, decoding=DECODING)
+    lines = ProgressLines(bar, images=200, decoding=DECODING, quiet=True)
     lines.decoding(64)
     lines.decoding(64)
     assert [label for label, _ in bar.moves] == ["decoding images, 64 of 200", "decoding images, 128 of 200"]

@@ -30,7 +30,7 @@ from softless.train.recipe import read_recipe
 from tests.commands.conftest import MECHANISMS, RECIPE, TINY, small_studies
 from tests.data.pictures import folder
 
-QUIET = ProgressLines(None, Bar(), 0, 0.0)
+QUIET = ProgressLines(Bar(), 0, 0.0, quiet=True)
 EST = {"mean", "low", "high", "n"}
 KEYS = {
     "": [

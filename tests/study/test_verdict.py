@@ -75,7 +75,7 @@ def test_confused_queries_are_counted_in_the_worst_layer_by_one_definition():
     few = study_verdict._queries([layer("a", 2.0), layer("b", 0.01)], TWINS)
     assert few.endswith("A 2.0; the others have less than 0.05.")
     none = study_verdict._queries([layer("a", 0.0), layer("b", 0.01)], TWINS)
-    assert none.endswith("No twin has 0.05 confused pairs per image and head in any layer.")
+    assert none.endswith("No twin has at least 0.05 confused pairs per image and head in any layer.")
     assert study_verdict._queries([], TWINS) == ""
 
 
