@@ -124,7 +124,7 @@ def explain_call(mechanism: Mechanism, terms: Terms, *, options: dict[str, objec
     keeps_dtype = backend == "triton" or (mechanism.fused_on_gpu and terms.device == "cuda")
     if dtype in ("bfloat16", "float16") and not keeps_dtype:
         notes.append(f"{mechanism.name} computes {dtype} in float32 and rounds once, at the end.")
-    if chosen(mechanism, terms, ask=True)[0] != backend:
+    if "no CUDA device" not in reason and chosen(mechanism, terms, ask=True)[0] != backend:
         notes.append("auto does not use the kernels here: backend='triton' runs them.")
     return {
         "schema": SCHEMA,

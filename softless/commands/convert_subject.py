@@ -13,6 +13,7 @@ from softless.commands.common import task_of_run
 from softless.commands.probe_subject import load_samples, load_subject
 from softless.commands.subject import HUGGING_FACE, TIMM, ImageInput, Subject, TextInput
 from softless.commands.subject_hugging_face import hugging_face
+from softless.conversion.metrics import IGNORED
 from softless.conversion.samples import LEAST, SampleSet
 from softless.data import open_images
 from softless.data.images import counted_classes
@@ -22,7 +23,7 @@ from softless.report.units import counted
 
 MASKED = 0.15  # share of the tokens that a model of masked tokens predicts
 TOKENS = 128  # per piece of text
-IGNORED, MOST, MOST_IMAGES = -100, 100, 1000  # a target that no loss counts; sequences and images by default
+MOST, MOST_IMAGES = 100, 1000  # sequences and images by default
 HEADS = {
     "ForCausalLM": "AutoModelForCausalLM",
     "LMHeadModel": "AutoModelForCausalLM",

@@ -101,8 +101,6 @@ def run(
     terms = cost.Terms(shape=size, is_causal=causal, dtype=number, device=device or "cpu")
     options = {option: arguments.option_text(value) for option, value in cost.option_values(mechanism).items()}
     call = cost.explain_call(mechanism, terms, options=options)
-    if "no CUDA device" in call["backend_reason"]:  # advice for a GPU would mislead here
-        call["notes"] = [note for note in call["notes"] if "backend='triton'" not in note]
     if json:
         emit_json(call)
     else:

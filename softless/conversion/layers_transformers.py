@@ -154,8 +154,7 @@ class TransformersLayers(Layers):
 
     @property
     def longest(self) -> int:
-        config = self.model.config
-        return LONGEST if getattr(config, "rope_parameters", None) else int(config.max_position_embeddings)
+        return LONGEST if self.most_tokens == sys.maxsize else self.most_tokens
 
     def generated(self, prompts: Tensor, tokens: int) -> Tensor:
         written: Tensor = self.model.generate(
