@@ -5,7 +5,8 @@
 
 Every row is written at once, and a second call with the same file measures the rows that are missing.
 
-    decode    tokens per second after CONTEXT tokens: in `generate()`, and with the step compiled and the cache static
+    decode    tokens per second after CONTEXT tokens: in `generate()`, and with the step compiled and the cache static;
+              "skips" counts what could not be captured in a CUDA graph
     train     tokens per second of forward and backward on sequences of LENGTH tokens, eager and compiled
 
 The model without attention is the bound: what no attention can be faster than. Ratios are of tokens per second, each
@@ -16,6 +17,7 @@ import argparse
 import json
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -24,6 +26,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -167,6 +170,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=68)
     parser.add_argument("--length", type=int, default=16_384)
     parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--what", default="", help="measure only these, such as 'generate,train'")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no row later")
     args = parser.parse_args()
     args.dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
@@ -185,20 +189,26 @@ def main() -> int:
     }  # fmt: skip
     rows, ends = before(args.json, about), time.time() + 60 * args.minutes
     for (name, measure), way in product(measures.items(), args.ways.split(",")):
-        if any((row["what"], row["way"]) == (name, way) for row in rows):
+        if (args.what and name not in args.what.split(",")) or any(
+            (row["what"], row["way"]) == (name, way) for row in rows
+        ):
             continue
         if time.time() > ends:
             print("rows are left: call again")
             break
         began = time.time()
+        counters.clear()
         try:
             rate = measure(way)
         except Exception as error:  # noqa: BLE001 - the other rows are still to be measured
             print(f"{name:16} {way:8} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
+            traceback.print_exc()
             continue
-        rows.append({"what": name, "way": way, "tokens_per_second": rate})
+        skips = counters["inductor"]["cudagraph_skips"]
+        rows.append({"what": name, "way": way, "tokens_per_second": rate} | ({"skips": skips} if skips else {}))
         softmax = next((row["tokens_per_second"] for row in rows if (row["what"], row["way"]) == (name, "softmax")), 0)
         ratio = f"{rate / softmax:6.2f}x" if softmax else ""
+        ratio += f"  {skips} skips" if skips else ""
         print(f"{name:16} {way:8} {rate:12,.0f} tokens/s  {ratio}  ({time.time() - began:.0f} s)", flush=True)
         if args.json:
             write_json(args.json, {**about, "rows": rows})

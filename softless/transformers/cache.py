@@ -8,7 +8,8 @@ A layer remembers its last tokens in up to two segments, each with the state bef
 made again by the same calls from that state, so it is the same to the last bit. A call of more than `KEPT` tokens is
 remembered by its last `KEPT` tokens only.
 
-In a static cache a state keeps its memory, so that a compiled step finds it where it was. Nothing is remembered there.
+In a static cache a state keeps its memory, so that a compiled step finds it where it was, and a CUDA graph may write
+to it. Nothing is remembered there.
 """
 
 from collections.abc import Mapping
@@ -95,6 +96,7 @@ class StateLayer(CacheLayerMixin):
             self.batch_size, self.device, self.is_initialized = key_states.shape[0], key_states.device, True
             if self.is_compileable:
                 self.seen = torch.zeros((), dtype=torch.int64, device=key_states.device)
+                stay(self.seen)
         if key_states.shape[0] != self.batch_size:
             raise ArgumentError(
                 f"the cache holds {self.batch_size} sequences, and this call has {key_states.shape[0]}: "
@@ -144,6 +146,7 @@ class StateLayer(CacheLayerMixin):
         if self.state is None:
             n = state.n.expand(like.shape[0], *state.n.shape[1:])
             self.state = type(state)(n.clone(), *(part.clone() for part in state[1:]))
+            stay(*self.state)
         else:
             for buffer, part in zip(self.state, state, strict=True):
                 buffer.copy_(part)
@@ -209,6 +212,8 @@ class StateLayer(CacheLayerMixin):
         if self.state is not None:
             self.state, self.segments = self.state.rows(index.to(self.device)), []
             self.batch_size = len(index)
+            if self.is_compileable:
+                stay(*self.state)
 
     reorder_cache = batch_select_indices = rows
 
@@ -251,6 +256,13 @@ class StateLayer(CacheLayerMixin):
         tensors += [x for call in calls for x in (call.k, call.v, *(call.inputs[name] for name in names))]
         memory = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
         return sum(memory.values())
+
+
+def stay(*tensors: Tensor) -> None:
+    """Tell torch.compile that tensors keep their memory. Otherwise it captures no step that writes to them."""
+    if not torch.compiler.is_compiling():
+        for tensor in tensors:
+            torch._dynamo.mark_static_address(tensor)
 
 
 def state_layer(cache: Cache, index: int, mechanism: Mechanism) -> StateLayer:
