@@ -2,6 +2,7 @@
 
     python benchmarks/text_results.py run --text shakespeare.txt --text wikitext2 --out runs/text --pack 12 --minutes 9
     python benchmarks/text_results.py keep runs/text/*    # writes benchmarks/results/results-text-*.json
+    python benchmarks/text_results.py restore runs/text   # the kept runs of the texts as folders, to go on from there
     python benchmarks/text_results.py page                # fills the page from the records
 
 `run` trains, tests recall and times decoding with what `softless study --text FILE --full` uses. It can be stopped, and
@@ -108,6 +109,18 @@ def keep(folders: Sequence[Path]) -> int:
         path = RESULTS / f"{NAME}{name}.json"
         path.write_text(json.dumps({"schema": SCHEMA, **document}) + "\n")
         print(path)
+    return 0
+
+
+def restore(folder: Path) -> int:
+    """Write the kept runs of the texts as folders of records; `run` then skips them."""
+    for name in TEXTS:
+        if (path := RESULTS / f"{NAME}{name}.json").exists():
+            document = json.loads(path.read_bytes())
+            shared, runs = {key: document[key] for key in ("versions", "machine")}, folder / name / "twins" / "runs"
+            runs.mkdir(parents=True, exist_ok=True)
+            for run in document["runs"]:
+                write_json(runs / f"{run['twin']['id']}-{run['seed']}.json", shared | run)
     return 0
 
 
@@ -269,6 +282,7 @@ def main() -> int:
     train.add_argument("--tokens", type=lambda text: tuple(map(int, text.split(","))), help="tokens before decoding")
     train.add_argument("--device", default="auto")
     commands.add_parser("keep", help="store the records").add_argument("folders", type=Path, nargs="+")
+    commands.add_parser("restore", help="write the kept runs as folders").add_argument("folder", type=Path)
     commands.add_parser("page", help="fill the page from the records")
     args = parser.parse_args()
     try:
@@ -276,6 +290,8 @@ def main() -> int:
             return run(args)
         if args.command == "keep":
             return keep(args.folders)
+        if args.command == "restore":
+            return restore(args.folder)
         PAGE.write_text(fill(PAGE.read_text(), stored()))
     except SoftlessError as error:
         print(f"error: {error}", file=sys.stderr)
