@@ -10,10 +10,18 @@ w from there,
 
     sum_{j<=i} (x.k'_j) (w_j - w_mean_i) = x S + sum_{start<j<=i} (x.y_j) w_j - (x.s_i) t_i / n_i
 
-is both the output and the product with B_i. Only the past is subtracted, so nothing large cancels. The steps are
-preconditioned with the matrix at the start of the chunk, from which B_i differs by as many products as its chunk has
-tokens up to i. So as many steps would do in exact arithmetic, however large the condition. A query is done when its
-residual is eps of what it was; then the steps start once more from the true residual.
+is both the output and the product with B_i. Only the past is subtracted, so nothing large cancels.
+
+If the ridge is the same for all queries of a chunk, the inverse is known. With A the matrix at the start of the chunk,
+each token adds the product of one vector with itself, and takes one from the inverse (Sherman and Morrison), here for
+all tokens at once:
+
+    B_i = A + sum_{j<=i} z_j z_j^T                  z_j = (1 - 1/n_j)^1/2 (k_j - k_mean_{j-1})
+    B_i^-1 = A^-1 - sum_{j<=i} u_j u_j^T            U = L^-1 Z A^-1, L L^T = I + Z A^-1 Z^T
+
+So this inverse is one causal linear attention as well. It preconditions the steps, and one step is enough, except where
+the ridge follows what the queries see. Steps are float64. A query is done when its residual is eps of its right side;
+then the steps start once more from the true residual.
 
 The gradient comes from the equation, not from the steps: with u_i = B_i^-1 dx_i, that of the right side is u_i and that
 of B_i is -u_i x_i^T. It can be differentiated again. MesaNet (von Oswald et al. 2025, arXiv 2506.05233) solves in
@@ -32,7 +40,7 @@ from softless.algebra.regression import floor, lost, rounding, solve
 from softless.algebra.state import State, keep, merge, observe
 
 SPAN = 256  # tokens that take their steps together; later ones need fewer
-TOLERANCES = (1.0, 0.5)  # of each round of steps, as a power of eps
+POWERS = (1.0, 1.5)  # of eps: what each round of steps leaves of the right side
 
 
 class Spans(NamedTuple):
@@ -167,16 +175,16 @@ class _Solve(torch.autograd.Function):
 
 
 def _steps(right: Tensor, ridge: Tensor, start: Tensor, y: Tensor, n: Tensor) -> Tensor:
-    """Return x by conjugate gradients. A residual is computed in float64, and a solution for it added to x."""
+    """Return x by conjugate gradients, in float64. A second round solves for the residual of the first."""
     size = right.abs().amax(-1, keepdim=True)
     size = torch.where(size == 0, 1.0, size)
-    right, inverse = right / size, _inverse(start, ridge[..., :1, :])
-    x, residual = 0 * right, right  # nan stays nan
-    wide = [part.double() for part in (right, ridge, start, y, n)]
-    for tolerance in TOLERANCES:
-        x = x + _round(residual, (ridge, start, y, n), inverse, torch.finfo(x.dtype).eps ** tolerance)
-        residual = (wide[0] - _product(x.double(), *wide[1:])).to(x.dtype)
-    return x * size
+    parts = [part.double() for part in (ridge, start, y, n)]
+    inverse, wide = Inverse.of(*parts), (right / size).double()
+    most = (wide * (inverse @ wide)).sum(-1, keepdim=True)
+    first, second = (most * torch.finfo(right.dtype).eps ** (2 * power) for power in POWERS)
+    x = 0 * wide + _round(wide, parts, inverse, first)  # nan stays nan
+    x = x + _round(wide - _product(x, *parts), parts, inverse, second)
+    return x.to(right.dtype) * size
 
 
 def _product(x: Tensor, ridge: Tensor, start: Tensor, y: Tensor, n: Tensor) -> Tensor:
@@ -185,11 +193,43 @@ def _product(x: Tensor, ridge: Tensor, start: Tensor, y: Tensor, n: Tensor) -> T
     return (x @ y.mT).tril() @ y + x @ start - (x * s).sum(-1, keepdim=True) * (s / n.clamp(min=1)) + ridge * x
 
 
-def _round(residual: Tensor, parts: Any, inverse: Tensor, tolerance: float) -> Tensor:
+class Inverse(NamedTuple):
+    """B_i^-1 with the ridge of the last query of the chunk."""
+
+    before: Float[Tensor, "*b c d d"]  # A^-1
+    u: Float[Tensor, "*b c l d"]
+
+    @classmethod
+    def of(cls, ridge: Tensor, start: Tensor, y: Tensor, n: Tensor) -> "Inverse":
+        d, tokens = start.shape[-1], y.shape[-2]
+        half = torch.linalg.solve_triangular(_factor(start + ridge[..., -1:, :] * _unit(d, y)), _unit(d, y), upper=False)
+        before = half.mT @ half
+        earlier = torch.cat([(n[..., :1, :] - 1).clamp(min=0), n[..., :-1, :]], -2)  # tokens that came before each
+        mean = torch.cat([torch.zeros_like(y[..., :1, :]), y.cumsum(-2)[..., :-1, :]], -2) / earlier.clamp(min=1)
+        z = (n > earlier) * (earlier / n.clamp(min=1)).sqrt() * (y - mean)
+        root = _factor(z @ before @ z.mT + _unit(tokens, y))
+        return cls(before, torch.linalg.solve_triangular(root, z @ before, upper=False))
+
+    def __matmul__(self, r: Float[Tensor, "*b c l d"]) -> Float[Tensor, "*b c l d"]:
+        """Return B_i^-1 r_i."""
+        return r @ self.before - (r @ self.u.mT).tril() @ self.u
+
+
+def _unit(size: int, like: Tensor) -> Tensor:
+    return torch.eye(size, dtype=like.dtype, device=like.device)
+
+
+def _factor(matrix: Tensor) -> Tensor:
+    """Return L with L L^T = matrix; the identity where there is none."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    return torch.where((failed == 0)[..., None, None], factor, _unit(matrix.shape[-1], matrix))
+
+
+def _round(residual: Tensor, parts: Any, inverse: Inverse, enough: Tensor) -> Tensor:
     """Return the solution for a residual. A row that is done keeps its bits, whatever the others need."""
-    x, r, z = torch.zeros_like(residual), residual, residual @ inverse
+    x, r, z = torch.zeros_like(residual), residual, inverse @ residual
     p, square = z, (residual * z).sum(-1, keepdim=True)
-    enough, active = square * tolerance**2, square > 0
+    active = square > enough
     for _ in range(4 * min(residual.shape[-2:]) + 4):
         if not active.any():
             break
@@ -198,18 +238,9 @@ def _round(residual: Tensor, parts: Any, inverse: Tensor, tolerance: float) -> T
         active = active & (curvature > 0)
         step = torch.where(active, square / curvature, 0.0)
         x, r = x + step * p, r - step * along
-        z = r @ inverse
+        z = inverse @ r
         new = (r * z).sum(-1, keepdim=True)
         p = z + torch.where(active, new / square, 0.0) * p
         square = torch.where(active, new, square)
         active = active & (square > enough)
     return x
-
-
-def _inverse(start: Tensor, ridge: Tensor) -> Tensor:
-    """Return the inverse of the matrix at the start of each chunk, symmetric and positive."""
-    unit = torch.eye(start.shape[-1], dtype=start.dtype, device=start.device)
-    matrix = start + ridge * unit
-    size = matrix.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
-    factor, failed = torch.linalg.cholesky_ex(matrix / size)
-    return torch.cholesky_inverse(torch.where((failed == 0)[..., None, None], factor, unit)) / size
