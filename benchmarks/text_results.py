@@ -2,7 +2,7 @@
 
     python benchmarks/text_results.py run --text shakespeare.txt --text wikitext2 --out runs/text --pack 12 --minutes 9
     python benchmarks/text_results.py keep runs/text/*    # writes benchmarks/results/results-text-*.json
-    python benchmarks/text_results.py restore runs/text   # the kept runs of the texts as folders, to go on from there
+    python benchmarks/text_results.py restore runs/text   # the kept runs as folders, to go on from there
     python benchmarks/text_results.py page                # fills the page from the records
 
 `run` trains, tests recall and times decoding with what `softless study --text FILE --full` uses. It can be stopped, and
@@ -113,11 +113,11 @@ def keep(folders: Sequence[Path]) -> int:
 
 
 def restore(folder: Path) -> int:
-    """Write the kept runs of the texts as folders of records; `run` then skips them."""
-    for name in TEXTS:
+    """Write the kept runs as folders of records; `run` then skips them. Recall belongs to the first text."""
+    for name, part in (*((name, f"{name}/twins") for name in TEXTS), ("recall", f"{TEXTS[0]}/recall")):
         if (path := RESULTS / f"{NAME}{name}.json").exists():
             document = json.loads(path.read_bytes())
-            shared, runs = {key: document[key] for key in ("versions", "machine")}, folder / name / "twins" / "runs"
+            shared, runs = {key: document[key] for key in ("versions", "machine")}, folder / part / "runs"
             runs.mkdir(parents=True, exist_ok=True)
             for run in document["runs"]:
                 write_json(runs / f"{run['twin']['id']}-{run['seed']}.json", shared | run)
