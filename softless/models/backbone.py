@@ -14,7 +14,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from softless.errors import ArgumentError, UnsupportedError, check_choice, shown
-from softless.mechanisms import resolve
+from softless.mechanisms import Mechanism, resolve
 from softless.mechanisms.scored import check_count
 from softless.models.blocks import BlockConfig, Checked, Stage
 from softless.models.table import Config
@@ -63,6 +63,8 @@ class Backbone(nn.Module):
                 f"this rate at the last, and there is only one block"
             )
         mixer = resolve(config.mechanism)
+        if any(config.mixed):
+            self._check(mixer)
         if attn_drop_rate and any(config.mixed) and mixer.family != "scored":
             raise UnsupportedError(
                 f"attn_drop_rate {attn_drop_rate} needs explicit weights, and '{mixer.name}' has none"
@@ -83,6 +85,16 @@ class Backbone(nn.Module):
     def build(self) -> None:
         """Build everything except the head."""
         raise NotImplementedError
+
+    def _check(self, mechanism: Mechanism) -> None:
+        """Raise if a mechanism cannot read the tokens of this family."""
+        if (lack := mechanism.lacks(False)) is not None:
+            raise UnsupportedError(f"pictures have no order of tokens, and mechanism '{mechanism.name}' {lack}")
+        if mechanism.needs_grid and getattr(self, "num_prefix_tokens", 0) > 0:
+            raise UnsupportedError(
+                f"mechanism '{mechanism.name}' needs tokens that form a picture, and {type(self).__name__} has a class "
+                "token beside them"
+            )
 
     def _pool(self, name: str | None) -> str:
         if name is not None and not (isinstance(name, str) and name in self.pools):

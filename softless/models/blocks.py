@@ -118,7 +118,7 @@ def rewound(block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
 
 @register_notrace_module
 class Checked(nn.Module):
-    """Returns images unchanged, after checking that they are [B, channels, H, W] and at least one patch in size."""
+    """Returns images unchanged, after checking that they are floats [B, channels, H, W], at least one patch in size."""
 
     def __init__(self, channels: int, patch: int):
         super().__init__()
@@ -128,6 +128,9 @@ class Checked(nn.Module):
         if x.ndim != 4 or x.shape[1] != self.channels:
             needed = f"[batch, {self.channels}, height, width]"
             raise ArgumentError(f"images have shape {list(x.shape)} and must be {needed}")
+        if not x.is_floating_point():
+            kind = str(x.dtype).removeprefix("torch.")
+            raise ArgumentError(f"images are {kind} and must be floats: divide bytes by 255, then normalize them")
         if min(x.shape[2:]) < self.patch:
             size, least = f"{x.shape[2]} x {x.shape[3]}", f"{self.patch} x {self.patch}"
             raise ArgumentError(f"images are {size} pixels and must be at least {least}, one patch")

@@ -246,6 +246,8 @@ def test_bad_images_are_refused_in_a_sentence(name):
         model(picture()[:, :1])
     with pytest.raises(ArgumentError, match=r"shape \[3, 64, 64\] and must be"):
         model(picture()[0])
+    with pytest.raises(ArgumentError, match="images are uint8 and must be floats: divide bytes by 255"):
+        model(picture().byte())
     with pytest.raises(
         ArgumentError, match=f"images are 64 x {patch - 1} pixels and must be at least {patch} x {patch}"
     ):
