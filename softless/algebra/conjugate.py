@@ -202,7 +202,8 @@ class Inverse(NamedTuple):
     @classmethod
     def of(cls, ridge: Tensor, start: Tensor, y: Tensor, n: Tensor) -> "Inverse":
         d, tokens = start.shape[-1], y.shape[-2]
-        half = torch.linalg.solve_triangular(_factor(start + ridge[..., -1:, :] * _unit(d, y)), _unit(d, y), upper=False)
+        unit = _unit(d, y)
+        half = torch.linalg.solve_triangular(_factor(start + ridge[..., -1:, :] * unit), unit, upper=False)
         before = half.mT @ half
         earlier = torch.cat([(n[..., :1, :] - 1).clamp(min=0), n[..., :-1, :]], -2)  # tokens that came before each
         mean = torch.cat([torch.zeros_like(y[..., :1, :]), y.cumsum(-2)[..., :-1, :]], -2) / earlier.clamp(min=1)
