@@ -290,12 +290,13 @@ def test_two_causal_runs_are_bitwise_equal(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "heads", "segments"),
-    [(4096, 128, 2), (16_384, 32, 8), (4096, 264, 1), (65_536, 16, 16), (100, 1, 1), (0, 1, 1)],
-)
-def test_segments_fill_the_machine_and_states_take_a_tenth_of_the_output(tokens, heads, segments):
-    found, length = causal_tiles.cut(tokens, heads, 64)
+    ("tokens", "heads", "share", "segments"),
+    [(4096, 128, 64, 2), (16_384, 32, 64, 8), (4096, 264, 64, 1), (65_536, 16, 64, 16), (100, 1, 64, 1), (0, 1, 64, 1),
+     (16_384, 9, 64, 12), (16_384, 9, 22, 26)],
+)  # fmt: skip
+def test_segments_fill_the_machine_and_states_take_a_tenth_of_the_output(tokens, heads, share, segments):
+    found, length = causal_tiles.cut(tokens, heads, share)
     assert found == segments
     assert found * length >= tokens
     assert length % causal_tiles.ALIGNED == 0
-    assert found == 1 or 4 * 64 * found <= 0.1 * 2 * tokens
+    assert found == 1 or 4 * share * found <= 0.1 * 2 * tokens

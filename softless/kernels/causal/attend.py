@@ -62,10 +62,10 @@ def extent(x: Tensor, packs: Packs | None) -> tuple[int, int]:
     return (x.shape[0], x.shape[2]) if packs is None else (packs.k_offsets.shape[0] - 1, packs.longest_k)
 
 
-def segments_of(q: Tensor, packs: Packs | None) -> tuple[int, int]:
+def segments_of(q: Tensor, k: Tensor, packs: Packs | None) -> tuple[int, int]:
     """Return (segments per head, tokens per segment)."""
-    tokens = extent(q, packs)[1]
-    return causal_tiles.cut(tokens, sequences(q, packs, tokens) * q.shape[1], q.shape[3])
+    tokens, (_, heads, _, d) = extent(q, packs)[1], q.shape
+    return causal_tiles.cut(tokens, sequences(q, packs, tokens) * heads, -(-d * k.shape[1] // max(heads, 1)))
 
 
 def past_like(k: Tensor, v: Tensor, *states: int, packs: Packs | None = None) -> Past:
@@ -139,7 +139,7 @@ def forward(
     spec: KernelSpec, packs: Packs | None = None,
 ) -> Past | None:  # fmt: skip
     """Fill `out`, and the State `after` the last token; return the States before each segment if there are several."""
-    heads, (segments, length) = extent(q, packs)[0] * q.shape[1], segments_of(q, packs)
+    heads, (segments, length) = extent(q, packs)[0] * q.shape[1], segments_of(q, k, packs)
     starting = starts(k, v, key_mask, past, spec, segments, length, packs) if segments > 1 else None
     dtype = products(spec, q.dtype)
     size = walk(causal_tiles.FORWARD, q, v, dtype)
@@ -219,7 +219,7 @@ def _backward(
 ) -> Sums | None:  # fmt: skip
     """`backward` for value columns that fit into one program."""
     (_, heads, tokens, d), groups, e, batch = q.shape, k.shape[1], v.shape[3], extent(q, packs)[0]
-    segments, length = segments_of(q, packs)
+    segments, length = segments_of(q, k, packs)
     width, scalars = v_ref.stride(1), q.new_empty(q.shape[0], heads, 3, tokens, dtype=torch.float32)
     dtype, shared = products(spec, q.dtype), heads // groups
     launch(
@@ -250,7 +250,7 @@ def _later(
     nothing reads it.
     """
     (_, heads, tokens, d), groups, e, batch = q.shape, k.shape[1], d_out.shape[3], extent(q, packs)[0]
-    segments, length = segments_of(q, packs)
+    segments, length = segments_of(q, k, packs)
     if segments == 1 and last is None and not summed:
         return None
     shared, size, skipped = heads // groups, d * e + d + e, int(not summed)
@@ -284,7 +284,7 @@ class SumsInUnits(NamedTuple):
 
 def sums_like(q: Tensor, v: Tensor, heads: int, packs: Packs | None) -> SumsInUnits:
     """Allocate the sums of these many heads."""
-    rows, d, e = (extent(q, packs)[0], heads, segments_of(q, packs)[0]), q.shape[3], v.shape[3]
+    rows, d, e = (extent(q, packs)[0], heads, segments_of(q, v, packs)[0]), q.shape[3], v.shape[3]
     return SumsInUnits(*(q.new_empty(*rows, *shape, dtype=torch.float32) for shape in ((d, e), (e,), (2 * d + 1,))))
 
 
@@ -306,7 +306,7 @@ def exponential_forward(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, out: Tensor, spec: KernelSpec, packs: Packs | None
 ) -> SumsInUnits | None:
     """Fill `out`, for keys that are exponential; return the sums before each segment if there are several."""
-    (segments, length), batch = segments_of(q, packs), extent(q, packs)[0]
+    (segments, length), batch = segments_of(q, k, packs), extent(q, packs)[0]
     size = walk(causal_tiles.FORWARD, q, v, q.dtype)
     blocks, before = -(-v.shape[3] // size["BE"]), None
     if segments > 1:
@@ -351,7 +351,7 @@ def _exponential_backward(
     filled: tuple[Tensor, Tensor, Tensor], spec: KernelSpec, packs: Packs | None,
 ) -> None:  # fmt: skip
     """`exponential_backward` for value columns that fit into one program."""
-    (segments, length), batch, heads = segments_of(q, packs), extent(q, packs)[0], q.shape[1]
+    (segments, length), batch, heads = segments_of(q, k, packs), extent(q, packs)[0], q.shape[1]
     width = k.shape[3] if spec.reader == "channel" else 1
     scalars = q.new_empty(q.shape[0], heads, 2, q.shape[2], width, dtype=torch.float32)
     shared, cut = {"SHARED": heads // k.shape[1], "READER": spec.reader}, (heads, q.shape[2], segments, length, spec.t)

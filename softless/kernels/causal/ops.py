@@ -127,7 +127,7 @@ def causal_op(
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensors9:
     final, offsets, longest = (*rest, None, 0)[10:13] if len(rest) == 11 else rest[10:]
     packs = packs_of(offsets, offsets, longest, longest)
-    segments = causal_attend.segments_of(q, packs)[0]
+    segments = causal_attend.segments_of(q, k, packs)[0]
     after = past_like(k, v, packs=packs) if final else (absent(q) for _ in NOTHING)
     before = past_like(k, v, segments, packs=packs) if segments > 1 else (absent(q) for _ in NOTHING)
     return output_like(q, v.shape[3]), *after, *before
@@ -229,7 +229,7 @@ def exponential_op(
 @fake("causal_exponential")
 def _(q: Tensor, k: Tensor, v: Tensor, _m: Any, _r: Any, _t: Any, offsets: Any = None, longest: int = 0) -> Any:
     packs = packs_of(offsets, offsets, longest, longest)
-    cut = causal_attend.segments_of(q, packs)[0] > 1
+    cut = causal_attend.segments_of(q, k, packs)[0] > 1
     sums = causal_attend.sums_like(q, v, k.shape[1], packs) if cut else (absent(q) for _ in range(3))
     return output_like(q, v.shape[3]), *sums
 

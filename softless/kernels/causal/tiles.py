@@ -2,7 +2,8 @@
 
 The tokens of a head are cut into segments, so that PROGRAMS of them run at once, each from the State before it. The
 price is one more pass over keys and values. A segment is at least 20 D tokens long, so that the States, 4 D E bytes
-each, take at most a tenth of the memory of an output in half precision.
+each, take at most a tenth of the memory of an output in half precision. Where r heads of queries share a State, 20 D / r
+tokens are enough.
 """
 
 import torch
@@ -59,10 +60,10 @@ def exponential_keys(width: int, dtype: torch.dtype) -> Tile:
     return chosen._replace(warps=2) if dtype == torch.float16 and width == 32 else chosen
 
 
-def cut(tokens: int, heads: int, dim: int) -> tuple[int, int]:
-    """Return (segments per head, tokens per segment)."""
+def cut(tokens: int, heads: int, share: int) -> tuple[int, int]:
+    """Return (segments per head, tokens per segment) for heads of queries; `share` is D / r."""
     wanted = max(1, PROGRAMS // max(heads, 1))
-    most = max(1, tokens // max(20 * dim, ALIGNED))
+    most = max(1, tokens // max(20 * share, ALIGNED))
     length = -(-max(tokens, 1) // min(wanted, most))
     length = -(-length // ALIGNED) * ALIGNED
     return -(-max(tokens, 1) // length), length
