@@ -105,7 +105,8 @@ NamedOptions = Annotated[
     typer.Option(parser=key_value, metavar="NAME=VALUE", help="An option of the mechanism or model; repeatable."),
 ]
 DtypeOption = Annotated[
-    Dtype | None, typer.Option(help="Dtype of the tensors.", show_default="bfloat16 on cuda, float32 on a CPU")
+    Dtype | None,
+    typer.Option(help="Dtype of the tensors. Default: bfloat16 on cuda, float32 on a CPU.", show_default=False),
 ]
 PlotOption = Annotated[
     Path | None, typer.Option(metavar="FILE.html", help="Also draw the result as a page.", show_default=False)

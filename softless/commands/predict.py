@@ -8,15 +8,19 @@ box has its "mask" as a compressed run-length code of COCO: {"size": [height, wi
 
 JSON (schema softless.predict/1): {"schema", "run", "task", "images": [{"name", "files", "classes": {name: share}}]}. A
 share is a probability, the share of the pixels that the class has, or the highest score of its boxes.
+FOLDER/predict.json is the same document, with the "files" of FOLDER that predict has ever written.
 
-No answer replaces a picture that is read, and no two answers have the same file: such a FOLDER is refused at once.
+An answer replaces an earlier answer, and no other file. No two answers have the same file. A FOLDER where that would
+happen is refused at once.
 
 Exit status: 0 predicted, 2 usage, 3 bad input.
 """
 
+import os
 from collections.abc import Callable
 from itertools import compress
 from json import dumps as json_text
+from json import loads as from_json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
@@ -34,7 +38,7 @@ from softless.commands.common import (
 )
 from softless.commands.progress import progress
 from softless.errors import ArgumentError
-from softless.io.files import written_or_explained
+from softless.io.files import write_json, written_or_explained
 from softless.report import units
 
 if TYPE_CHECKING:
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
 
     from softless.data.listed import ListedPictures
 
-SCHEMA = "softless.predict/1"
+SCHEMA, MARK = "softless.predict/1", "predict.json"
 SUMMARY = "Let a trained model answer for pictures, and draw its masks or boxes."
 HELP = """Let the best model of a run answer for pictures, and write its answers to a folder.
 
@@ -95,20 +99,24 @@ def run(
         SEGMENT: (segmentation, (".png", "-mask.png")),
         DETECT: (detection, (".png", "-boxes.json")),
     }[task]
-    check_files(pictures, out, suffixes)
+    about = {"schema": SCHEMA, "run": folder, "task": task}
+    files = sorted({*written_before(out), *check_files(pictures, out, suffixes)})
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / MARK, {**about, "images": [], "files": files})  # before any answer: this run may be stopped
     with warnings_in_one_line():
         answer = load(Path(folder), torch.device(pick_device(device)))
     predicted: list[Predicted] = []
     with progress(len(pictures), not json) as advance, torch.inference_mode():
         for index, (name, stem) in enumerate(zip(pictures.names, pictures.stems, strict=True)):
             classes, contents = answer(pictures[index])
-            files = [
+            paths = [
                 write(out / f"{stem}{suffix}", content) for suffix, content in zip(suffixes, contents, strict=True)
             ]
-            predicted.append({"name": name, "files": files, "classes": classes})
+            predicted.append({"name": name, "files": paths, "classes": classes})
             advance(f"predicting {stem}", 1)
+    write_json(out / MARK, {**about, "images": predicted, "files": files})
     if json:
-        emit_json({"schema": SCHEMA, "run": folder, "task": task, "images": predicted})
+        emit_json({**about, "images": predicted})
         return
     for each in predicted:
         best = sorted(each["classes"].items(), key=lambda item: -item[1])[:BEST]
@@ -117,18 +125,36 @@ def run(
     console().print(f"{units.counted(len(predicted), 'picture')} in {plain(str(out))}", soft_wrap=True)
 
 
-def check_files(pictures: "ListedPictures", out: Path, suffixes: tuple[str, ...]) -> None:
-    """Refuse to write over a picture that is read, or to write two answers to one file."""
+def written_before(out: Path) -> list[str]:
+    """Return the files in a folder that predict has written."""
+    path = out / MARK
+    if not path.exists():
+        return []
+    try:
+        document = from_json(path.read_text(encoding="utf-8"))
+        if document["schema"] == SCHEMA:
+            return [str(name) for name in document["files"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise ArgumentError(f"--out {out}: {path} is there, and predict did not write it: give another folder")
+
+
+def check_files(pictures: "ListedPictures", out: Path, suffixes: tuple[str, ...]) -> list[str]:
+    """Return the files to write; refuse to replace one that predict did not write, or one answer by another."""
     read = {identity(Path(name)) for name in pictures.names} - {None}
     written: dict[Path, str] = {}
+    earlier = {out / name for name in written_before(out)}
     for name, stem in zip(pictures.names, pictures.stems, strict=True):
         for path in (out / f"{stem}{suffix}" for suffix in suffixes):
             if identity(path) in read:
                 raise ArgumentError(f"--out {out}: this would overwrite the input picture {path}: give another folder")
+            if path not in earlier and os.path.lexists(path):
+                raise ArgumentError(f"--out {out}: this would overwrite {path}: give another folder")
             if (other := written.setdefault(path, name)) != name:
                 raise ArgumentError(
                     f"--out {out}: the answers for {other} and {name} would both be {path}: rename one of the pictures"
                 )
+    return [str(path.relative_to(out)) for path in written]
 
 
 def identity(path: Path) -> tuple[int, int] | None:

@@ -120,6 +120,27 @@ def test_predict_overwrites_neither_a_picture_nor_an_answer(softless, squares, t
     assert (tmp_path / "photos/one.png").read_bytes() == encoded(0)[0]
 
 
+def test_predict_replaces_its_own_answers_and_no_other_file(softless, squares, tmp_path):
+    assert softless(*words("--out", "a")).exit_code == 0
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/one.png").write_bytes(encoded(0)[0])
+    call = ("predict", "a", "photos", "--device", "cpu", "--out")
+    for _ in range(2):
+        assert softless(*call, "answers").exit_code == 0
+    document = json.loads((tmp_path / "answers/predict.json").read_text())
+    assert document["files"] == ["one-mask.png", "one.png"]
+    assert [each["name"] for each in document["images"]] == ["photos/one.png"]
+    for name, why in (
+        ("one-mask.png", "this would overwrite {}: give another folder"),
+        ("predict.json", "{} is there, and predict did not write it: give another folder"),
+    ):
+        (tmp_path / "mine").mkdir(exist_ok=True)
+        (tmp_path / "mine" / name).write_bytes(b"{}")
+        result = softless(*call, "mine")
+        assert (result.exit_code, result.stderr) == (3, f"error: --out mine: {why.format(f'mine/{name}')}\n")
+        assert (tmp_path / "mine" / name).read_bytes() == b"{}"
+
+
 def test_pictures_of_one_name_have_answers_of_their_own(softless, squares, tmp_path):
     assert softless(*words("--out", "a")).exit_code == 0
     for seed, name in enumerate(("one.png", "one.webp", "x/one.png", "y/one.png")):

@@ -2,7 +2,7 @@
 
 The tokens of a head are cut into segments, so that PROGRAMS of them run at once, each from the State before it. The
 price is one more pass over keys and values. A segment is at least 20 D tokens long, so that the States, 4 D E bytes
-each, take at most a tenth of the memory of an output in half precision. Where r heads of queries share a State, 20 D / r
+each, take at most a tenth of the memory of an output in half precision. If r heads of queries share a State, 20 D / r
 tokens are enough.
 """
 
