@@ -134,6 +134,13 @@ def compiled(way: str, args: argparse.Namespace) -> float:
 
 def trained(way: str, args: argparse.Namespace, compile_: bool) -> float:
     """Tokens per second of forward and backward."""
+    step = training_step(way, args, compile_)
+    times = sorted(clock(args, step) for _ in range(5))
+    return args.length / times[2]
+
+
+def training_step(way: str, args: argparse.Namespace, compile_: bool) -> Callable[[], None]:
+    """Return a step that has run three times."""
     model = model_of(way, args).train()
     torch.compiler.reset()
     run = torch.compile(model) if compile_ else model
@@ -145,8 +152,16 @@ def trained(way: str, args: argparse.Namespace, compile_: bool) -> float:
 
     for _ in range(3):
         step()
-    times = sorted(clock(args, step) for _ in range(5))
-    return args.length / times[2]
+    return step
+
+
+def profile(way: str, args: argparse.Namespace) -> None:
+    """Print the kernels of one training step that take longest."""
+    step = training_step(way, args, False)
+    with torch.profiler.profile() as profiler:
+        clock(args, step)
+    order = f"self_{args.device}_time_total"
+    print(profiler.key_averages().table(sort_by=order, row_limit=30, max_name_column_width=60))
 
 
 def before(path: Path | None, about: dict[str, Any]) -> list[dict[str, Any]]:
@@ -170,10 +185,14 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=68)
     parser.add_argument("--length", type=int, default=16_384)
     parser.add_argument("--ways", default=",".join(WAYS))
-    parser.add_argument("--what", default="", help="measure only these, such as 'generate,train'")
+    parser.add_argument("--what", action="append", help="measure only this, such as generate; repeatable")
+    parser.add_argument("--profile", metavar="WAY", help="print where the time of a training step goes, and end")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no row later")
     args = parser.parse_args()
     args.dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
+    if args.profile:
+        profile(args.profile, args)
+        return 0
     measures: dict[str, Callable[[str], float]] = {
         "generate": lambda way: generated(way, args),
         "compiled step": lambda way: compiled(way, args),
@@ -189,9 +208,7 @@ def main() -> int:
     }  # fmt: skip
     rows, ends = before(args.json, about), time.time() + 60 * args.minutes
     for (name, measure), way in product(measures.items(), args.ways.split(",")):
-        if (args.what and name not in args.what.split(",")) or any(
-            (row["what"], row["way"]) == (name, way) for row in rows
-        ):
+        if (args.what and name not in args.what) or any((row["what"], row["way"]) == (name, way) for row in rows):
             continue
         if time.time() > ends:
             print("rows are left: call again")
