@@ -94,8 +94,9 @@ def chunked(
     variance = diagonal + spans.y.square().cumsum(-2) - some * drift.square()
     variance = variance.detach().amax(-1, keepdim=True)  # [*b, c, l, 1], of n K
     nothing = lost(variance / some, rounding(mean))
-    ridge = torch.maximum(variance.new_zeros(()) + ridge, floor(phi_k) * (variance + ridge))
-    ridge = torch.where(nothing, 1.0, ridge)
+    ridge = variance.new_zeros(()) + ridge
+    equal = torch.where(ridge > torch.finfo(ridge.dtype).eps, ridge, 1.0)  # no matter which: the right side is 0
+    ridge = torch.where(nothing, equal, torch.maximum(ridge, floor(phi_k) * (variance + ridge)))
     right = torch.where(nothing, 0.0, gain * some * right)
     if tokens > chunk and eager() and type(phi_q) in PLAIN and not phi_q.is_meta:
         x = _Solve.apply(right, ridge, spans.start.comoment[..., of_keys], spans.y, spans.n)
@@ -194,7 +195,11 @@ def _product(x: Tensor, ridge: Tensor, start: Tensor, y: Tensor, n: Tensor) -> T
 
 
 class Inverse(NamedTuple):
-    """B_i^-1 with the ridge of the last query of the chunk."""
+    """B_i^-1 with the ridge of the first query of the chunk, which knows nothing that a later query must not know.
+
+    Rows of Z are divided by the roots of the diagonal of L L^T, so huge keys to come leave the bits of earlier rows
+    alone. A key whose square is not finite is left out: the steps count it.
+    """
 
     before: Float[Tensor, "*b c d d"]  # A^-1
     u: Float[Tensor, "*b c l d"]
@@ -203,12 +208,16 @@ class Inverse(NamedTuple):
     def of(cls, ridge: Tensor, start: Tensor, y: Tensor, n: Tensor) -> "Inverse":
         d, tokens = start.shape[-1], y.shape[-2]
         unit = _unit(d, y)
-        half = torch.linalg.solve_triangular(_factor(start + ridge[..., -1:, :] * unit), unit, upper=False)
+        half = torch.linalg.solve_triangular(_factor(start + ridge[..., :1, :] * unit), unit, upper=False)
         before = half.mT @ half
         earlier = torch.cat([(n[..., :1, :] - 1).clamp(min=0), n[..., :-1, :]], -2)  # tokens that came before each
         mean = torch.cat([torch.zeros_like(y[..., :1, :]), y.cumsum(-2)[..., :-1, :]], -2) / earlier.clamp(min=1)
         z = (n > earlier) * (earlier / n.clamp(min=1)).sqrt() * (y - mean)
-        root = _factor(z @ before @ z.mT + _unit(tokens, y))
+        size = 1 + (z @ before * z).sum(-1, keepdim=True)
+        size, z = torch.where(size.isfinite(), size, 1.0), torch.where(size.isfinite(), z, 0.0)
+        z = z * size.rsqrt()
+        unit = _unit(tokens, y) * (1 / size + 4 * tokens * torch.finfo(y.dtype).eps)
+        root = _factor(z @ before @ z.mT + unit)
         return cls(before, torch.linalg.solve_triangular(root, z @ before, upper=False))
 
     def __matmul__(self, r: Float[Tensor, "*b c l d"]) -> Float[Tensor, "*b c l d"]:
