@@ -195,7 +195,7 @@ def _product(x: Tensor, ridge: Tensor, start: Tensor, y: Tensor, n: Tensor) -> T
 
 
 class Inverse(NamedTuple):
-    """B_i^-1 with the ridge of the first query of the chunk, which knows nothing that a later query must not know.
+    """B_i^-1, with the ridge of the first query of the chunk for all: that of a later one depends on keys to come.
 
     Rows of Z are divided by the roots of the diagonal of L L^T, so huge keys to come leave the bits of earlier rows
     alone. A key whose square is not finite is left out: the steps count it.
@@ -216,8 +216,8 @@ class Inverse(NamedTuple):
         size = 1 + (z @ before * z).sum(-1, keepdim=True)
         size, z = torch.where(size.isfinite(), size, 1.0), torch.where(size.isfinite(), z, 0.0)
         z = z * size.rsqrt()
-        unit = _unit(tokens, y) * (1 / size + 4 * tokens * torch.finfo(y.dtype).eps)
-        root = _factor(z @ before @ z.mT + unit)
+        least = 4 * tokens * torch.finfo(y.dtype).eps
+        root = _factor(z @ before @ z.mT + (1 / size + least) * _unit(tokens, y))
         return cls(before, torch.linalg.solve_triangular(root, z @ before, upper=False))
 
     def __matmul__(self, r: Float[Tensor, "*b c l d"]) -> Float[Tensor, "*b c l d"]:
