@@ -16,11 +16,12 @@ INLINE = [f"inline_{family}_tiny" for family in FAMILIES]
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("local", [False, True])
 def test_any_mechanism_runs_and_trains_in_a_model(case, local):
-    model = small("inline_swin_tiny", mechanism=CASES[case], local=local, img_size=32).train()
+    chosen = {"mechanism": CASES[case], "local": local, "img_size": 32}
     if False not in FORMS[case]:
         with pytest.raises(UnsupportedError, match="goes through tokens in their order"):
-            model(images(2, 3, 32, 32, dtype=torch.float32))
+            small("inline_swin_tiny", **chosen)
         return
+    model = small("inline_swin_tiny", **chosen).train()
     out = model(images(2, 3, 32, 32, dtype=torch.float32))
     out.square().mean().backward()
     assert out.shape == (2, 5)
