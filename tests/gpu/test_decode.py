@@ -11,6 +11,7 @@ from softless.transformers import set_mechanism  # noqa: E402 - transformers may
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning"),  # torch's compiler imports it
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores for float32:UserWarning"),  # which we leave off
 ]
 
 

@@ -62,7 +62,8 @@ def test_250_random_calls_are_within_budget(dtype: torch.dtype) -> None:
             allowed = torch.minimum(bar["ratio"] * ulps(theirs, exact), most) + 1
             failed = resolved(float32, exact, dtype) & (error > allowed)
             wrong += [
-                f"{name} of {tokens} x {dim}: {error[i]:.1f} ulp, allowed {allowed[i]:.1f}" for i in failed.nonzero()
+                f"{name} of {tokens} x {dim}: {error[i]:.1f} ulp, allowed {allowed[i]:.1f}"
+                for i in failed.nonzero().flatten().tolist()
             ]
     assert not wrong, wrong
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from softless import Mechanism, attention, attention_with_state, mechanism
 from softless.errors import BackendError
-from softless.kernels.near import ops
+from softless.kernels.near import check, ops
 from tests.kernels.cases import draw
 from tests.numerics import eager
 from tests.numerics.budget import FORWARD, GRADIENT, assert_within_budget
@@ -108,6 +108,38 @@ def test_nan_in_hidden_tokens_reaches_no_output():
     assert torch.equal(attention(q, k, v, MADE["plain"], inputs=inputs, **call), clean)
 
 
+def test_a_call_without_real_tokens_reads_nothing_of_its_padding():
+    q, k, v = (x.requires_grad_() for x in draw(20, heads=2, batch=2))
+    hidden, gain = torch.arange(2)[:, None] == torch.zeros(20), torch.zeros(2)
+    with torch.no_grad():
+        k[0], v[0] = torch.nan, torch.nan
+    out = check.on_kernels(q, k, v, ~hidden, 0.3, gain)
+    assert (out[0] == 0).all()
+    assert all(x.isfinite().all() for x in (out, *torch.autograd.grad(out.sin().sum(), (q, k, v))))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"])
+def test_a_query_that_no_token_weighs_gives_zeros(dtype):
+    """The two features of each key that are not zero are zero in every query."""
+    made = mechanism("nearfar", window=0, first=0, maps="identity")
+    q, k = (200.0 * torch.eye(4, dtype=dtype)[i].repeat(1, 1, 40, 1) for i in (0, 2))
+    q, k = q - q.roll(1, -1), k - k.roll(1, -1)
+    v = torch.full((1, 1, 40, 5), 3.0, dtype=dtype, requires_grad=True)
+    out = attention(q, k, v, made, is_causal=True, inputs=learned(made, 1, 4), backend="triton")
+    assert (out == 0).all()
+    assert (torch.autograd.grad(out.sum(), v)[0] == 0).all()
+
+
+def test_a_later_token_changes_no_output_before_it():
+    made, (q, k, v) = MADE["plain"], draw(70, heads=2)
+    inputs, later = learned(made, 2, 8), draw(70, heads=2)
+    found = []
+    for stop in (70, 20):
+        given = (torch.cat([x[:, :, :stop], y[:, :, stop:]], 2) for x, y in zip((q, k, v), later, strict=True))
+        found.append(attention(*given, made, is_causal=True, inputs=inputs, backend="triton")[:, :, :20])
+    assert torch.equal(*found)
+
+
 def gradients(
     given: list[Tensor], made: Mechanism, dtype: torch.dtype, plain: bool = False, **call: Any
 ) -> list[Tensor]:
@@ -142,6 +174,19 @@ def test_gradients_in_half_precision_stay_within_their_budget(dtype, offset):
     exact, typed = gradients(given, made, torch.float64), gradients(given, made, dtype, plain=True)
     for mine, truth, theirs in zip(gradients(given, made, dtype), exact, typed, strict=True):
         assert_within_budget(mine, truth, theirs, **GRADIENT, name="a gradient")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_an_offset_that_all_values_share_costs_a_gradient_no_digits(dtype):
+    """Multiples of 1/4 take the offset without rounding, so the true gradients stay as they are."""
+    made, (q, k, v) = mechanism("nearfar", window=5, first=2), draw(200, dims=(32, 32))
+    given = [x.to(dtype) for x in (q, k, (4 * v).round() / 4, *learned(made, 1, 32).values())]
+    moved = [x + 16 if i == 2 else x for i, x in enumerate(given)]
+    calls = (given, torch.float64), (given, dtype), (moved, dtype)
+    found = (gradients(tensors, made, kind)[1:] for tensors, kind in calls)
+    for exact, plain, offset in zip(*found, strict=True):
+        ulp = torch.finfo(dtype).eps * exact.abs().max()
+        assert (offset - exact).abs().max() <= (plain - exact).abs().max() + ulp
 
 
 def test_a_gradient_flows_back_through_the_states_of_pieces():

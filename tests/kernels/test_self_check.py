@@ -92,6 +92,21 @@ def test_wrong_kernels_fail_with_the_result_that_is_wrong(monkeypatch, mutant, d
     assert "are allowed with 9 queries, 9 keys, heads of 6 and 5 in float" in reason
 
 
+@interpreted
+@pytest.mark.parametrize("times", [1.01, 0.5, 0.0])
+@pytest.mark.parametrize("name", ["nearfar", "nearfar without maps"])
+def test_a_wrong_gradient_of_the_gain_fails_in_float32(monkeypatch, name, times):
+    """Though it is held to the sum of its terms, which cancel."""
+    real = self_check.near_check.on_kernels
+
+    def wrong(q, k, v, mask, scale, gain, *matrix):
+        return real(q, k, v, mask, scale, gain.detach() + times * (gain - gain.detach()), *matrix)
+
+    monkeypatch.setattr(self_check.near_check, "on_kernels", wrong)
+    reason = self_check.failure(CPU, OperatorKind.of(SPECS[name], True, torch.float32))
+    assert reason.startswith("the gradient of the gain was off by")
+
+
 def raising(error: Exception):
     def run(*_: object) -> None:
         raise error

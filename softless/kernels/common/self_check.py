@@ -4,10 +4,11 @@
     budget   min(2 E, 4 ulp) + 1 ulp for outputs, min(3 E, 8 ulp) + 1 ulp for gradients
     E        the error of the plain formula, typed out in the same dtype
 
-float32 is held to 1e-5 (1 + max |exact|). The gradient of a number that a whole head shares may be off by 3 E there: it
-is one sum over all outputs, whose terms cancel. For the same reason, a result in half precision is not judged if
-float32 cannot tell it to a quarter of an ulp. The verdict holds for an operator (feature maps, reader, causal or not)
-and a dtype. It is kept in the user's cache folder until the GPU, its driver, triton or softless changes.
+float32 is held to 1e-5 (1 + max |exact|). The gradient of a number that a whole head shares is one sum over all
+outputs, whose terms cancel. In float32 it may be off by 3 E, and that of nearfar's gain by 1e-5 (1 + the sum of |terms|
+of the exact result). For the same reason, a result in half precision is not judged if float32 cannot tell it to a
+quarter of an ulp. The verdict holds for an operator (feature maps, reader, causal or not) and a dtype. It is kept in
+the user's cache folder until the GPU, its driver, triton or softless changes.
 
 The check runs in threads of its own, so no mode, transform or autocast of the caller reaches it. It waits for the GPU,
 so it cannot run while a CUDA graph is captured, nor while torch.compile traces: `recall` never runs it.
@@ -46,7 +47,7 @@ from softless.kernels.parallel.ops import attend_op
 from softless.machine import driver, installed_version, timestamp
 
 FORWARD, GRADIENT = (2.0, 4.0), (3.0, 8.0)  # (how often E, how many ulp)
-OF_FACTORS = "the gradient of the numbers of heads"
+OF_FACTORS, OF_GAIN = "the gradient of the numbers of heads", "the gradient of the gain"
 
 
 class SampleCall(NamedTuple):
@@ -148,12 +149,9 @@ def verdict(device: torch.device, operator: OperatorKind) -> Verdict | None:
 def known(device: torch.device, operator: OperatorKind) -> Verdict | None:
     """Return the verdict of an earlier check, in this process or on disk; None if there is none."""
     key = machine(device), operator
-    if key not in VERDICTS:
-        stored = _read(*key)
-        if stored is None:
-            return None
+    if key not in VERDICTS and (stored := _read(*key)) is not None:
         VERDICTS[key] = stored
-    return VERDICTS[key]
+    return VERDICTS.get(key)
 
 
 def recall(
@@ -213,6 +211,8 @@ def out_of_budget(operator: OperatorKind, case: SampleCall, device: torch.device
             allowed = 1e-5 * (1 + size)
             if name == OF_FACTORS:
                 allowed = max(allowed, GRADIENT[0] * _worst(theirs, right))
+            elif name == OF_GAIN:
+                allowed = 1e-5 * (1 + near_check.terms_of_gain(tensors, mask, operator.spec().scale, upstream))
         elif _worst(float32, right) > 0.25 * ulp:
             continue
         else:

@@ -1,5 +1,7 @@
 """What the check of a GPU computes for near and far tokens: the kernels' output, and the formula typed out."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -37,18 +39,26 @@ def on_kernels(
 def typed(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, gain: Tensor, matrix: Tensor | None = None
 ) -> Tensor:
-    """Compute the formula with explicit weights, in the dtype of the tensors."""
+    """Compute the formula with explicit weights, in the dtype of the tensors. The gain may be one per query [H, N]."""
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     real = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if mask is None else mask
     place, score = real.cumsum(-1)[:, None], scale * (q @ k.mT)
     seen = real[:, None, None, :] & torch.ones_like(score[:1, :1], dtype=torch.bool).tril()
     close = (place[..., :, None] - place[..., None, :] < REACH.window) | (place <= REACH.first)[..., None, :]
     top = score.masked_fill(~(close & seen), -torch.inf).amax(-1, keepdim=True)
-    far = gain.exp()[:, None, None] * (hedgehog(q, matrix) @ hedgehog(k, matrix).mT)
+    far = gain.exp().view(len(gain), -1, 1) * (hedgehog(q, matrix) @ hedgehog(k, matrix).mT)
     weights = torch.where(close, (score - top.nan_to_num(neginf=0.0)).exp(), far)
     weights = torch.where(seen, weights, 0.0)
     mass = weights.sum(-1, keepdim=True)
     return (weights @ v) / torch.where(mass > 0, mass, 1.0)
+
+
+def terms_of_gain(tensors: Sequence[Tensor], mask: Tensor | None, scale: float, upstream: Tensor) -> float:
+    """Return sum |t_i| over the queries i, whose t_i add up to the gradient of the gain, of the head with the most."""
+    q, k, v, gain, *matrix = (x.double() for x in tensors)
+    each = gain[:, None].repeat(1, q.shape[2]).requires_grad_()
+    out = typed(q, k, v, mask, scale, each, *matrix)
+    return torch.autograd.grad(out, each, upstream.double())[0].abs().sum(-1).max().item()
 
 
 def hedgehog(x: Tensor, matrix: Tensor | None) -> Tensor:

@@ -13,9 +13,13 @@ what far ones get: t_i = P_i.dP_i. It is computed so, and is 0 where no token is
 
 Keys before a chunk of queries are read from sums, and so these queries are, by the keys:
 
-    U = sum c_i P_i e_i^T        u = sum c_i delta_i P_i        dP_j = U v_j - u        dv_j = U^T P_j
+    dP_i = c_i (S e_i - (delta_i - e_i.r) z)        U = sum c_i P_i e_i^T        u = sum c_i (delta_i - e_i.r*) P_i
+    dP_j = U (v_j - r*) - u                         dv_j = U^T P_j
 
-    lines    [B, H, 4, N] float32: m, 1 / M, delta and t
+r belongs to the sums that the query reads (`read`), and r* is that of the last chunk. So nothing that is rounded to a
+factor contains an offset that all values share, and what contains one is subtracted in float32.
+
+    lines    [B, H, 5, N] float32: m, 1 / M, delta, t and delta - e.r*
     largest  [B, H, N] int32: the place j* of k, or -1 - slot of one of the first tokens
 """
 
@@ -31,6 +35,7 @@ from softless.kernels.near.read import (
     around,
     compare,
     find,
+    find_center,
     find_largest,
     halves,
     leave,
@@ -47,8 +52,8 @@ from softless.kernels.near.read import (
 
 @triton.jit
 def line(lines, head, tokens, number: tl.constexpr, here):
-    """Where one of the four numbers of these queries is."""
-    return lines + (head * 4 + number) * tokens + here
+    """Where one of the five numbers of these queries is."""
+    return lines + (head * 5 + number) * tokens + here
 
 
 @triton.jit
@@ -100,8 +105,22 @@ def back_around(d_queries, d_rising, d_falling, queries, upstream, share, delta,
 
 
 @triton.jit
+def divide(answer, mass, upstream, center):
+    """(1 / M, delta, delta - e.r) of queries, [CHUNK, 1]; 0 where there is no mass."""
+    share = tl.where(mass > 0, 1.0 / tl.where(mass > 0, mass, 1.0), 0.0)
+    delta = share * share * tl.sum(upstream.to(tl.float32) * answer, 1)[:, None]
+    return share, delta, less_center(delta, share, upstream, center)
+
+
+@triton.jit
+def less_center(delta, share, upstream, center):
+    """delta - e.r of queries, [CHUNK, 1]."""
+    return delta - share * tl.sum(upstream.to(tl.float32) * center, 1)[:, None]
+
+
+@triton.jit
 def back_far(upstream, sums, z, share, delta, DTYPE: tl.constexpr):
-    """dP without c, of one half of the features, from the keys before all chunks around: S e - delta z."""
+    """dP without c, of one half of the features, from the keys before all chunks around; `delta` is less e.r."""
     d = product(upstream, tl.trans(sums), tl.zeros((upstream.shape[0], sums.shape[0]), tl.float32), DTYPE)
     return share * d - delta * summed(z)[None, :]
 
@@ -117,11 +136,11 @@ def store_part(x, row, slots, columns, scale, weights, tile, FIRST: tl.constexpr
 
 @triton.jit(do_not_specialize=SIZES)
 def near_query_kernel(q, k, v, first_k, first_v, d_out, dq, dz_q, d_first_k, d_first_v, lines, largest, map_q, map_k,
-                      gain, n, count, sums, masses, heads, tokens, chunks, scale, D: tl.constexpr, E: tl.constexpr,
-                      F: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, WINDOW: tl.constexpr,
-                      FIRST: tl.constexpr, FIRSTS: tl.constexpr, LATE: tl.constexpr, BLOCKS: tl.constexpr,
-                      FARS: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr, DTYPE: tl.constexpr,
-                      STAGES: tl.constexpr):  # fmt: skip
+                      gain, n, count, sums, masses, centers, heads, tokens, chunks, scale, D: tl.constexpr,
+                      E: tl.constexpr, F: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr,
+                      WINDOW: tl.constexpr, FIRST: tl.constexpr, FIRSTS: tl.constexpr, LATE: tl.constexpr,
+                      BLOCKS: tl.constexpr, FARS: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr,
+                      DTYPE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """One program per chunk of queries: dq, the numbers of its lines, and its part of the first tokens' gradients."""
     b, h, g, _, chunk = place(tl.program_id(0).to(tl.int64), heads, chunks, SHARED)
     row, at = (b * heads + h) * chunks + chunk, (chunk * CHUNK).to(tl.int32)
@@ -144,8 +163,8 @@ def near_query_kernel(q, k, v, first_k, first_v, d_out, dq, dz_q, d_first_k, d_f
                               LATE, DTYPE, STAGES)  # fmt: skip
     weight, base = weigh_far(top, gain, h, F)
     upper, lower, upper_z, lower_z = find(sums, masses, row, features, columns, E, F)
-    upper, lower = factor(upper, DTYPE), factor(lower, DTYPE)
-    answer, mass = read_far(rising, falling, upper, lower, upper_z, lower_z, weight, DTYPE)
+    upper, lower, center = factor(upper, DTYPE), factor(lower, DTYPE), find_center(centers, row, columns, E)
+    answer, mass = read_far(rising, falling, upper, lower, upper_z, lower_z, center, weight, DTYPE)
     if FIRST > 0:
         close = raise_scores(to_firsts, base)
         answer = product(factor(close, DTYPE), of_firsts, answer, DTYPE)
@@ -153,17 +172,16 @@ def near_query_kernel(q, k, v, first_k, first_v, d_out, dq, dz_q, d_first_k, d_f
     answer, mass = read_around(answer, mass, queries, rising, falling, weight, base, k, v, turned_k, b, g, at, dims,
                                columns, features, before, arrived, scale, D, E, F, BLOCKS, FARS, WINDOW, FIRST, LATE,
                                DTYPE, STAGES)  # fmt: skip
-    share = tl.where(mass > 0, 1.0 / tl.where(mass > 0, mass, 1.0), 0.0)
-    delta = share * share * tl.sum(upstream.to(tl.float32) * answer, 1)[:, None]
+    share, delta, far_delta = divide(answer, mass, upstream, center)
 
     if FIRST > 0:
         d_firsts = product(upstream, tl.trans(of_firsts), tl.zeros((CHUNK, FIRSTS), tl.float32), DTYPE)
         d_firsts = close * (share * d_firsts - delta)
     d_queries, d_rising, d_falling = back_around(
-        tl.zeros((CHUNK, BD), tl.float32), back_far(upstream, upper, upper_z, share, delta, DTYPE),
-        back_far(upstream, lower, lower_z, share, delta, DTYPE), queries, upstream, share, delta, base, k, v, turned_k,
-        b, g, at, dims, columns, features, before, arrived, scale, D, E, F, BLOCKS, FARS, WINDOW, FIRST, LATE, DTYPE,
-        STAGES)  # fmt: skip
+        tl.zeros((CHUNK, BD), tl.float32), back_far(upstream, upper, upper_z, share, far_delta, DTYPE),
+        back_far(upstream, lower, lower_z, share, far_delta, DTYPE), queries, upstream, share, delta, base, k, v,
+        turned_k, b, g, at, dims, columns, features, before, arrived, scale, D, E, F, BLOCKS, FARS, WINDOW, FIRST, LATE,
+        DTYPE, STAGES)  # fmt: skip
     d_rising, d_falling = weight * d_rising, weight * d_falling
     d_top = tl.where(top > FLOOR, tl.sum(rising.to(tl.float32) * d_rising + falling.to(tl.float32) * d_falling, 1), 0.0)
     in_window = (asked & ((top > FLOOR) & (where >= 0))[:, None]) & (dims < D)[None, :]
@@ -179,28 +197,32 @@ def near_query_kernel(q, k, v, first_k, first_v, d_out, dq, dz_q, d_first_k, d_f
     store_factor(dz_q, (b * heads + h) * tokens, here, features, asked & (features < F)[None, :], dz, F)
     d_queries = through_map(scale * d_queries, dz, turned_q, DTYPE)
     store(dq, b, h, here, dims, asked & (dims < D)[None, :], d_queries)
-    leave_line(lines, largest, b * heads + h, tokens, here, top, share, delta, d_top, where)
+    center = find_center(centers, (b * heads + h + 1) * chunks - 1, columns, E)
+    leave_line(lines, largest, b * heads + h, tokens, here, top, share, delta, d_top,
+               less_center(delta, share, upstream, center), where)  # fmt: skip
 
 
 @triton.jit
-def leave_line(lines, largest, head, tokens, here, top, share, delta, d_top, where):
+def leave_line(lines, largest, head, tokens, here, top, share, delta, d_top, last_delta, where):
     asked = here < tokens
     tl.store(line(lines, head, tokens, 0, here), top, mask=asked)
     tl.store(line(lines, head, tokens, 1, here), tl.sum(share, 1), mask=asked)
     tl.store(line(lines, head, tokens, 2, here), tl.sum(delta, 1), mask=asked)
     tl.store(line(lines, head, tokens, 3, here), d_top, mask=asked)
+    tl.store(line(lines, head, tokens, 4, here), tl.sum(last_delta, 1), mask=asked)
     tl.store(largest + head * tokens + here, where, mask=asked)
 
 
 @triton.jit
 def find_line(lines, gain, head, h, tokens, here, F: tl.constexpr):
-    """(1 / M, delta, c, m, t) of queries, [CHUNK, 1]; 1 / M is 0 where there is none."""
+    """(1 / M, delta, delta - e.r*, c, m, t) of queries, [CHUNK, 1]; 1 / M is 0 where there is none."""
     asked = here < tokens
     share = tl.load(line(lines, head, tokens, 1, here), mask=asked, other=0.0)[:, None]
     delta = tl.load(line(lines, head, tokens, 2, here), mask=asked, other=0.0)[:, None]
     d_top = tl.load(line(lines, head, tokens, 3, here), mask=asked, other=0.0)[:, None]
+    last_delta = tl.load(line(lines, head, tokens, 4, here), mask=asked, other=0.0)[:, None]
     weight, base = weigh_far(tl.load(line(lines, head, tokens, 0, here), mask=asked, other=FLOOR), gain, h, F)
-    return share, delta, weight, base, d_top
+    return share, delta, last_delta, weight, base, d_top
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -227,7 +249,7 @@ def later_kernel(q, d_out, map_q, gain, lines, start_sums, start_masses, sums, m
         here = chunk * CHUNK + steps
         asked = (here < tokens)[:, None]
         rising, falling = halves(load(q, b, h, here, dims, asked & (dims < D)[None, :]), turned, mapped, DTYPE)
-        share, delta, weight, _base, _d_top = find_line(lines, gain, head, h, tokens, here, F)
+        share, _delta, delta, weight, _base, _d_top = find_line(lines, gain, head, h, tokens, here, F)
         upstream = load(d_out, b, h, here, columns, asked & (columns < E)[None, :])
         upstream = factor(weight * share * upstream, DTYPE)
         upper = product(tl.trans(rising), upstream, upper, DTYPE)
@@ -241,8 +263,8 @@ def later_kernel(q, d_out, map_q, gain, lines, start_sums, start_masses, sums, m
 
 
 @triton.jit(do_not_specialize=SIZES)
-def near_key_kernel(q, k, v, d_out, dk, dv, dz_k, lines, largest, map_q, map_k, gain, n, count, sums, masses, heads,
-                    tokens, held, chunks, blocks, scale, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr,
+def near_key_kernel(q, k, v, d_out, dk, dv, dz_k, lines, largest, map_q, map_k, gain, n, count, sums, masses, centers,
+                    heads, tokens, held, chunks, blocks, scale, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr,
                     BD: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, WINDOW: tl.constexpr, FIRST: tl.constexpr,
                     LATE: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr,
                     DTYPE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
@@ -270,7 +292,7 @@ def near_key_kernel(q, k, v, d_out, dk, dv, dz_k, lines, largest, map_q, map_k, 
         rising, falling = halves(queries, map_q, mapped, DTYPE)
         queries = factor(queries, DTYPE)
         upstream = factor(load(d_out, b, h, here, columns, asked & valued), DTYPE)
-        share, delta, weight, base, d_top = find_line(lines, gain, head, h, tokens, here, F)
+        share, delta, _last_delta, weight, base, d_top = find_line(lines, gain, head, h, tokens, here, F)
         where = tl.load(largest + head * tokens + here, mask=here < tokens, other=-1)[:, None]
         close = raise_scores(score_window(queries, keys, apart, real, scale, WINDOW, DTYPE), base)
         alike = weight * compare(rising, falling, up, down, apart, real, WINDOW, DTYPE)
@@ -286,6 +308,8 @@ def near_key_kernel(q, k, v, d_out, dk, dv, dz_k, lines, largest, map_q, map_k, 
         upper, lower, upper_z, lower_z = find(sums, masses, head * chunks + mine + 1, features, columns, E, F)
         upper, lower = factor(upper, DTYPE), factor(lower, DTYPE)
         d_values = product(down, lower, product(up, upper, d_values, DTYPE), DTYPE)
+        center = find_center(centers, (head + 1) * chunks - 1, columns, E)
+        values = factor(values.to(tl.float32) - center, DTYPE)
         d_up = product(values, tl.trans(upper), d_up, DTYPE) - summed(upper_z)[None, :]
         d_down = product(values, tl.trans(lower), d_down, DTYPE) - summed(lower_z)[None, :]
     dz = tl.where(real[:, None], through_softmax(up, down, d_up, d_down), 0.0)

@@ -155,19 +155,22 @@ class NearCall(NamedTuple):
         shape = batch, heads, self.chunks if each else self.cut()[0], 2 * self.features
         return self.q.new_empty(*shape, e, dtype=kind), self.q.new_empty(*shape, 1, dtype=torch.float32)
 
-    def far_sums(self) -> Sums:
-        """Return the sums of far tokens before each chunk."""
+    def far_sums(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the sums of far tokens before each chunk, centered, and the centers [B, H, chunks, e]."""
         start = self.sums[:, :, None], self.masses[:, :, None]
         if self.cut()[0] > 1:
-            new = self._far((None, None), each=False)
+            new = self._far((None, None), None)
             start = before(start[0], new[0]), before(start[1], new[1])
-        return self._far(start, each=True)
+        (batch, heads), e = self.q.shape[:2], self.v.shape[3]
+        centers = self.q.new_empty(batch, heads, self.chunks, e, dtype=torch.float32)
+        return *self._far(start, centers), centers
 
-    def _far(self, start: Any, *, each: bool) -> Sums:
-        (batch, heads), (segments, length), filled = self.q.shape[:2], self.cut(), self.sums_like(each=each)
+    def _far(self, start: Any, centers: Tensor | None) -> Sums:
+        (batch, heads), (segments, length), each = self.q.shape[:2], self.cut(), centers is not None
+        filled = self.sums_like(each=each)
         launch(
             far_kernel, batch * heads * segments * self.columns(), rows(self.k), rows(self.v), self.map_k, self.n,
-            self.arrived, *start, *filled, heads, self.chunks, segments, length, EACH=each, **self.reach(),
+            self.arrived, *start, *filled, centers, heads, self.chunks, segments, length, EACH=each, **self.reach(),
             **self.walk(),
         )  # fmt: skip
         return filled
@@ -236,23 +239,23 @@ def near_backward_op(
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return q.new_empty(batch, heads, *shape, dtype=dtype)
 
-    dq, dk, dv, lines = output_like(q, d), empty(held, d), empty(held, e), empty(4, tokens)
+    dq, dk, dv, lines = output_like(q, d), empty(held, d), empty(held, e), empty(5, tokens)
     dz_q, dz_k = (empty(size, x.features, dtype=q.dtype) if learned else None for size in (tokens, held))
     d_firsts, largest = [empty(x.chunks, first, size) for size in (d, e)], empty(tokens, dtype=torch.int32)
-    whole = x.walk() | {"BE": block(e), "num_warps": WARPS, "STAGES": 1}
+    whole, (*past, centers) = x.walk() | {"BE": block(e), "num_warps": WARPS, "STAGES": 1}, x.far_sums()
     launch(
         near_query_kernel, batch * heads * x.chunks, rows(q), rows(k), rows(v), rows(first_k), rows(first_v),
-        rows(d_out), rows(dq), dz_q, *d_firsts, lines, largest, map_q, map_k, gain, n, count, *x.far_sums(), heads,
+        rows(d_out), rows(dq), dz_q, *d_firsts, lines, largest, map_q, map_k, gain, n, count, *past, centers, heads,
         tokens, x.chunks, scale, **x.nearby(), **whole,
     )  # fmt: skip
     later, (d_sums, d_masses) = x.later_sums(d_out, lines)
     blocks = -(-(x.late + held) // x.tile.tokens)
     launch(
         near_key_kernel, batch * heads * blocks, rows(q), rows(k), rows(v), rows(d_out), rows(dk), rows(dv), dz_k,
-        lines, largest, map_q, map_k, gain, n, count, *later, heads, tokens, held, x.chunks, blocks, scale,
+        lines, largest, map_q, map_k, gain, n, count, *later, centers, heads, tokens, held, x.chunks, blocks, scale,
         BLOCKS=x.around, **x.reach(), **whole,
     )  # fmt: skip
-    d_gain = lines[:, :, 3].sum((0, 2))
+    d_gain, d_masses = lines[:, :, 3].sum((0, 2)), d_masses + (d_sums * centers[:, :, -1:]).sum(3, keepdim=True)
     gradients = [dq, dk, dv, *(part.sum(2) for part in d_firsts), d_gain, d_sums, -d_masses]
     if dz_q is None or dz_k is None or map_q is None or map_k is None:
         return gradients

@@ -2,21 +2,22 @@
 
     q, out  [B, H, N, D], [B, H, N, E]        k, v  [B, G, W + N, D], [B, G, W + N, E], the window before the call first
     first_k, first_v  [B, G, FIRST, .]        n, count  [B], the tokens before the call, and how many of N are real
-    sums, masses      [B, H, chunks, 2 F, E], [B, H, chunks, 2 F]
+    sums, masses      [B, H, chunks, 2 F, E], [B, H, chunks, 2 F]        centers  [B, H, chunks, E]
 
 `algebra.near` has the formula. Features are P = [softmax(W x), softmax(-W x)] here, and the gain c takes their factor.
 A chunk of queries sees the last BLOCKS chunks of keys token by token. FARS of them hold keys that are
 far from some of its queries. Of all keys before, it reads the sums
 
-    S = sum P_j v_j^T        z = sum P_j
+    S = sum P_j (v_j - r)^T        z = sum P_j        r = the mean of their values
 
 A first pass over the scores finds m_i, the largest of a near token. Then each pair has one weight:
 
     w_ij = e^{s_ij - m_i} where j is near, c P_i.P_j where it is far
-    o_i  = (c P_i S + sum_j w_ij v_j) / (c P_i.z + sum_j w_ij)
+    o_i  = (c P_i S + c P_i.z r + sum_j w_ij v_j) / (c P_i.z + sum_j w_ij)
 
-The sums have factors of their own, rounded once, as the weights are. The mass adds up rounded weights, so an offset
-that all values share costs at most one ulp.
+The sums have factors of their own, rounded once, as the weights are. An offset that all values share is no part of
+them, because S is centered first: r follows from sum P_j v_j^T, as each half of P_j adds up to one. The mass adds up
+rounded weights, so such an offset costs at most one ulp.
 """
 
 import triton
@@ -101,14 +102,33 @@ def find(sums, masses, row, features, columns, E: tl.constexpr, F: tl.constexpr)
         return upper.to(tl.float32), lower.to(tl.float32), spread + upper_z[:, None], spread + lower_z[:, None]
 
 
+@triton.jit
+def leave_centered(sums, masses, centers, row, features, columns, upper, lower, upper_z, lower_z, E: tl.constexpr,
+                   F: tl.constexpr):  # fmt: skip
+    """Write S, z and r, from the sums of P_j v_j^T; r is 0 where there are no tokens."""
+    tokens = tl.sum(summed(upper_z), 0)
+    center = tl.sum(upper, 0) * tl.where(tokens > 0, 1.0 / tl.where(tokens > 0, tokens, 1.0), 0.0)
+    tl.store(centers + row * E + columns, center, mask=columns < E)
+    upper -= summed(upper_z)[:, None] * center[None, :]
+    lower -= summed(lower_z)[:, None] * center[None, :]
+    leave(sums, masses, row, features, columns, upper, lower, upper_z, lower_z, E, F)
+
+
+@triton.jit
+def find_center(centers, row, columns, E: tl.constexpr):
+    """Read r, [1, BE]."""
+    return tl.load(centers + row * E + columns, mask=columns < E, other=0.0)[None, :]
+
+
 @triton.jit(do_not_specialize=SIZES)
-def far_kernel(k, v, map_k, n, count, start_sums, start_masses, sums, masses, heads, chunks, segments, length,
+def far_kernel(k, v, map_k, n, count, start_sums, start_masses, sums, masses, centers, heads, chunks, segments, length,
                D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr,
                WINDOW: tl.constexpr, FIRST: tl.constexpr, LATE: tl.constexpr, CHUNK: tl.constexpr,
                SHARED: tl.constexpr, EACH: tl.constexpr, DTYPE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """One program walks along a segment, a number of chunks, for a block of value columns.
 
-    EACH: write the sums before each chunk, from those before the segment. Otherwise the sums of the segment alone.
+    EACH: write S, z and r before each chunk, from the sums before the segment. Otherwise the sums of the segment alone.
+    Those are sum P_j v_j^T and z.
     """
     COLUMNS: tl.constexpr = (E + BE - 1) // BE
     program = tl.program_id(0).to(tl.int64)
@@ -123,7 +143,8 @@ def far_kernel(k, v, map_k, n, count, start_sums, start_masses, sums, masses, he
     first = (segment * length).to(tl.int32)
     for chunk in tl.range(first, tl.minimum(first + length, chunks), num_stages=STAGES):
         if EACH:
-            leave(sums, masses, head * chunks + chunk, features, columns, upper, lower, upper_z, lower_z, E, F)
+            row = head * chunks + chunk
+            leave_centered(sums, masses, centers, row, features, columns, upper, lower, upper_z, lower_z, E, F)
         spots = chunk * CHUNK - LATE + steps
         real = are_real(spots, before, arrived, WINDOW, FIRST)[:, None]
         rising, falling = halves(load(k, b, g, spots, dims, real & inside), turned, mapped, DTYPE)
@@ -202,12 +223,12 @@ def find_largest(queries, k, to_firsts, b, g, at, dims, before, arrived, scale, 
 
 
 @triton.jit
-def read_far(rising, falling, upper, lower, upper_z, lower_z, weight, DTYPE: tl.constexpr):
-    """c P_i S and c P_i.z; S of both halves as factors."""
+def read_far(rising, falling, upper, lower, upper_z, lower_z, center, weight, DTYPE: tl.constexpr):
+    """c P_i S + c P_i.z r and c P_i.z; S of both halves as factors."""
     answer = product(rising, upper, tl.zeros((rising.shape[0], upper.shape[1]), tl.float32), DTYPE)
     answer = product(falling, lower, answer, DTYPE)
     mass = (dots(rising, upper_z, DTYPE) + dots(falling, lower_z, DTYPE))[:, None]
-    return weight * answer, weight * mass
+    return weight * (answer + mass * center), weight * mass
 
 
 @triton.jit
@@ -240,8 +261,8 @@ def weigh_far(largest, gain, h, F: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=SIZES)
-def near_kernel(q, k, v, first_k, first_v, out, map_q, map_k, gain, n, count, sums, masses, heads, tokens, chunks,
-                scale, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+def near_kernel(q, k, v, first_k, first_v, out, map_q, map_k, gain, n, count, sums, masses, centers, heads, tokens,
+                chunks, scale, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
                 BF: tl.constexpr, WINDOW: tl.constexpr, FIRST: tl.constexpr, FIRSTS: tl.constexpr, LATE: tl.constexpr,
                 BLOCKS: tl.constexpr, FARS: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr,
                 DTYPE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
@@ -265,9 +286,10 @@ def near_kernel(q, k, v, first_k, first_v, out, map_q, map_k, gain, n, count, su
     largest, _ = find_largest(queries, k, to_firsts, b, g, at, dims, before, arrived, scale, D, BLOCKS, WINDOW, FIRST,
                               LATE, DTYPE, STAGES)  # fmt: skip
     weight, base = weigh_far(largest, gain, h, F)
-    upper, lower, upper_z, lower_z = find(sums, masses, (b * heads + h) * chunks + chunk, features, columns, E, F)
-    upper, lower = factor(upper, DTYPE), factor(lower, DTYPE)
-    answer, mass = read_far(rising, falling, upper, lower, upper_z, lower_z, weight, DTYPE)
+    row = (b * heads + h) * chunks + chunk
+    upper, lower, upper_z, lower_z = find(sums, masses, row, features, columns, E, F)
+    upper, lower, center = factor(upper, DTYPE), factor(lower, DTYPE), find_center(centers, row, columns, E)
+    answer, mass = read_far(rising, falling, upper, lower, upper_z, lower_z, center, weight, DTYPE)
     if FIRST > 0:
         close = factor(raise_scores(to_firsts, base), DTYPE)
         answer = product(close, load_firsts(first_v, b, g, slots, columns, FIRST, E, DTYPE), answer, DTYPE)
