@@ -127,8 +127,8 @@ def far_kernel(k, v, map_k, n, count, start_sums, start_masses, sums, masses, ce
                SHARED: tl.constexpr, EACH: tl.constexpr, DTYPE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """One program walks along a segment, a number of chunks, for a block of value columns.
 
-    EACH: write S, z and r before each chunk, from the sums before the segment. Otherwise the sums of the segment alone.
-    Those are sum P_j v_j^T and z.
+    EACH: write S, z and r before each chunk, from the sums before the segment. Otherwise write sum P_j v_j^T and z of
+    the segment alone.
     """
     COLUMNS: tl.constexpr = (E + BE - 1) // BE
     program = tl.program_id(0).to(tl.int64)
