@@ -17,7 +17,7 @@ Exit status: 0 predicted, 2 usage, 3 bad input.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import compress
 from json import dumps as json_text
 from json import loads as from_json
@@ -99,12 +99,12 @@ def run(
         SEGMENT: (segmentation, (".png", "-mask.png")),
         DETECT: (detection, (".png", "-boxes.json")),
     }[task]
-    about = {"schema": SCHEMA, "run": folder, "task": task}
-    files = sorted({*written_before(out), *check_files(pictures, out, suffixes)})
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / MARK, {**about, "images": [], "files": files})  # before any answer: this run may be stopped
+    about, earlier = {"schema": SCHEMA, "run": folder, "task": task}, written_before(out)
+    files = sorted({*earlier, *check_files(pictures, out, suffixes, earlier)})
     with warnings_in_one_line():
         answer = load(Path(folder), torch.device(pick_device(device)))
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / MARK, {**about, "images": [], "files": files})  # before any answer: this run may be stopped
     predicted: list[Predicted] = []
     with progress(len(pictures), not json) as advance, torch.inference_mode():
         for index, (name, stem) in enumerate(zip(pictures.names, pictures.stems, strict=True)):
@@ -139,16 +139,17 @@ def written_before(out: Path) -> list[str]:
     raise ArgumentError(f"--out {out}: {path} is there, and predict did not write it: give another folder")
 
 
-def check_files(pictures: "ListedPictures", out: Path, suffixes: tuple[str, ...]) -> list[str]:
+def check_files(
+    pictures: "ListedPictures", out: Path, suffixes: tuple[str, ...], earlier: Collection[str]
+) -> list[str]:
     """Return the files to write; refuse to replace one that predict did not write, or one answer by another."""
     read = {identity(Path(name)) for name in pictures.names} - {None}
     written: dict[Path, str] = {}
-    earlier = {out / name for name in written_before(out)}
     for name, stem in zip(pictures.names, pictures.stems, strict=True):
         for path in (out / f"{stem}{suffix}" for suffix in suffixes):
             if identity(path) in read:
                 raise ArgumentError(f"--out {out}: this would overwrite the input picture {path}: give another folder")
-            if path not in earlier and os.path.lexists(path):
+            if str(path.relative_to(out)) not in earlier and os.path.lexists(path):
                 raise ArgumentError(f"--out {out}: this would overwrite {path}: give another folder")
             if (other := written.setdefault(path, name)) != name:
                 raise ArgumentError(
